@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
-from rmqstore.errors import FormatVersionError, StoreError, StoreForkedError, StoreFullError, StoreLockedError, StorePathError
+from rmqstore.errors import FormatVersionError, StoreError, StoreFullError, StorePathError
 from rmqstore_lmdb.kv import open_lmdb
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
@@ -85,120 +85,6 @@ def numbers(kv: OrderedKV) -> list[int]:
 
 
 # ---------------------------------------------------------------- owners
-
-
-def test_a_second_open_is_refused_here_and_elsewhere(adapter: Adapter, home: Path) -> None:
-    kv = adapter.open(home)
-    with pytest.raises(StoreLockedError):
-        adapter.open(home)
-    with child(adapter, home, "") as process:
-        assert process.communicate("go\n", timeout=30)[0] == ""
-    assert process.returncode == 1
-    kv.sync(put(kv, 1))
-    kv.close()
-    adapter.open(home).close()
-
-
-def test_the_next_open_succeeds_after_the_holder_was_killed(adapter: Adapter, home: Path) -> None:
-    body = "for number in range(10_000):\n    kv.sync(put(number))\n    print(number, flush=True)"
-    with child(adapter, home, body) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        with pytest.raises(StoreLockedError):
-            adapter.open(home)
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        acknowledged = [int(process.stdout.readline()) for _ in range(20)]
-        process.kill()
-        acknowledged += [int(line) for line in process.stdout.read().splitlines()]
-    kv = adapter.open(home)
-    found = numbers(kv)
-    kv.close()
-    assert found == list(range(len(found)))
-    assert len(found) >= len(acknowledged)
-
-
-def test_a_forked_child_is_refused_and_harms_nothing(adapter: Adapter, home: Path) -> None:
-    kv = adapter.open(home)
-    kv.sync(put(kv, 1))
-    put(kv, 2)
-    # As if another thread were in the middle of a call at the fork: the child never gets that lock.
-    lock = kv._commits.lock  # type: ignore[attr-defined]
-    lock.acquire()
-    pid = os.fork()
-    if pid:
-        lock.release()
-    else:
-        signal.alarm(20)
-        verdict = 1
-        try:
-            calls = (lambda: kv.get(1, b"x"), lambda: kv.scan(1, b"", None, 1), lambda: put(kv, 3), kv.sync, kv.reopen)
-            refused = 0
-            for call in calls:
-                try:
-                    call()
-                except StoreForkedError:
-                    refused += 1
-            kv.close()
-            del kv, calls, call
-            verdict = 0 if refused == 5 else 2
-        finally:
-            os._exit(verdict)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    kv.sync(put(kv, 4))
-    assert numbers(kv) == [1, 2, 4]
-    kv.close()
-    kv = adapter.open(home)
-    assert numbers(kv) == [1, 2, 4]
-    kv.close()
-
-
-def test_a_forked_child_that_lives_on_and_ends_normally_holds_no_lock(adapter: Adapter, home: Path) -> None:
-    body = (
-        "import os, time\nput(1); kv.sync()\nback, forth = os.pipe()\npid = os.fork()\n"
-        "if pid == 0:\n    os.close(forth); os.read(back, 1); sys.exit(0)\n"
-        "print(pid, flush=True)\nsys.stdin.readline()\n"
-        "kv.close(); print('closed', flush=True); sys.stdin.readline()\nos.close(forth)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)"
-    )
-    with child(adapter, home, body) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def say_and_hear() -> str:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            return process.stdout.readline().strip()
-
-        assert process.stdout.readline() == "open\n"
-        assert int(say_and_hear()) > 0
-        with pytest.raises(StoreLockedError):
-            adapter.open(home)
-        assert say_and_hear() == "closed"
-        kv = adapter.open(home)
-        kv.close()
-        assert say_and_hear() == "0"
-    assert process.returncode == 0
-
-
-def test_a_forked_child_that_outlives_a_killed_holder_holds_no_lock(adapter: Adapter, home: Path) -> None:
-    body = "import os, signal\nif os.fork() == 0:\n    print(os.getpid(), flush=True)\nsignal.pause()"
-    with child(adapter, home, body) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        grandchild = int(process.stdout.readline())
-        try:
-            process.kill()
-            process.wait(30)
-            adapter.open(home).close()
-        finally:
-            os.kill(grandchild, signal.SIGKILL)
 
 
 def test_closing_lets_go_of_a_lock_whose_descriptor_was_copied(adapter: Adapter, home: Path) -> None:

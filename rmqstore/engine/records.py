@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -360,17 +360,7 @@ class Records:
 
 def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     """Return every column of the records, ``attempt`` and ``first_pop_ms`` included, by slices of one buffer."""
-    data = np.frombuffer(b"".join(records), np.uint8)
-    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
-    starts = np.cumsum(sizes) - sizes
-    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1) if len(records) else np.zeros(0, _DTYPE)
-    columns: dict[str, pa.Array] = {}
-    at = starts + HEADER_BYTES
-    for name in _TEXTS:
-        lengths = header[name].astype(np.int64)
-        columns[name] = _gather(data, at, lengths, pa.string(), nullable=name not in ("topic", "message_id"))
-        at = at + lengths
-    columns["body"] = _gather(data, at, starts + sizes - at, pa.binary(), nullable=False)
+    header, columns = _sliced(records, (*_TEXTS, "body"))
     columns["keys"] = pc.split_pattern(columns["keys"], " ")
     columns["properties"] = _decode_property_column(columns["properties"])
     for name, kind in (("queue_id", pa.int32()), ("deliver_at_ms", pa.int64()), ("first_pop_ms", pa.int64())):
@@ -381,25 +371,32 @@ def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     return columns
 
 
+def _sliced(records: Sequence[Bytes], wanted: Collection[str]) -> tuple[Any, dict[str, pa.Array]]:
+    """Return the fixed fields of the records as a structured array, and those of variable length that are wanted as columns."""
+    data = np.frombuffer(b"".join(records), np.uint8)
+    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
+    starts = np.cumsum(sizes) - sizes
+    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1) if len(records) else np.zeros(0, _DTYPE)
+    columns: dict[str, pa.Array] = {}
+    at = starts + HEADER_BYTES
+    for name in _TEXTS:
+        lengths = header[name].astype(np.int64)
+        if name in wanted:
+            columns[name] = _gather(data, at, lengths, pa.string(), nullable=name not in ("topic", "message_id"))
+        at = at + lengths
+    if "body" in wanted:
+        columns["body"] = _gather(data, at, starts + sizes - at, pa.binary(), nullable=False)
+    return header, columns
+
+
 _FIELD_NAMES = {"UNIQ_KEY": "message_id", "TAGS": "tag", "__SHARDINGKEY": "message_group", "KEYS": "keys"}
 """Fields of a message that RocketMQ keeps among its properties."""
 
 
 def property_columns(records: Sequence[Bytes], names: Iterable[str]) -> dict[str, pa.Array]:
     """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
-    data = np.frombuffer(b"".join(records), np.uint8)
-    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
-    starts = np.cumsum(sizes) - sizes
-    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1)
     columns: dict[str, pa.Array] = {}
-    at = starts + HEADER_BYTES
-    texts: dict[str, pa.Array] = {}
-    wanted = {_FIELD_NAMES.get(name, "properties") for name in names}
-    for field in _TEXTS:
-        lengths = header[field].astype(np.int64)
-        if field in wanted:
-            texts[field] = _gather(data, at, lengths, pa.string(), nullable=True)
-        at = at + lengths
+    _, texts = _sliced(records, {_FIELD_NAMES.get(name, "properties") for name in names})
     for name in names:
         if name in _FIELD_NAMES:
             columns[name] = texts[_FIELD_NAMES[name]]

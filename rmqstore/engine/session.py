@@ -5,10 +5,11 @@ A session that was opened for reading has the reads of both, and a refusal for e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never
+from typing import Final, Never, TypeVar
 
-from rmqstore.contract import EngineOptions, EngineSession, PopStore, TimerStore
+from rmqstore.contract import EngineOptions, EngineSession, PopStore, Side, TimerStore
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.pops.kv_queue_log import RunQueueLog
 from rmqstore.engine.pops.store import OrderedPops
@@ -17,23 +18,28 @@ from rmqstore.engine.shared import Shared
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.errors import CorruptStoreError, FormatVersionError, UnsupportedOperationError
 
+_Side = TypeVar("_Side", bound=Side)
+
 
 def open_session(kv: OrderedKV, options: EngineOptions, *, read_only: bool = False) -> EngineSession:
-    """Open both sides over ``kv``, whose spaces are ``layout.SPACES``; the new open epoch is durable when this returns.
+    """Open both sides over ``kv``, whose spaces are ``schema.SPACES``; the new open epoch is durable when this returns.
 
-    With ``read_only`` nothing is written, not even an epoch, and every call that would change something is refused.
+    The session owns ``kv``, which is closed when it cannot be opened. With ``read_only`` nothing is written, not even an epoch, and every
+    call that would change something is refused.
 
     Raises:
         FormatVersionError: the records were written in another version.
         CorruptStoreError: ``read_only``, and the records do not say in which version they were written.
     """
-    if read_only:
-        check_read_layout(kv)
-        shared = Shared(kv, options, read_only=True)
-        return ReadSession(shared, ReadOnlyTimers(shared), ReadOnlyPops(shared, RunQueueLog))
-    check_layout(kv)
-    shared = Shared(kv, options)
-    return SharedSession(shared, OrderedTimers(shared), OrderedPops(shared, RunQueueLog))
+    try:
+        check_layout(kv, read_only=read_only)
+        shared = Shared(kv, options, read_only=read_only)
+        if read_only:
+            return ReadSession(shared, ReadOnlyTimers(shared), ReadOnlyPops(shared, RunQueueLog))
+        return SharedSession(shared, OrderedTimers(shared), OrderedPops(shared, RunQueueLog))
+    except BaseException:
+        kv.close()
+        raise
 
 
 class SharedSession(EngineSession):
@@ -66,109 +72,53 @@ class ReadSession(SharedSession):
         self._shared.refresh()
 
 
-def check_layout(kv: OrderedKV) -> None:
+def check_layout(kv: OrderedKV, *, read_only: bool = False) -> None:
     """Refuse records of another version than :data:`FORMAT_VERSION`; new ones are given this one.
 
     Raises:
         FormatVersionError: naming both versions.
+        CorruptStoreError: ``read_only``, and no version is there.
     """
     stored = kv.get(META, FORMAT_KEY)
     if stored is not None:
-        _check_format(stored)
-        return
-    batch = WriteBatch()
-    batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
-    kv.write(batch)
-
-
-def check_read_layout(kv: OrderedKV) -> None:
-    """As :func:`check_layout`, for a database that nothing is written to.
-
-    Raises:
-        FormatVersionError: naming both versions.
-        CorruptStoreError: no version is there.
-    """
-    stored = kv.get(META, FORMAT_KEY)
-    if stored is None:
+        if stored != bytes((FORMAT_VERSION,)):
+            raise FormatVersionError(f"the records have layout version {stored[0]}, this version of rmqstore reads {FORMAT_VERSION}")
+    elif read_only:
         raise CorruptStoreError("the database holds no layout version; open the store without read_only=True once")
-    _check_format(stored)
+    else:
+        batch = WriteBatch()
+        batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
+        kv.write(batch)
 
 
-def _check_format(stored: bytes) -> None:
-    if stored != bytes((FORMAT_VERSION,)):
-        raise FormatVersionError(f"the records have layout version {stored[0]}, this version of rmqstore reads {FORMAT_VERSION}")
+TIMER_CHANGES: Final = ("import_state", "recover", "put", "cancel", "cancel_key", "seal", "forget", "maintain")
+POP_CHANGES: Final = (
+    "import_state", "apply", "pop", "revive", "create_topic", "reset_offset", "maintain", "set_group", "delete_topic", "delete_group",
+)  # fmt: skip
 
 
-def refuse(call: str) -> Never:
-    """Refuse a call that would change the store.
+def refuses(*calls: str) -> Callable[[type[_Side]], type[_Side]]:
+    """Leave a side only its reads: each of ``calls`` raises ``UnsupportedOperationError`` (X1, S1)."""
 
-    Raises:
-        UnsupportedOperationError: always; it names the call.
-    """
-    raise UnsupportedOperationError(f"{call} changes the store, which is open for reading here; its owner can do it")
+    def refused(call: str) -> Callable[..., Never]:
+        def refuse(*_: object, **__: object) -> Never:
+            raise UnsupportedOperationError(f"{call} changes the store, which is open for reading here; its owner can do it")
 
+        return refuse
 
-class ReadingTimers(TimerStore):
-    """Put before a timer side, it leaves only the reads of that one."""
+    def left_with_reads(side: type[_Side]) -> type[_Side]:
+        for call in calls:
+            setattr(side, call, refused(call))
+        return side
 
-    def import_state(self, *_: Any, **__: Any) -> Never:
-        refuse("import_state")
-
-    def recover(self, *_: Any) -> Never:
-        refuse("recover")
-
-    def put(self, *_: Any, **__: Any) -> Never:
-        refuse("put")
-
-    def cancel(self, *_: Any, **__: Any) -> Never:
-        refuse("cancel")
-
-    def cancel_key(self, *_: Any, **__: Any) -> Never:
-        refuse("cancel_key")
-
-    def seal(self, *_: Any, **__: Any) -> Never:
-        refuse("seal")
-
-    def forget(self, *_: Any, **__: Any) -> Never:
-        refuse("forget")
-
-    def maintain(self, *_: Any, **__: Any) -> Never:
-        refuse("maintain")
+    return left_with_reads
 
 
-class ReadOnlyTimers(ReadingTimers, OrderedTimers):
+@refuses(*TIMER_CHANGES)
+class ReadOnlyTimers(OrderedTimers):
     """Timers of one view."""
 
 
+@refuses(*POP_CHANGES)
 class ReadOnlyPops(OrderedPops):
     """Queues and leases of one view."""
-
-    def import_state(self, *_: Any, **__: Any) -> Never:
-        refuse("import_state")
-
-    def apply(self, *_: Any, **__: Any) -> Never:
-        refuse("apply")
-
-    def pop(self, *_: Any, **__: Any) -> Never:
-        refuse("pop")
-
-    def revive(self, *_: Any, **__: Any) -> Never:
-        refuse("revive")
-
-    def create_topic(self, *_: Any, **__: Any) -> Never:
-        refuse("create_topic")
-
-    def reset_offset(self, *_: Any, **__: Any) -> Never:
-        refuse("reset_offset")
-
-    def maintain(self, *_: Any, **__: Any) -> Never:
-        refuse("maintain")
-
-    def set_group(self, *_: Any, **__: Any) -> Never:
-        refuse("set_group")
-
-    def delete_topic(self, *_: Any, **__: Any) -> Never:
-        refuse("delete_topic")
-
-    def delete_group(self, *_: Any, **__: Any) -> Never:
-        refuse("delete_group")

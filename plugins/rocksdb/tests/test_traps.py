@@ -50,7 +50,7 @@ def set_trap(image: Path, offset: int, kind: int, length: int) -> Path:
 
 def headers(log: Path) -> list[int]:
     """Return where records begin."""
-    return [at for at, _, _, _ in wal._headers(log.read_bytes())]
+    return [header.at for header in wal._headers(log.read_bytes())]
 
 
 def kept_by(kv: RocksDBKV) -> int:

@@ -18,17 +18,8 @@ class LmdbEngine(Engine):
         """Open ``directory``; see ``Engine.open``."""
         given = options.engine
         kv = open_lmdb(directory, SPACES, map_bytes=int(given.get("map_bytes", MAP_BYTES)), readahead=str(given.get("readahead", AUTO)))
-        try:
-            return open_session(kv, options)
-        except BaseException:
-            kv.close()
-            raise
+        return open_session(kv, options)
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
-        kv = view_lmdb(directory, FORMAT_VERSION, SPACES)
-        try:
-            return open_session(kv, options, read_only=True)
-        except BaseException:
-            kv.close()
-            raise
+        return open_session(view_lmdb(directory, FORMAT_VERSION, SPACES), options, read_only=True)

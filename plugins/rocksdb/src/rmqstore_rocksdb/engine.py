@@ -19,19 +19,12 @@ class RocksDBEngine(Engine):
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory``; see ``Engine.open``."""
-        tuning = msgspec.convert(dict(options.engine), RocksDBTuning)
-        kv = open_rocksdb(directory, SPACES, tuning)
-        try:
-            return open_session(kv, options)
-        except BaseException:
-            kv.close()
-            raise
+        return open_session(open_rocksdb(directory, SPACES, _tuning_of(options)), options)
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
-        kv = view_rocksdb(directory, SPACES, msgspec.convert(dict(options.engine), RocksDBTuning))
-        try:
-            return open_session(kv, options, read_only=True)
-        except BaseException:
-            kv.close()
-            raise
+        return open_session(view_rocksdb(directory, SPACES, _tuning_of(options)), options, read_only=True)
+
+
+def _tuning_of(options: EngineOptions) -> RocksDBTuning:
+    return msgspec.convert(dict(options.engine), RocksDBTuning)

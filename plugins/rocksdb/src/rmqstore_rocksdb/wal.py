@@ -42,14 +42,14 @@ def trap(directory: Path) -> Trap | None:
             if not size:
                 continue
             with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as data:
-                for at, kind, first, last in _headers(data):
-                    if kind in _ENDLESS:
-                        if not at:
+                for header in _headers(data):
+                    if header.kind in _ENDLESS:
+                        if not header.at:
                             break  # RocksDB takes it for a recycled log, and finds nothing in it
-                        return Trap(log, at, kept)
+                        return Trap(log, header.at, kept)
                     # Sequence numbers follow each other; what does not is no batch.
-                    if first == kept + 1 or (first and not kept):
-                        kept = last
+                    if header.first == kept + 1 or (header.first and not kept):
+                        kept = header.last
     return None
 
 
@@ -65,9 +65,9 @@ def cut(found: Trap) -> None:
 def locate(directory: Path, kept: int) -> tuple[Path, int]:
     """Return log file and offset of the first record behind sequence number ``kept``; the end of the log when there is none."""
     for log in _logs(directory):
-        found = _first_behind(log.read_bytes(), kept)
-        if found is not None:
-            return log, found
+        for header in _headers(log.read_bytes()):
+            if not header.is_sound or header.last > kept:
+                return log, header.at
     return end(directory)
 
 
@@ -91,8 +91,18 @@ def _logs(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.log"), key=lambda file: int(file.stem))
 
 
-def _headers(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (offset, type, first and last sequence number or 0) of each part of a record; after a wrong length with the next block."""
+class _Header(NamedTuple):
+    """The header of a part of a record: its offset, its type, the first and last sequence number of a batch that begins there, or 0."""
+
+    at: int
+    kind: int
+    first: int
+    last: int
+    is_sound: bool
+
+
+def _headers(data: bytes | mmap.mmap) -> Iterator[_Header]:
+    """Yield the headers of a log; after one that is not sound it goes on with the next block."""
     at = 0
     while at + _HEADER.size <= len(data):
         left = _BLOCK_BYTES - at % _BLOCK_BYTES
@@ -104,25 +114,6 @@ def _headers(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
         if kind in (_FULL, _FIRST) and _BATCH.size <= length <= left and at + _HEADER.size + _BATCH.size <= len(data):
             first, count = _BATCH.unpack_from(data, at + _HEADER.size)
             last = first + count - 1
-        yield at, kind, first, last
         is_sound = kind != 0 and _HEADER.size + length <= left
+        yield _Header(at, kind, first, last, is_sound)
         at += _HEADER.size + length if is_sound else left
-
-
-def _first_behind(data: bytes, kept: int) -> int | None:
-    """Return the offset of the first record that holds a change behind ``kept`` or has no sound header, or None."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        left = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if left < _HEADER.size:
-            at += left
-            continue
-        _, length, kind = _HEADER.unpack_from(data, at)
-        if kind == 0 or _HEADER.size + length > left:
-            return at
-        if kind in (_FULL, _FIRST) and length >= _BATCH.size:
-            sequence, count = _BATCH.unpack_from(data, at + _HEADER.size)
-            if sequence + count - 1 > kept:
-                return at
-        at += _HEADER.size + length
-    return None

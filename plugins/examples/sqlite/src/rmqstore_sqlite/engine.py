@@ -1,7 +1,7 @@
 """The ``sqlite`` engine: ``rmqstore.engine`` over one SQLite file.
 
 Everything that a user sees comes from ``open_session``: timers, cancels, pops, leases, retries, dead letters, marks. An engine gives it a
-key-ordered database, and closes that database when the session cannot be opened.
+key-ordered database, which is the session's from then on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,4 @@ class SqliteEngine(Engine):
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory``; see ``Engine.open``."""
-        kv = open_sqlite(directory, len(SPACES))
-        try:
-            return open_session(kv, options)
-        except BaseException:
-            kv.close()
-            raise
+        return open_session(open_sqlite(directory, len(SPACES)), options)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from rmqstore.contract import EngineOptions, PendingTimer, TimerCursor, TimerHandle
 from rmqstore.engine.kv.snapshot_view import ViewKV
 from rmqstore.engine.schema import CURSOR_KEY, META
-from rmqstore.engine.session import ReadingTimers, ReadOnlyPops, ReadSession, check_read_layout
+from rmqstore.engine.session import TIMER_CHANGES, ReadOnlyPops, ReadSession, check_layout, refuses
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.log.ledger import Sizes, home_of
@@ -30,7 +30,7 @@ class ReadShared(Shared):
 
     def __init__(self, view: ReadView, options: EngineOptions) -> None:
         kv = ViewKV(view)
-        check_read_layout(kv)
+        check_layout(kv, read_only=True)
         super().__init__(kv, options, read_only=True)
         self.view = view
 
@@ -77,7 +77,8 @@ class ReadPops(ReadOnlyPops):
     export_state = settled(ReadOnlyPops.export_state)
 
 
-class ReadTimers(ReadingTimers, WheelTimers):
+@refuses(*TIMER_CHANGES)
+class ReadTimers(WheelTimers):
     """Timers of the view."""
 
     def __init__(self, shared: ReadShared) -> None:

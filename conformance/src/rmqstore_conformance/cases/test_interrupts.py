@@ -12,94 +12,111 @@ from typing import Any
 
 import pytest
 
+from rmqstore import ManualClock, Store
 from rmqstore.errors import StorePoisonedError
 from rmqstore_conformance.faults.interrupting import Interrupted, Interrupts, TimedOut
-from rmqstore_conformance.kills.census import Census
-from rmqstore_conformance.kills.consumer import Consumer
-from rmqstore_conformance.kills.ledger import Book
-from rmqstore_conformance.kills.worker import Worker, open_store
-from rmqstore_conformance.stores import GIVEN, START_MS, Pair
+from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
+from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.script import START_MS, Notes, Play, note_what_was_lost, open_script
+from rmqstore_conformance.faults.scripts import script_of
+from rmqstore_conformance.faults.showing import difference, show
+from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import Target
 
 INTERRUPTS = 240
-OF_ONE_STORE = 40
 
-pytestmark = [pytest.mark.level("extended"), pytest.mark.needs("cancel_by_key", "fifo", "retention"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.level("extended"), pytest.mark.timeout(3600)]
 
 
-class Life:
-    """One store whose calls are interrupted, and the book that follows them."""
+class Interruption:
+    """One store in which a script is played whose calls are interrupted."""
 
-    def __init__(self, path: Path, engines: dict[str, Any], book: Book | Census, chance: random.Random, interrupts: Interrupts) -> None:
-        self.book = book
-        self._path = str(path)
-        self._engines = engines
-        self._interrupts = interrupts
+    def __init__(self, path: Path, play: Play, settings: dict[str, Any], interrupts: Interrupts) -> None:
         self.came: Counter[str] = Counter()
         self.where = ""
-        job = {"path": self._path, "engines": engines, "seed": chance.randrange(1 << 30), "prefix": "i", **book.state_of()}
-        self._worker = (Consumer if isinstance(book, Census) else Worker)(job, self._follow, self._act)
+        self._path = path
+        self._play = play
+        self._settings = settings
+        self._interrupts = interrupts
+        self._clock = ManualClock(START_MS)
+        self._notes: Notes = {}
+        self._store = self._opened()
 
-    def _follow(self, event: str, **fields: Any) -> None:
-        self.book.begin(fields) if event == "begin" else self.book.end(fields)
+    def _opened(self) -> Store:
+        return open_script(self._path, self._play.pair, self._settings, self._clock)
 
-    def _act(self, call: Callable[[], Any]) -> Any:
-        assert self.book.open_call is not None
-        return self._interrupts.during(self._worker.store, self.book.open_call["op"], call)
+    def run(self) -> None:
+        """Make every call until it has happened; at the end the store shows what it shows when nothing disturbs it."""
+        number = 1
+        while number <= self._play.calls[-1]:
+            number += self._happens(number)
+        if self._play.pair.durable:
+            self._store.close()
+            self._store = self._opened()
+        self._check(number - 1, number - 1)
+        self._store.close()
 
-    def go_on(self) -> None:
-        """Make calls until one is interrupted, and see what is there then; a store that refuses to go on is opened again."""
+    def _happens(self, number: int) -> bool:
+        """Make a call that may be interrupted; returns whether it has happened."""
+        step = self._play.steps[number]
+        call = script_of(self._play.script)(self._store, self._clock, self._notes).calls[step.name]
         try:
-            self._worker.run(1000)
+            answer = self._interrupts.during(self._store, step.call.operation, call.make)
         except (Interrupted, TimedOut, StorePoisonedError) as error:
             self.where = "".join(traceback.format_tb(error.__traceback__)[-4:])
-            assert self.book.open_call is not None
-            self.came[self.book.open_call["op"]] += 1
+            self.came[step.call.operation] += 1
+        else:
+            assert answer == step.answer, f"step {number} ({step.name}) answered {answer}, and {step.answer} when nothing disturbs it"
+            return True
         try:
-            self._worker.store.stats()
+            self._store.stats()
         except StorePoisonedError:
             self.came["and was poisoned"] += 1
-            self._reopen()
+            self._store.close()
+            self._store = self._opened()
         self._let_others_through()
-        self.book.check(self._worker.store)
+        if step.call.may_halt:
+            call.make()
+            self._check(number, number)
+            return True
+        if self._check(number - 1, number):
+            note_what_was_lost(self._store, step.name, step.call, self._notes)
+            return True
+        return False
 
     def _let_others_through(self) -> None:
         """See that no lock is held: this thread might take it again, another one could not."""
-        store = self._worker.store
-        other = threading.Thread(target=lambda: (store.pending(), store.lag("t", "g")), daemon=True)
+        other = threading.Thread(target=lambda: (self._store.pending(), self._store.lag("t", "g")), daemon=True)
         other.start()
         other.join(60)
         assert not other.is_alive(), "another thread waits for what the interrupted call holds"
 
-    def _reopen(self) -> None:
-        self._worker.store.close()
-        self._worker.store = open_store(self._path, self._engines, self._worker.clock, **self.book.settings)
-
-    def end(self, *, durable: bool) -> None:
-        """Close the store; everything in it comes to its end first, once it was opened again where that keeps anything."""
-        if durable:
-            self._reopen()
-        self.book.drain(self._worker.store, self._worker.clock)
-        self._worker.store.close()
+    def _check(self, first: int, last: int) -> bool:
+        """Hold what the store shows against what it may show; returns whether the last step has happened and can be seen."""
+        shown = show(self._store)
+        before, behind = (self._play.steps[number] for number in (first, last))
+        is_known = shown in (before.shown, behind.shown)
+        assert is_known, f"in or behind step {last} ({behind.name}): {difference(shown, behind.shown)}"
+        return shown != before.shown
 
 
 @pytest.mark.clause("H1", "P4")
 def test_f4_an_interrupted_call_happened_or_did_not(
     engine_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
 ) -> None:
-    """F4: calls are interrupted at any step: what was answered is true, each message comes once, nothing blocks, ``verify`` is clean."""
-    chance = random.Random(f"{engine_pair} {seed}")
-    interrupts = Interrupts(chance)
-    engines = {"timer_engine": engine_pair.timers, "pop_engine": engine_pair.pops, **GIVEN}
+    """F4: calls are interrupted at any step: each happened or did not, what was answered is true, nothing blocks, ``verify`` is clean."""
+    interrupts = Interrupts(random.Random(f"{engine_pair} {seed}"))
+    settings = {**target.settings, **SETTLED_SHARE}
     came: Counter[str] = Counter()
-    for number in range(max(target.times(INTERRUPTS) // OF_ONE_STORE, 2)):
-        life = Life(tmp_path / f"store-{number}", engines, (Census if number % 2 else Book)(START_MS), chance, interrupts)
+    stores = 0
+    while came.total() < target.times(INTERRUPTS) or stores < 2:
+        play = played(engine_pair, settings, f"{PREFIX}{seed} interrupts {stores}")
+        life = Interruption(tmp_path / f"store-{stores}", play, settings, interrupts)
         try:
-            for _ in range(OF_ONE_STORE):
-                life.go_on()
-            life.end(durable=engine_pair.durable)
+            life.run()
         except BaseException as error:
-            error.add_note(f"store {number}, seed {seed}, engines {engine_pair}, interrupted here last:\n{life.where}")
+            error.add_note(f"script {play.script!r} on {engine_pair}, interrupted here last:\n{life.where}")
             raise
         came += life.came
-    tell(f"interrupts: {', '.join(f'{count} in {op}' for op, count in came.most_common())}")
+        stores += 1
+    tell(f"interrupts: {', '.join(f'{count} in {operation}' for operation, count in came.most_common())}")

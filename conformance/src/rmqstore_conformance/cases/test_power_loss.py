@@ -21,7 +21,7 @@ from rmqstore import ManualClock
 from rmqstore.contract import Durability, Flush, Support
 from rmqstore_conformance.faults.answers import Answers
 from rmqstore_conformance.faults.boundaries import DURABLE, answers_of, between_writes, split_by_others, writes_told
-from rmqstore_conformance.faults.cutting import Notes, State, Verdict, chosen_cuts, judge, moment_at, states_of
+from rmqstore_conformance.faults.cutting import State, Verdict, chosen_cuts, judge, moment_at, states_of
 from rmqstore_conformance.faults.eager import keeps_back
 from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.opener import Answer, Opener
@@ -29,7 +29,7 @@ from rmqstore_conformance.faults.probes import Probes
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recorded import played, recorded
 from rmqstore_conformance.faults.recording import RECORDERS, Playing, Recorded
-from rmqstore_conformance.faults.script import START_MS, Play, open_script
+from rmqstore_conformance.faults.script import START_MS, Notes, Play, open_script
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import write_image
 from rmqstore_conformance.power.fates import fates_of

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from rmqstore_conformance.faults.opener import Again, Answer, Opener
 from rmqstore_conformance.faults.recording import Recorded
-from rmqstore_conformance.faults.script import LATER_MS, Play, Step
+from rmqstore_conformance.faults.script import LATER_MS, Notes, Play, Step
 from rmqstore_conformance.faults.showing import Shown, difference
 from rmqstore_conformance.power.content import Image, digest_of, write_image
 from rmqstore_conformance.power.fates import Fates, fates_of
@@ -33,8 +33,6 @@ from rmqstore_conformance.power.volume import Fate, Volume
 
 PER_CUT: Final = 4
 """States at one cut, at least: all kept, all dropped, and others by chance."""
-
-Notes = dict[str, list[str]]
 
 
 class Moment(NamedTuple):
@@ -126,14 +124,15 @@ def _told(volume: Volume, fates: Fates) -> str:
     return ", ".join(f"{count} {fate.value}" for fate, count in counts.items()) or "nothing was un-synced"
 
 
-def look_at(path: Path, moment: Moment, play: Play, opener: Opener, notes: Notes | None = None) -> Answer:
+def look_at(path: Path, moment: Moment, play: Play, opener: Opener, notes: Notes | None = None, *, goes_on: bool = False) -> Answer:
     """Open what is left at a moment, and go on: a step that may halt is made again.
 
-    With ``notes`` so is one that then changes nothing, and what was given out is asked for; without them all becomes due.
+    With ``notes`` so is one that then changes nothing, and what was given out is asked for; without them all becomes due, unless the play
+    ``goes_on`` in this store.
     """
     step = play.steps[moment.begun]
     if notes is None:
-        return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else LATER_MS)
+        return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else None if goes_on else LATER_MS)
     again = Again(play.script, step.name, notes) if moment.asks_again(play) else None
     known = play.given_out(moment.done, notes)
     return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else None, again=again, known=known)

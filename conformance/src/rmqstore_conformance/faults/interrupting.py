@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import random
 import sys
 from collections import deque
@@ -22,7 +23,7 @@ from rmqstore import Store
 T = TypeVar("T")
 
 _LOOKS: Final = ("RESUME", "CALL", "CALL_FUNCTION_EX")
-_NOT_OWN: Final = ("abc", "builtins", "rmqstore_conformance")
+_NOT_OWN: Final = ("rmqstore_conformance",)
 _LIBRARY: Final = ("contextlib", "threading")
 
 _FIRST_STEPS: Final = 300
@@ -54,7 +55,7 @@ def steps_of(code: CodeType) -> frozenset[int]:
 
 def belongs_to(store: Store) -> Callable[[str], bool]:
     """Return what tells by its name whether a module is the framework's, or that of an engine of this store."""
-    modules = {kind.__module__ for side in (store.engine.timers, store.engine.pops) for kind in type(side).__mro__}
+    modules = {kind.__module__ for side in (store.engine.timers, store.engine.pops) for kind in type(side).__mro__} - {"abc", "builtins"}
     packages = {name.partition(".")[0] for name in modules}.difference(_NOT_OWN)
     return functools.cache(lambda name: _is_framework(name) or name.partition(".")[0] in packages or name in modules)
 
@@ -95,11 +96,13 @@ def stepped(act: Callable[[], T], step: int, come: Callable[[], None], is_own: C
         return look
 
     before = sys.gettrace()
+    gc.disable()  # what it finds of earlier stores would take steps in the middle of this call
     sys.settrace(begin)
     try:
         return act(), done
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 class Interrupts:

@@ -8,9 +8,6 @@ answers with a line: what the store shows, or the error.
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,15 +17,13 @@ from typing import Any, NamedTuple, Self
 
 from rmqstore import ManualClock, RmqstoreError, Store
 from rmqstore.contract import Receipt, TimerHandle
+from rmqstore_conformance.faults.children import Child, say
 from rmqstore_conformance.faults.script import Answer as Answered
 from rmqstore_conformance.faults.script import open_script
 from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import Shown, show
-from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
+from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import announce
-
-HANGS_S = 30.0
-"""A child that answers no sooner is taken to hang."""
 
 
 class Answer:
@@ -69,8 +64,8 @@ class Opener:
     """The child, started as needed; used within ``with``."""
 
     def __init__(self, pair: Pair, settings: dict[str, Any]) -> None:
-        self._given = {"pair": list(pair), "settings": settings, "plugins": ANNOUNCED}
-        self._child: subprocess.Popen[bytes] | None = None
+        self._given = {"pair": list(pair), "settings": settings}
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -83,35 +78,21 @@ class Opener:
     ) -> Answer:
         """Open what is left of a store, look at it, and close it."""
         if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "rmqstore_conformance.faults.opener"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env=own_environment(),
-            )
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        job = {**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again, "known": known}
-        self._child.stdin.write((json.dumps(job) + "\n").encode())
-        said = b""
-        while not said.endswith(b"\n"):
-            if not select.select([self._child.stdout], [], [], HANGS_S)[0]:
-                self.close()
-                return Answer({"error": f"the process that opened it hangs for {HANGS_S:.0f} s"})
-            if not (more := os.read(self._child.stdout.fileno(), 1 << 20)):
-                status = self._child.wait()
-                self.close()
-                return Answer({"error": f"the process that opened it died with status {status}"})
-            said += more
-        return Answer(json.loads(said))
+            self._child = Child(__name__)
+        self._child.tell({**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again, "known": known})
+        try:
+            if (found := self._child.hear()) is not None:
+                return Answer(found)
+            error = f"died with status {self._child.status}"
+        except TimeoutError as hanging:
+            error = str(hanging)
+        self.close()
+        return Answer({"error": f"the process that opened it {error}"})
 
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
             self._child.kill()
-            self._child.communicate()
             self._child = None
 
 
@@ -152,7 +133,7 @@ def main() -> None:
         job = json.loads(line)
         if number == 0:
             announce(job["plugins"])
-        os.write(1, (json.dumps(_answer(job)) + "\n").encode())
+        say(**_answer(job))
 
 
 if __name__ == "__main__":

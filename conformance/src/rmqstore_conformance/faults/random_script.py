@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
+from rmqstore import CancelOutcome, InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
 from rmqstore.contract import Receipt, TimerHandle
 from rmqstore.store.dead_letters import DeadLetter
-from rmqstore_conformance.faults.script import Answer, Call, Script, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import Answer, Call, Notes, Script, messages_of, outcomes_of, take
 from rmqstore_conformance.model.chance import Chance
 
 PREFIX: Final = "random "
@@ -52,9 +52,8 @@ class RandomScript(Script):
         name: :data:`PREFIX` and the seed.
     """
 
-    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None, *, name: str) -> None:
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None, *, name: str) -> None:
         super().__init__(store, clock, notes)
-        self._popped: dict[str, PoppedMessage] = {}
         self._marked: list[Callable[[str], Answer]] = []
         chance = Chance(name)
         offered = {each: weight * chance.pick((0, 1, 1, 2, 5)) for each, weight in _OPERATIONS.items() if self.has(*_needs(each))}
@@ -96,15 +95,11 @@ class RandomScript(Script):
         """Return a time near that of a step; all of its draws are made before the first call is."""
         return int(step.rpartition("-")[2]) * _LONGEST_MS // _STEPS // 2
 
-    def _sent(self, step: str, receipts: Sequence[Any]) -> Answer:
-        self.notes[step] = [each.handle or "" for each in receipts]
-        return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
-
     def _add_send(self, step: str, operation: str, send: Callable[[], Sequence[Any]], marks: Sequence[bytes]) -> None:
         """Add a send; one with marks can be made again, at once or by a later step."""
         if marks:
-            self._marked.append(lambda step: self._sent(step, send()))
-        self._add(step, operation, lambda: self._sent(step, send()), "REPEATED" if marks else None)
+            self._marked.append(lambda step: self.sent(step, send()))
+        self._add(step, operation, lambda: self.sent(step, send()), "REPEATED" if marks else None)
 
     def _send_again(self, step: str, chance: Chance) -> None:
         if self._marked:
@@ -133,7 +128,12 @@ class RandomScript(Script):
 
     def _cancel_key(self, step: str, chance: Chance) -> None:
         topic, key = chance.pick(_TOPICS), chance.pick(_KEYS)
-        self._add(step, "cancel_key", lambda: outcomes_of(self.store.cancel_key(topic, key)))
+
+        def make() -> Answer:
+            # What was handed over is found as long as it is not reclaimed, which is not promised.
+            return outcomes_of([each for each in self.store.cancel_key(topic, key) if each is CancelOutcome.CANCELLED])
+
+        self._add(step, "cancel_key", make)
 
     # ------------------------------------------------------------ pops and what becomes of leases
 
@@ -141,10 +141,6 @@ class RandomScript(Script):
         """Return the handles and receipts that calls before a step gave and that no deletion took."""
         names = list(self.calls)
         return [text for name in names[: names.index(step)] for text in self.notes.get(name, ()) if text]
-
-    def _took(self, step: str, messages: Sequence[PoppedMessage]) -> Answer:
-        self._popped.update((str(each.receipt), each) for each in messages)
-        return self.given(step, messages)
 
     def _pop(self, step: str, chance: Chance) -> None:
         topic, group, invisible_ms = chance.pick(_TOPICS), chance.pick(_GROUPS), chance.pick(_INVISIBLE_MS)
@@ -154,7 +150,7 @@ class RandomScript(Script):
         self._add(
             step,
             "pop",
-            lambda: self._took(
+            lambda: self.given(
                 step, self.store.pop(topic, group, max_messages=most, invisible_ms=invisible_ms, queue=queue, attempt_id=attempt)
             ),
         )
@@ -164,7 +160,7 @@ class RandomScript(Script):
 
         def make() -> Answer:
             popped = self.store.pop(_ORDERED, _ORDERED, max_messages=most, invisible_ms=invisible_ms, queue=0, order=True)
-            return self._took(step, popped)
+            return self.given(step, popped)
 
         self._add(step, "pop in order", make)
 
@@ -172,7 +168,7 @@ class RandomScript(Script):
         invisible_ms, reason = chance.pick(_INVISIBLE_MS), chance.pick(("", "no answer"))
 
         def make() -> Answer:
-            held = [text for text in self._given_before(step) if text in self._popped]
+            held = [text for text in self._given_before(step) if Receipt.parse(text) is not None]
             if not held:
                 return Answer("NOTHING")
             chosen = chance.some(held[-10:], 4)
@@ -183,14 +179,9 @@ class RandomScript(Script):
             if operation == "reject":
                 return outcomes_of(self.store.reject(chosen, reason=reason))
             if operation == "change_invisible":
-                results = self.store.change_invisible(chosen, invisible_ms=invisible_ms)
-            else:
-                delay = timedelta(milliseconds=invisible_ms)
-                results = self.store.retry_later([self._popped[each] for each in chosen], delay, reason=reason)
-            changed = {new.receipt.text(): old for old, new in zip(chosen, results, strict=True) if new.receipt is not None}
-            self._popped.update((new, self._popped[old]) for new, old in changed.items())
-            self.notes[step] = list(changed)
-            return outcomes_of([each.outcome for each in results])
+                return self.changed(step, self.store.change_invisible(chosen, invisible_ms=invisible_ms))
+            leased = [_held_by(each) for each in chosen]
+            return self.changed(step, self.store.retry_later(leased, timedelta(milliseconds=invisible_ms), reason=reason))
 
         self._add(step, operation, make)
 
@@ -215,11 +206,11 @@ class RandomScript(Script):
 
     def _delete_topic(self, step: str, chance: Chance) -> None:
         topic = chance.pick((*_TOPICS, _ORDERED))
-        self._add(step, "delete_topic", lambda: self._deleted(lambda: self.store.topics.delete(topic), topic, "topic"))
+        self._add_deletion(step, "delete_topic", self.store.topics.delete, ("topic", topic))
 
     def _delete_group(self, step: str, chance: Chance) -> None:
         group = chance.pick((*_GROUPS, _ORDERED))
-        self._add(step, "delete_group", lambda: self._deleted(lambda: self.store.groups.delete(group), group, "group"))
+        self._add_deletion(step, "delete_group", self.store.groups.delete, ("group", group))
 
     def _set_group(self, step: str, chance: Chance) -> None:
         group, retries = chance.pick((*_GROUPS, _ORDERED)), chance.pick((None, 0, 2))
@@ -232,13 +223,18 @@ class RandomScript(Script):
         make()
         return Answer("DONE")
 
-    def _deleted(self, make: Callable[[], object], name: str, field: str) -> Answer:
-        """Delete; what a deletion takes is asked for no more, since no clause says that it is known."""
-        make()
-        gone = {text for text in self._popped if getattr(Receipt.parse(text), field, "") == name}
-        self._popped = {text: each for text, each in self._popped.items() if text not in gone}
-        self.notes.update({step: [text for text in texts if text not in gone] for step, texts in self.notes.items()})
-        return Answer("DONE")
+    def _add_deletion(self, step: str, operation: str, delete: Callable[[str], object], takes: tuple[str, str]) -> None:
+        def make() -> Answer:
+            delete(takes[1])
+            take(call, self.notes)
+            return Answer("DONE")
+
+        call = self.calls[step] = Call(operation, make, size="some", takes=takes)
+
+
+def _held_by(receipt: str) -> PoppedMessage:
+    """Return a message under a receipt; to put it off to a given time nothing else of it counts."""
+    return PoppedMessage("", b"", None, (), {}, None, None, "", 0, 0, 0, 0, 1, None, Receipt.parse(receipt))
 
 
 def _needs(operation: str) -> tuple[str, ...]:

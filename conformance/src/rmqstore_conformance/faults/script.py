@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -10,7 +10,7 @@ import msgspec
 
 import rmqstore
 from rmqstore import ManualClock, Message, PoppedMessage, Store
-from rmqstore.contract import Receipt, Support
+from rmqstore.contract import ChangeResult, Receipt, Support, TimerHandle
 from rmqstore_conformance.faults.showing import Shown, rows_of
 from rmqstore_conformance.stores import DAY_MS, Pair
 from rmqstore_conformance.targets import capabilities_of
@@ -18,6 +18,8 @@ from rmqstore_conformance.targets import capabilities_of
 START_MS: Final = 1_700_000_000_000
 LATER_MS: Final = START_MS + 30 * DAY_MS
 """By then every timer of a script was due, and every lease is over."""
+
+_ALL: Final = 100_000
 
 SETTINGS: Final[dict[str, Any]] = {
     "precision_ms": 100,
@@ -27,6 +29,10 @@ SETTINGS: Final[dict[str, Any]] = {
     "retention_ms": 20_000,
     "reclaim": "age",
 }
+
+
+Notes = dict[str, list[str]]
+"""The receipts and handles that a play was given, by the names of its steps."""
 
 
 class Answer(NamedTuple):
@@ -53,6 +59,7 @@ class Call(msgspec.Struct, frozen=True):
         size: how much it moves: one, some, or large.
         may_halt: it goes in steps, each of which is whole by itself: cut short, the same call goes on where they stopped.
         is_promised: it is durable once it was answered; else with the next call that is.
+        takes: of receipts, what it deletes: topic or group, and its name. No clause says that they are known afterwards.
     """
 
     operation: str
@@ -63,6 +70,7 @@ class Call(msgspec.Struct, frozen=True):
     size: str = "one"
     may_halt: bool = False
     is_promised: bool = True
+    takes: tuple[str, str] = ("", "")
 
     def __call__(self) -> Answer:
         """Make the call, which must answer as it should."""
@@ -84,10 +92,10 @@ class Script:
 
     name: ClassVar[str]
 
-    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         self.store = store
         self.clock = clock
-        self.notes: dict[str, list[str]] = notes or {}
+        self.notes: Notes = {} if notes is None else notes
         self.calls: dict[str, Call] = {}
         self._declared = capabilities_of(Pair(store.stats().timer_engine, store.stats().pop_engine))
 
@@ -105,8 +113,18 @@ class Script:
 
     def given(self, note: str, messages: Sequence[PoppedMessage]) -> Answer:
         """Note the receipts of a pop."""
-        self.notes[note] = [each.receipt or "" for each in messages]
+        self.notes[note] = in_order(each.receipt or "" for each in messages)
         return Answer("GIVEN" if messages else "NOTHING", rows_of(messages))
+
+    def changed(self, note: str, results: Sequence[ChangeResult]) -> Answer:
+        """Note the receipts of a change."""
+        self.notes[note] = in_order(each.receipt.text() for each in results if each.receipt is not None)
+        return outcomes_of([each.outcome for each in results])
+
+    def sent(self, note: str, receipts: Sequence[Any]) -> Answer:
+        """Note the handles of a send."""
+        self.notes[note] = [each.handle or "" for each in receipts]
+        return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
 
     def tick(self, ms: int) -> Answer:
         """Do what is due at a time."""
@@ -129,6 +147,34 @@ def outcomes_of(outcomes: Sequence[Any]) -> Answer:
     """Return the answer of a call that gives one outcome each."""
     names = [each.name for each in outcomes]
     return Answer("+".join(dict.fromkeys(names)) or "NOTHING", names)
+
+
+def in_order(texts: Iterable[str]) -> list[str]:
+    """Return handles in the order of their puts, and receipts by what they hold: in an order that the store can be asked for."""
+
+    def key(text: str) -> Any:
+        if (handle := TimerHandle.parse(text)) is not None:
+            return (handle.epoch, handle.seq)
+        receipt = Receipt.parse(text)
+        assert receipt is not None
+        return (receipt.group, receipt.topic, receipt.retry_flag, receipt.queue_id, receipt.queue_offset)
+
+    return sorted(texts, key=key)
+
+
+def note_what_was_lost(store: Store, name: str, call: Call, notes: Notes) -> None:
+    """Note what a call gave and took of which the answer was lost: what it gave the store knows, and no note has it."""
+    take(call, notes)
+    given = [timer.handle.text() for timer in store.scan(limit=_ALL).timers] + [lease.receipt for lease in store.leases()]
+    known = {text for texts in notes.values() for text in texts}
+    notes[name] = in_order(text for text in given if text not in known)
+
+
+def take(call: Call, notes: Notes) -> None:
+    """Remove from notes what a call deletes."""
+    field, name = call.takes
+    for step, texts in notes.items() if field else ():
+        notes[step] = [text for text in texts if getattr(Receipt.parse(text), field, "") != name]
 
 
 def messages_of(
@@ -184,7 +230,7 @@ class Play(NamedTuple):
         """The numbers of the steps behind the opening."""
         return range(1, len(self.steps))
 
-    def given_out(self, done: int, notes: dict[str, list[str]]) -> list[str]:
+    def given_out(self, done: int, notes: Notes) -> list[str]:
         """Return the handles and receipts that the steps up to ``done`` gave, as a play noted them."""
         steps = [step for step in self.steps[: done + 1] if step.call.is_promised]
         return [text for step in steps for text in notes.get(step.name, ()) if text]

@@ -1,1 +1,0 @@
-"""Workers that are killed, and books that say what must be there afterwards."""

@@ -23,58 +23,42 @@ def account() -> Account:
     return account
 
 
-def test_what_is_right_has_no_verdict(account: Account) -> None:
-    account.settle(ids(9, 8, 7, 6), 5000)
-    assert account.verdict() == ""
+REST = (6, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("popped", "held", "now_ms", "verdict"),
+    [
+        ((), REST[::-1], 5000, ""),
+        ((), (6, 7, 9), 5000, "1 lost (ids 8)"),
+        ((), (), 5000, "4 lost (ids 6, 7, 8 …)"),
+        ((), (*REST, 9), 5000, "1 held twice (ids 9)"),
+        ((), (*REST, 4), 5000, "1 held though it should be gone (ids 4)"),
+        ((), REST, 7000, "2 not handed over (ids 6, 7)"),
+        # A delivery is a number, its attempt, and when it was.
+        (((6, 1, 6000), (6, 2, 9000)), REST, 5000, ""),
+        (((6, 2, 9000),), REST, 5000, "1 doubled (ids 6)"),
+        (((1, 1, 9000),), REST, 5000, "1 delivered though cancelled (ids 1)"),
+        (((4, 2, 9000),), REST, 5000, "1 delivered again after its ack (ids 4)"),
+        (((77, 1, 9000),), REST, 5000, "1 foreign (ids 77)"),
+        (((-1, 1, 9000),), REST, 5000, "1 foreign (ids -1)"),
+        (((7, 1, 6999), (6, 1, 6000)), REST, 5000, "1 early (ids 7)"),
+    ],
+)
+def test_what_came_and_what_is_held_is_compared(
+    account: Account, popped: tuple[tuple[int, int, int], ...], held: tuple[int, ...], now_ms: int, verdict: str
+) -> None:
+    for number, attempt, at_ms in popped:
+        account.pop(ids(number), ids(attempt), ids(at_ms))
+    account.settle(ids(*held), now_ms)
+    assert account.verdict() == verdict
     assert (account.made, account.cancelled, account.acked, account.kept) == (10, 3, 3, 4)
 
 
-def test_a_message_that_comes_again_after_its_lease_is_right(account: Account) -> None:
-    assert account.pop(ids(6), ids(1), ids(6000)).tolist() == [6000]
-    assert account.pop(ids(6), ids(2), ids(9000)).tolist() == []
-    account.ack(ids(6))
-    account.settle(ids(7, 8, 9), 6000)
-    assert account.verdict() == ""
-
-
-@pytest.mark.parametrize(
-    ("held", "verdict"),
-    [
-        ((6, 7, 9), "1 lost (ids 8)"),
-        ((6, 7, 8, 9, 9), "1 held twice (ids 9)"),
-        ((6, 7, 8, 9, 4), "1 held though it should be gone (ids 4)"),
-        ((), "4 lost (ids 6, 7, 8 …)"),
-    ],
-)
-def test_what_the_store_holds_is_compared(account: Account, held: tuple[int, ...], verdict: str) -> None:
-    account.settle(ids(*held), 5000)
-    assert account.verdict() == verdict
-
-
-@pytest.mark.parametrize(
-    ("popped", "attempts", "verdict"),
-    [
-        ((6, 6), (1, 1), "doubled"),
-        ((6,), (2,), "doubled"),
-        ((1,), (1,), "delivered though cancelled"),
-        ((4,), (2,), "delivered again after its ack"),
-        ((77,), (1,), "1 foreign (ids 77)"),
-        ((-1,), (1,), "foreign"),
-    ],
-)
-def test_what_comes_is_compared(account: Account, popped: tuple[int, ...], attempts: tuple[int, ...], verdict: str) -> None:
-    account.pop(ids(*popped), ids(*attempts), np.full(len(popped), 10_000))
-    assert verdict in account.verdict()
-
-
-def test_what_comes_before_its_tick_is_early(account: Account) -> None:
-    account.pop(ids(6, 7, 8, 77), ids(1, 1, 1, 1), ids(6000, 6999, 9000, 9000))
-    assert account.verdict() == "1 foreign (ids 77); 1 early (ids 7)"
-
-
-def test_what_is_due_and_still_held_was_not_handed_over(account: Account) -> None:
-    account.settle(ids(6, 7, 8, 9), 7000)
-    assert account.verdict() == "2 not handed over (ids 6, 7)"
+def test_one_pop_tells_the_first_deliveries_and_doubles_in_itself(account: Account) -> None:
+    assert account.pop(ids(6, 8, 77), ids(1, 1, 1), ids(9000, 9000, 9000)).tolist() == [6000, 8000]
+    assert account.pop(ids(6, 9, 9), ids(2, 1, 1), ids(9000, 9000, 9000)).tolist() == [9000, 9000]
+    assert account.verdict() == "1 foreign (ids 77); 1 doubled (ids 9)"
 
 
 def test_what_is_due_by_a_time_leaves_out_what_was_cancelled(account: Account) -> None:

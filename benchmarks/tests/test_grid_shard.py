@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,22 +156,19 @@ def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: Path) -> None:
     raw.close()
 
 
-@dataclass
 class Wrong:
-    """A store that does one thing wrong."""
+    """A store of which one call, the name of the fault's function, is made by that function; it knows the store and its clock."""
 
-    _store: Any
-    _clock: rmqstore.ManualClock
-    _done: bool = False
+    def __init__(self, fault: Callable[..., Any], store: Any, clock: rmqstore.ManualClock) -> None:
+        self._store, self._fault, self._clock = store, fault, clock
+        self.is_first = iter([True])
 
     def __getattr__(self, name: str) -> Any:
+        if name == self._fault.__name__.partition("_that_")[0]:
+            return partial(self._fault, self)
         return getattr(self._store, name)
 
-    def _is_first(self) -> bool:
-        is_first, self._done = not self._done, True
-        return is_first
-
-    def _tick_at(self, shift_ms: int) -> Any:
+    def tick_at(self, shift_ms: int) -> Any:
         true_ms = self._clock.now_ms()
         self._clock.set(true_ms + shift_ms)
         try:
@@ -179,87 +177,62 @@ class Wrong:
             self._clock.set(true_ms)
 
 
-class Losing(Wrong):
-    """One message goes, without a word."""
-
-    def send_batch(self, columns: Any) -> Any:
-        receipts = self._store.send_batch(columns)
-        if self._is_first():
-            self._store.cancel(receipts[5].handle)
-        return receipts
+def send_batch_that_loses_one(wrong: Any, columns: Any) -> Any:
+    receipts = wrong._store.send_batch(columns)
+    if next(wrong.is_first, False):
+        wrong._store.cancel(receipts[5].handle)
+    return receipts
 
 
-class Doubling(Wrong):
-    """One message is given twice."""
-
-    def pop(self, *given: Any, **named: Any) -> Any:
-        messages = self._store.pop(*given, **named)
-        return [*messages, messages[0]] if messages and self._is_first() else messages
+def send_batch_that_cuts(wrong: Any, columns: pa.RecordBatch) -> Any:
+    return wrong._store.send_batch(columns.set_column(1, "body", pc.binary_slice(columns.column("body"), 0, 16)))
 
 
-class Forgetful(Wrong):
-    """An ack is refused."""
-
-    def ack(self, messages: Any) -> Any:
-        return [rmqstore.AckOutcome.STALE, *self._store.ack(messages)[1:]]
+def send_batch_that_scribbles_between_the_ends(wrong: Any, columns: pa.RecordBatch) -> Any:
+    return wrong._store.send_batch(columns.set_column(1, "body", pc.binary_replace_slice(columns.column("body"), 20, 24, b"oops")))
 
 
-class Early(Wrong):
-    """Hands over an hour before it is time."""
-
-    def tick(self) -> Any:
-        return self._tick_at(3_600_000)
+def pop_that_doubles_one(wrong: Any, *given: Any, **named: Any) -> Any:
+    messages = wrong._store.pop(*given, **named)
+    return [*messages, messages[0]] if messages and next(wrong.is_first, False) else messages
 
 
-class Lagging(Wrong):
-    """Hands over an hour late."""
-
-    def tick(self) -> Any:
-        return self._tick_at(-3_600_000)
+def ack_that_is_refused(wrong: Any, messages: Any) -> Any:
+    return [rmqstore.AckOutcome.STALE, *wrong._store.ack(messages)[1:]]
 
 
-class Stuck(Wrong):
-    """Hands nothing over any more."""
-
-    def tick(self) -> Any:
-        return rmqstore.TickReport()
+def tick_that_is_early(wrong: Any) -> Any:
+    return wrong.tick_at(3_600_000)
 
 
-class Cutting(Wrong):
-    """Keeps the first bytes of each body."""
-
-    def send_batch(self, columns: pa.RecordBatch) -> Any:
-        return self._store.send_batch(columns.set_column(1, "body", pc.binary_slice(columns.column("body"), 0, 16)))
+def tick_that_lags(wrong: Any) -> Any:
+    return wrong.tick_at(-3_600_000)
 
 
-class Scribbling(Wrong):
-    """Writes over the middle of each body, and leaves its ends."""
-
-    def send_batch(self, columns: pa.RecordBatch) -> Any:
-        bodies = pc.binary_replace_slice(columns.column("body"), 20, 24, b"oops")
-        return self._store.send_batch(columns.set_column(1, "body", bodies))
+def tick_that_does_nothing(wrong: Any) -> Any:
+    return rmqstore.TickReport()
 
 
 @pytest.mark.parametrize(
-    ("wrong_store", "phases", "told", "workload"),
+    ("fault", "phases", "told", "workload"),
     [
         # No phase that cancels at random: the lost one could be picked, and then it is gone by right.
-        (Losing, ("fill", "hand_over", "pop_ack"), "1 lost (ids 5)", "retry-backoff"),
-        (Doubling, ("fill", "hand_over", "pop_ack"), "1 doubled", "retry-backoff"),
-        (Forgetful, ("fill", "consume_8"), "acked within their lease and refused", "retry-backoff"),
-        (Early, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
-        (Lagging, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
-        (Early, ("fill", "mixed"), " early (ids ", "order-timeout"),
-        (Lagging, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
-        (Stuck, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
-        (Cutting, ("fill",), "1500 damaged (ids ", "order-timeout"),
-        (Cutting, ("fill", "hand_over", "pop_ack"), " damaged (ids ", "order-timeout"),
-        (Scribbling, ("fill",), "1500 damaged (ids ", "order-timeout"),
+        (send_batch_that_loses_one, ("fill", "hand_over", "pop_ack"), "1 lost (ids 5)", "retry-backoff"),
+        (pop_that_doubles_one, ("fill", "hand_over", "pop_ack"), "1 doubled", "retry-backoff"),
+        (ack_that_is_refused, ("fill", "consume_8"), "acked within their lease and refused", "retry-backoff"),
+        (tick_that_is_early, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
+        (tick_that_lags, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
+        (tick_that_is_early, ("fill", "mixed"), " early (ids ", "order-timeout"),
+        (tick_that_lags, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
+        (tick_that_does_nothing, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
+        (send_batch_that_cuts, ("fill",), "1500 damaged (ids ", "order-timeout"),
+        (send_batch_that_cuts, ("fill", "hand_over", "pop_ack"), " damaged (ids ", "order-timeout"),
+        (send_batch_that_scribbles_between_the_ends, ("fill",), "1500 damaged (ids ", "order-timeout"),
     ],
 )
-def test_a_wrong_store_is_refused(tmp_path: Path, wrong_store: Any, phases: tuple[str, ...], told: str, workload: str) -> None:
+def test_a_wrong_store_is_refused(tmp_path: Path, fault: Any, phases: tuple[str, ...], told: str, workload: str) -> None:
     given = task(tmp_path, phases=phases, workload=workload)
-    assert told in run_shard(given, lambda each, clock: wrong_store(open_store(each, clock), clock)).wrong
+    assert told in run_shard(given, lambda each, clock: Wrong(fault, open_store(each, clock), clock)).wrong
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ import rmqstore
 from rmqstore_benchmarks.grid import aside, pacing, phases
 from rmqstore_benchmarks.grid.calls import Calls, Form, flushing
 from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, START_MS, NamedWorkload, workload_named
-from rmqstore_benchmarks.grid.probes import Probes
-from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, looking, merged, no_rows
+from rmqstore_benchmarks.grid.recording import Phase, Probes, Rows, Spent, looking, merged, no_rows
 from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RAW_PHASES, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES
 

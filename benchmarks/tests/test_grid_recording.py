@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
-from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes
-from rmqstore_benchmarks.grid.recording import Phase, Spent
+from rmqstore_benchmarks.grid.aside import FLOOR_BYTES, NoLimitError, limit_for, limited_group
+from rmqstore_benchmarks.grid.recording import Phase, Probes, Spent, anon_bytes, compaction_bytes
 from rmqstore_benchmarks.histograms import buckets_of
 
 MIB = 1024 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rmqstore.message import MAX_POP
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.account import Account
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
-from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC
+from rmqstore_benchmarks.grid.named import BATCH, INVISIBLE_MS, POP_MESSAGES, PRECISION_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
 from rmqstore_benchmarks.grid.stores import Raw, page_messages
 
@@ -111,21 +112,16 @@ class Calls:
         self.ready += report.handed_over + report.retried
         return int(report.handed_over)
 
-    def pop(self, phase: Phase, intended_ns: int | None = None, most: int = 0) -> tuple[int, Ids]:
-        """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time.
-
-        Args:
-            most: messages of the pop; as many as the workload says by default.
-        """
-        workload = self.load.workload
+    def pop(self, phase: Phase, intended_ns: int | None = None, most: int = POP_MESSAGES) -> tuple[int, Ids]:
+        """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time."""
         begin_ns = time.perf_counter_ns()
-        messages = self.store.pop(TOPIC, GROUP, max_messages=most or workload.pop_messages, invisible_ms=workload.invisible_ms)
+        messages = self.store.pop(TOPIC, GROUP, max_messages=most, invisible_ms=INVISIBLE_MS)
         end_ns = time.perf_counter_ns()
         if not messages:
             return 0, np.zeros(0, np.int64)
         phase.call("pop", begin_ns, end_ns, len(messages), intended_ns)
         ids, ticks = self._popped(messages)
-        if workload.acked == 1 or self._chance.random() < workload.acked:
+        if self.load.workload.acked == 1 or self._chance.random() < self.load.workload.acked:
             begin_ns = time.perf_counter_ns()
             outcomes = self.store.ack(messages)
             end_ns = time.perf_counter_ns()
@@ -137,7 +133,7 @@ class Calls:
         """Pop a large batch as columns and ack all of it; returns how many came."""
         begin_ns = time.perf_counter_ns()
         most = page_messages(self.load.body_bytes, MAX_POP)
-        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=most, invisible_ms=self.load.workload.invisible_ms)
+        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=most, invisible_ms=INVISIBLE_MS)
         if not len(batch):
             return 0
         end_ns = time.perf_counter_ns()
@@ -207,9 +203,14 @@ class Calls:
 
     def cancel_overdue(self, phase: Phase) -> None:
         """Cancel what was to be cancelled while time passed in phases that cancel nothing."""
-        overdue = self.calendar.take(self.clock.now_ms())
-        for first in range(0, len(overdue), self.load.workload.batch):
-            self.cancel(phase, overdue[first : first + self.load.workload.batch])
+        self.cancel_all(phase, self.calendar.take(self.clock.now_ms()))
+
+    def cancel_all(self, phase: Phase, ids: Ids, seconds: float = math.inf) -> None:
+        """Cancel these in batches, for so long at most."""
+        until_s = time.perf_counter() + seconds
+        for first in range(0, len(ids), BATCH):
+            if time.perf_counter() < until_s:
+                self.cancel(phase, ids[first : first + BATCH])
 
     def drain_ready(self, phase: Phase) -> None:
         """Pop and ack all that is ready."""
@@ -221,7 +222,7 @@ class Calls:
         self.tick(phase, self.clock.now_ms())
         self.drain_ready(phase)
         while (lag := self.store.lag(TOPIC, GROUP)).in_flight or lag.retry or lag.ready:
-            self.tick(phase, self.clock.now_ms() + self.load.workload.invisible_ms + PRECISION_MS)
+            self.tick(phase, self.clock.now_ms() + INVISIBLE_MS + PRECISION_MS)
             self.drain_ready(phase)
         self.ready = 0
         self._compare_ticks()

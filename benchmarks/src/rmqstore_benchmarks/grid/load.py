@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC, Delays, NamedWorkload
+from rmqstore_benchmarks.grid.named import BATCH, PRECISION_MS, TOPIC, Delays, NamedWorkload
 
 ID_BYTES: Final = 8
 KEY_BYTES: Final = 10
@@ -59,7 +59,7 @@ class Load:
         self.workload = workload
         self.body_bytes = body_bytes
         self.message_bytes = len(TOPIC) + body_bytes + (KEY_BYTES if workload.has_keys else 0)
-        self.batch_rows = max(min(workload.batch, MAX_BATCH_BYTES // body_bytes), 1)
+        self.batch_rows = max(min(BATCH, MAX_BATCH_BYTES // body_bytes), 1)
         self._seed = (seed, shard)
         self._pool = np.frombuffer(np.random.default_rng((*self._seed, 0)).bytes(_POOL_BYTES), np.uint8)
         self._cuts = np.lib.stride_tricks.sliding_window_view(self._pool, body_bytes)

@@ -32,6 +32,16 @@ LONGEST_DELAY_MS: Final = 100 * HOUR_MS
 
 TOPIC: Final = "orders"
 PRECISION_MS: Final = 1000
+BATCH: Final = 1000
+"""Messages of one send or cancel where a phase does nothing else; fewer when the bodies are large."""
+
+MIXED_BATCH: Final = 100
+"""The same where everything goes on at once."""
+
+POP_MESSAGES: Final = 32
+INVISIBLE_MS: Final = 60_000
+"""Length of a lease, simulated ms."""
+
 ROLL_SPAN_MS: Final = 8 * DAY_MS
 """Simulated time of the phase ``roll``: about four rolls of a wheel that is two days long."""
 
@@ -52,10 +62,6 @@ class NamedWorkload(msgspec.Struct, frozen=True, kw_only=True):
         delays_ms: draws so many delays from a generator, each at least 1 ms.
         cancelled: share of the timers that are cancelled, at a uniformly random moment of their wait.
         acked: share of the pops whose consumer lives to ack them; the leases of the others run out and their messages come again.
-        pop_messages: messages of one pop.
-        invisible_ms: length of a lease, simulated ms.
-        batch: messages of one send where a phase does nothing else; fewer when the bodies are large.
-        mixed_batch: messages of one send, and of one cancel, where everything goes on at once.
         has_keys: give every message a key of ten digits.
         at_once: the backlog is due in one tick, rather than spread as a store in equilibrium has it.
         phases: what makes sense for it, names of ``tables.PHASE_NAMES``; always ``fill``.
@@ -66,10 +72,6 @@ class NamedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     delays_ms: Draw
     cancelled: float = 0.0
     acked: float = 1.0
-    pop_messages: int = 32
-    invisible_ms: int = 60_000
-    batch: int = 1000
-    mixed_batch: int = 100
     has_keys: bool = False
     at_once: bool = False
     phases: tuple[str, ...] = STEADY_PHASES
@@ -84,10 +86,6 @@ class NamedWorkload(msgspec.Struct, frozen=True, kw_only=True):
             "name": _NAME.fullmatch(self.name) is not None,
             "cancelled": 0 <= self.cancelled < 1,
             "acked": 0 < self.acked <= 1,
-            "pop_messages": 1 <= self.pop_messages <= 128,
-            "invisible_ms": self.invisible_ms >= 1,
-            "batch": 1 <= self.batch <= 100_000,
-            "mixed_batch": 1 <= self.mixed_batch <= self.batch,
             "phases": "fill" in self.phases and set(self.phases) <= set(PHASE_NAMES),
         }
         if wrong := [field for field, is_right in rules.items() if not is_right]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from rmqstore_benchmarks.grid.calls import Calls
 from rmqstore_benchmarks.grid.load import Ids
-from rmqstore_benchmarks.grid.named import NamedWorkload
+from rmqstore_benchmarks.grid.named import MIXED_BATCH, POP_MESSAGES, NamedWorkload
 from rmqstore_benchmarks.grid.recording import Phase
 
 _SPIN_NS: Final = 200_000
@@ -138,7 +138,7 @@ def mixed(calls: Calls, phase: Phase, seconds: float, backlog: int) -> int:
     until_s = time.perf_counter() + seconds
     next_tick_ns = time.perf_counter_ns()
     while time.perf_counter() < until_s:
-        count = min(load.workload.mixed_batch, load.batch_rows)
+        count = min(MIXED_BATCH, load.batch_rows)
         calls.send(phase, load.fresh(calls.clock.now_ms(), count))
         sent += count
         now_ms += count * load.mean_wait_ms / max(backlog, 1)
@@ -159,7 +159,7 @@ def at_rate(calls: Calls, phase: Phase, seconds: float, backlog: int, rate: floa
     """Do the same in an open loop at ``rate`` messages sent a second; returns how many were sent."""
     load, workload = calls.load, calls.load.workload
     made_before, first_tick = calls.account.made, len(calls.hand_over_ms)
-    count = min(workload.mixed_batch, load.batch_rows)
+    count = min(MIXED_BATCH, load.batch_rows)
     start_ms, start_ns = calls.clock.now_ms(), clock.now_ns()
     simulated = SimulatedTime(start_ms, start_ns, speed_up(rate, load.mean_wait_ms, backlog))
 
@@ -197,7 +197,7 @@ def at_rate(calls: Calls, phase: Phase, seconds: float, backlog: int, rate: floa
 
 def _sent_per_poll(workload: NamedWorkload) -> float:
     """Return how many messages are sent between two tries to pop."""
-    return workload.pop_messages * workload.acked / ((1 - workload.cancelled) * _POLLS)
+    return POP_MESSAGES * workload.acked / ((1 - workload.cancelled) * _POLLS)
 
 
 def _lateness_ns(calls: Calls, ticks: Ids, simulated: SimulatedTime, first_tick: int) -> Ids:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form
 from rmqstore_benchmarks.grid.load import Ids
-from rmqstore_benchmarks.grid.named import HOUR_MS, ROLL_SPAN_MS, TOPIC
+from rmqstore_benchmarks.grid.named import HOUR_MS, INVISIBLE_MS, POP_MESSAGES, ROLL_SPAN_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
 
 _MAX_EXTRA_BYTES: Final = 512 * 1024 * 1024
@@ -60,12 +60,7 @@ def _cancel_random(calls: Calls, phase: Phase, wanted: int, seconds: float) -> N
         return
     pending = calls.account.waiting(calls.account.open_ids(), calls.clock.now_ms())
     picked: Ids = np.random.default_rng(calls.account.made).choice(pending, min(wanted, len(pending)), replace=False)
-    size = calls.load.workload.batch
-    until_s = time.perf_counter() + seconds
-    for first in range(0, len(picked), size):
-        calls.cancel(phase, picked[first : first + size])
-        if time.perf_counter() > until_s:
-            break
+    calls.cancel_all(phase, picked, seconds)
 
 
 def hand_over(calls: Calls, phase: Phase, seconds: float) -> int:
@@ -109,8 +104,8 @@ def hand_over_at_once(calls: Calls, phase: Phase, seconds: float) -> int:
     return moved
 
 
-def pop_ack(calls: Calls, phase: Phase, seconds: float, most: int = 0) -> int:
-    """Pop and ack what is ready, ``most`` at a time; as many as the workload says by default."""
+def pop_ack(calls: Calls, phase: Phase, seconds: float, most: int = POP_MESSAGES) -> int:
+    """Pop and ack what is ready, ``most`` at a time."""
     before = calls.account.acked
     until_s = time.perf_counter() + seconds
     while calls.ready > 0 and time.perf_counter() < until_s:
@@ -146,12 +141,12 @@ class Consumers:
             return sum(pool.map(self._consume, self._taken))
 
     def _consume(self, taken: list[tuple[int, int, int, Sequence[Any], Any]]) -> int:
-        store, workload = self._calls.store, self._calls.load.workload
+        store = self._calls.store
         count = 0
         self._start.wait()
         while True:
             begin_ns = time.perf_counter_ns()
-            messages = store.pop(TOPIC, GROUP, max_messages=workload.pop_messages, invisible_ms=workload.invisible_ms)
+            messages = store.pop(TOPIC, GROUP, max_messages=POP_MESSAGES, invisible_ms=INVISIBLE_MS)
             popped_ns = time.perf_counter_ns()
             if not messages:
                 return count

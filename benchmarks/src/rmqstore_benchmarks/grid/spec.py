@@ -42,7 +42,7 @@ from rmqstore.contract import Durability, EngineInfo, Flush
 from rmqstore.errors import ConfigError, RmqstoreError
 from rmqstore.message import MAX_BODY_BYTES
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, checked
+from rmqstore.settings import CORE_SETTINGS, Origin, Source, checked
 from rmqstore_benchmarks.grid.load import ID_BYTES, MAX_BATCH_BYTES
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.stores import HOLLOW
@@ -59,8 +59,8 @@ _Item = TypeVar("_Item")
 _Some = Annotated[tuple[_Item, ...], Meta(min_length=1)]
 
 
-class _Variant(msgspec.Struct, forbid_unknown_fields=True):
-    """``[[variants]]`` as it is written."""
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[[variants]]``: an engine with its settings, under a name."""
 
     name: Annotated[str, Meta(pattern="^[\\w-]+$")]
     engine: str
@@ -84,19 +84,11 @@ class _Grid(msgspec.Struct, forbid_unknown_fields=True):
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     """The file as it is written."""
 
-    variants: _Some[_Variant]
+    variants: _Some[Variant]
     grid: _Some[_Grid]
     seed: _Seed = 1
     repeats: _Repeats = 1
     seconds: _Seconds = 3.0
-
-
-class Variant(msgspec.Struct, frozen=True):
-    """An engine with its settings, under a name."""
-
-    name: str
-    engine: str
-    settings: dict[str, Value]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +155,7 @@ def parse_spec(document: dict[str, Any]) -> Spec:
     try:
         given = msgspec.convert(document, _Document)
     except msgspec.ValidationError as error:
-        fields = [name for part in (_Document, _Variant, _Grid) for name in part.__struct_fields__]
+        fields = [name for part in (_Document, Variant, _Grid) for name in part.__struct_fields__]
         unknown = re.search(r"unknown field `(.*?)`", str(error))
         raise ConfigError(f"{error}{_nearest(unknown[1], fields) if unknown else ''}") from error
     variants: dict[str, Variant] = {}
@@ -194,19 +186,20 @@ def flush_for(info: EngineInfo, durability: str) -> str:
 # ---------------------------------------------------------------- parts
 
 
-def _variant(place: str, written: _Variant) -> Variant:
+def _variant(place: str, written: Variant) -> Variant:
+    """Return a variant with its settings checked and converted."""
     engine = written.engine
     if engine in HOLLOW:
         if written.settings:
             raise ConfigError(f"{place}: the engine {engine!r} has no settings")
-        return Variant(written.name, engine, {})
+        return written
     _installed(engine)
     known = {setting.key: setting for setting in (*CORE_SETTINGS, *get_plugins().engine_settings()[engine])}
     for key in written.settings:
         if key not in known:
             raise ConfigError(f"{place}: engine '{engine}' has no setting {key!r}{_nearest(key, known)}")
     settings = {key: checked(known[key], value, Origin(Source.KEYWORD, f"{place}, {key}")) for key, value in written.settings.items()}
-    return Variant(written.name, engine, settings)
+    return msgspec.structs.replace(written, settings=settings)
 
 
 def _installed(engine: str) -> EngineInfo:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
+from pages import publish, table
 
 from rmqstore.cli.app import app
 from rmqstore.cli.exits import MEANINGS
@@ -38,8 +36,6 @@ whoever owns them. All others need the store for themselves for a moment, and sa
 
 ## Exit codes
 
-| Code | Meaning |
-|---|---|
 """
 
 _MESSAGE = (
@@ -119,21 +115,12 @@ JSON: dict[str, dict[str, str]] = {
 """What each command prints with ``--json``, by the names of its top-level members."""
 
 
-def main() -> None:
-    """Write the page, or print it."""
-    if sys.argv[1:] == ["-"]:
-        sys.stdout.write(page())
-    else:
-        (Path(__file__).parent / "cli.md").write_text(page())
-
-
 def page() -> str:
     """Return the whole page."""
-    codes = "".join(f"| {code} | {_cell(meaning)} |\n" for code, meaning in MEANINGS.items())
+    codes = table(("Code", "Meaning"), ((str(code), meaning) for code, meaning in MEANINGS.items()))
     listed = list(_commands(typer.main.get_command(app), "rmqstore"))
-    table = "".join(f"| [`{name}`](#{_slug(name)}) | {_cell(_first_sentence(command))} |\n" for name, command in listed)
-    sections = "".join(_section(name, command) for name, command in listed)
-    return f"{HEAD}{codes}\n## Commands\n\n| Command | What it does |\n|---|---|\n{table}{sections}"
+    rows = ((f"[`{name}`](#{name.replace(' ', '-')})", str(each.help).split("\n\n")[0].replace("\n", " ")) for name, each in listed)
+    return f"{HEAD}{codes}\n## Commands\n\n{table(('Command', 'What it does'), rows)}{''.join(_section(*each) for each in listed)}"
 
 
 def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -145,14 +132,6 @@ def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield f"{name} {child}", command
 
 
-def _slug(name: str) -> str:
-    return name.replace(" ", "-")
-
-
-def _first_sentence(command: Any) -> str:
-    return str(command.help).split("\n\n")[0].replace("\n", " ")
-
-
 def _section(name: str, command: Any) -> str:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
@@ -160,9 +139,9 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join([name, *(["[OPTIONS]"] if options else []), *wanted])
     parts = [f"\n### {name}\n", f"```\n{usage}\n```\n", *(f"{_paragraph(text)}\n" for text in str(command.help).split("\n\n"))]
     if arguments:
-        parts.append("| Argument | |\n|---|---|\n" + "".join(f"| `{_cell(_metavar(each))}` | {_cell(each.help)} |\n" for each in arguments))
+        parts.append(table(("Argument", ""), ((f"`{_metavar(each)}`", each.help) for each in arguments)))
     if options:
-        parts.append("| Option | Default | |\n|---|---|---|\n" + "".join(_option(each) for each in options))
+        parts.append(table(("Option", "Default", ""), map(_option, options)))
     if name in JSON:
         members = (f"- `{member}`: {meaning}\n" for member, meaning in JSON[name].items())
         parts.append("With `--json`:\n\n" + "".join(members))
@@ -180,22 +159,15 @@ def _metavar(parameter: Any) -> str:
     return str(parameter.metavar or parameter.name.upper())
 
 
-def _option(parameter: Any) -> str:
-    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    is_flag = parameter.is_flag
-    name = names if is_flag else f"{names} {_metavar(parameter)}"
-    default = parameter.default
-    if is_flag:
+def _option(parameter: Any) -> tuple[str, str, str]:
+    names, default = ", ".join([*parameter.opts, *parameter.secondary_opts]), parameter.default
+    name = names if parameter.is_flag else f"{names} {_metavar(parameter)}"
+    if parameter.is_flag:
         shown = "" if not parameter.secondary_opts else f"`{(parameter.opts if default else parameter.secondary_opts)[0]}`"
     else:
         shown = "" if default in (None, "", [], ()) else f"`{getattr(default, 'value', default)}`"
-    required = "required. " if parameter.required else ""
-    return f"| `{_cell(name)}` | {_cell(shown)} | {required}{_cell(parameter.help)} |\n"
-
-
-def _cell(text: str | None) -> str:
-    return re.sub(r"(?<!\\)\|", r"\\|", text or "")
+    return f"`{name}`", shown, f"{'required. ' if parameter.required else ''}{parameter.help or ''}"
 
 
 if __name__ == "__main__":
-    main()
+    publish("cli.md", page())

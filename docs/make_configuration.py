@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from pages import publish, table
 
 from rmqstore.contract import Setting
 from rmqstore.settings import CORE_SETTINGS, allowed
@@ -38,8 +37,6 @@ are kept with the store when it is made: later they may be left out, and are the
 
 ## Settings of the framework
 
-| Key | Takes | Default | Stored | Meaning |
-|---|---|---|---|---|
 """
 
 TAIL = """
@@ -57,20 +54,11 @@ engine that is installed.
 """
 
 
-def main() -> None:
-    """Write the page, or print it."""
-    page = HEAD + "".join(map(_row, CORE_SETTINGS)) + TAIL
-    if sys.argv[1:] == ["-"]:
-        sys.stdout.write(page)
-    else:
-        (Path(__file__).parent / "configuration.md").write_text(page)
-
-
-def _row(setting: Setting) -> str:
+def _row(setting: Setting) -> tuple[str, ...]:
     takes = allowed(setting).replace("'", "`")
     default = str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
-    return f"| `{setting.key}` | {takes} | {f'`{default}`' if default else 'empty'} | {'yes' if setting.baked else ''} | {setting.doc} |\n"
+    return f"`{setting.key}`", takes, f"`{default}`" if default else "empty", "yes" if setting.baked else "", setting.doc
 
 
 if __name__ == "__main__":
-    main()
+    publish("configuration.md", HEAD + table(("Key", "Takes", "Default", "Stored", "Meaning"), map(_row, CORE_SETTINGS)) + TAIL)

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pages import table
+
 ROOT = Path(__file__).parent.parent
 REPORTS = ROOT / "build" / "conformance"
 PAGE = ROOT / "docs" / "conformance" / "README.md"
@@ -34,7 +36,7 @@ def matrix(reports: dict[str, dict[str, Any]]) -> str:
     """Return clauses by engines."""
     clauses = {each["clause"]["id"]: each["clause"] for report in reports.values() for each in report["clauses"]}
     order = {name: at for at, name in enumerate(re.findall(r"^### ([A-Z]\d+):", (ROOT / "docs/contract.md").read_text(), re.MULTILINE))}
-    lines = ["| clause | | " + " | ".join(f"[{name}]({name}.md)" for name in reports) + " |", "|---|---|" + "---|" * len(reports)]
+    rows = []
     for name in sorted(clauses, key=order.__getitem__):
         cells = []
         for report in reports.values():
@@ -42,19 +44,19 @@ def matrix(reports: dict[str, dict[str, Any]]) -> str:
             said = "not run" if found is None else outcome(found)
             passed = 0 if found is None else found["counts"].get("pass", 0)
             cells.append(f"{MARKS[said]} {passed}" if passed else MARKS[said])
-        lines.append(f"| [{name}](../contract.md#{name.lower()}) | {clauses[name]['title']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append((f"[{name}](../contract.md#{name.lower()})", clauses[name]["title"], *cells))
+    return table(("clause", "", *(f"[{name}]({name}.md)" for name in reports)), rows)
 
 
 def summary(reports: dict[str, dict[str, Any]]) -> str:
     """Return a line for each engine."""
-    lines = ["| | level reached | cases passed | failed | declared absent | survives, `flush = sync` |", "|---|---|---|---|---|---|"]
+    rows = []
     for name, report in reports.items():
         counts = [sum(result["outcome"] == each for result in report["results"]) for each in ("pass", "fail", "declared absent")]
         durability = report["header"]["durability"]["sync"].lower().replace("_", " ")
         reached = report["reached"] or "none"
-        lines.append(f"| [{name}](docs/conformance/{name}.md) | {reached} | {' | '.join(map(str, counts))} | {durability} |")
-    return "\n".join(lines)
+        rows.append((f"[{name}](docs/conformance/{name}.md)", reached, *map(str, counts), durability))
+    return table(("", "level reached", "cases passed", "failed", "declared absent", "survives, `flush = sync`"), rows)
 
 
 def main() -> None:
@@ -63,12 +65,12 @@ def main() -> None:
     reports = dict(sorted(found.items(), key=lambda item: ("+" in item[0], item[0])))
     first = next(iter(reports.values()))["header"]
     run = f"Run {first['started']}, suite {first['suite_version']}, {first['kernel']}, {first['cpus']} CPUs."
-    PAGE.write_text("\n".join((HEAD, matrix(reports), "", run, "")), encoding="utf-8")
+    PAGE.write_text(f"{HEAD}\n{matrix(reports)}\n{run}\n", encoding="utf-8")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     begin, end = "<!-- conformance: begin -->\n", "<!-- conformance: end -->"
     before, rest = text.split(begin)
-    readme.write_text(f"{before}{begin}{summary(reports)}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    readme.write_text(f"{before}{begin}{summary(reports)}{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
+from pages import publish, table
 
 from rmqstore_conformance.clauses import clauses
 from rmqstore_conformance.proving import mutants_of_disks
@@ -33,8 +33,6 @@ A mutant is an engine like others, called `{PREFIX}NAME`:
 pytest --pyargs rmqstore_conformance --rmq-plugin rmqstore_conformance.proving.mutants --rmq-engine {PREFIX}fires_early
 ```
 
-| Mutant | What is wrong | Clause | Caught by |
-|---|---|---|---|
 """
 
 OF_DISKS = f"""
@@ -44,15 +42,11 @@ Made from `lmdb`, each right until the process is killed, the power goes or a ca
 [crash tools](crash-tools.md) must notice. With `--rmq-plugin rmqstore_conformance.proving.mutants_of_disks` they are
 engines called `{PREFIX}NAME`.
 
-| Mutant | What is wrong | Clause | Caught by |
-|---|---|---|---|
 """
 
 TAIL = """
 ## Clauses without a mutant
 
-| Clause | Why |
-|---|---|
 """
 
 
@@ -84,48 +78,38 @@ python -m rmqstore_conformance.proving.rates rates --mutations mutations.jsonl -
 """
 
 
-def main() -> None:
-    """Write the page, or print it."""
-    if sys.argv[1:] == ["-"]:
-        sys.stdout.write(page())
-    else:
-        (Path(__file__).parent / "mutants.md").write_text(page(), encoding="utf-8")
-
-
 def page() -> str:
     """Return the whole page, in the order of the clauses."""
     order = list(clauses())
     of_disks = {each.clause for each in mutants_of_disks.MUTANTS}
-    rows = "".join(_row(each) for each in sorted(MUTANTS, key=lambda mutant: order.index(mutant.clause)))
-    absent = "".join(
-        f"| {_link(name)} | {WITHOUT_A_MUTANT[name]} |\n" for name in order if name in WITHOUT_A_MUTANT and name not in of_disks
-    )
-    return HEAD + rows + OF_DISKS + "".join(map(_row, mutants_of_disks.MUTANTS)) + TAIL + absent + _rates()
+    absent = [(_link(name), WITHOUT_A_MUTANT[name]) for name in order if name in WITHOUT_A_MUTANT and name not in of_disks]
+    planted = _mutants(sorted(MUTANTS, key=lambda mutant: order.index(mutant.clause)))
+    return HEAD + planted + OF_DISKS + _mutants(mutants_of_disks.MUTANTS) + TAIL + table(("Clause", "Why"), absent) + _rates()
 
 
-def _row(mutant: WrongEngine) -> str:
-    caught_by = ", ".join(f"`{case}`" for case in mutant.caught_by)
-    return f"| `{mutant.name}` | {mutant.what} | {_link(mutant.clause)} | {caught_by} |\n"
+def _mutants(mutants: Iterable[WrongEngine]) -> str:
+    rows = ((f"`{each.name}`", each.what, _link(each.clause), ", ".join(f"`{case}`" for case in each.caught_by)) for each in mutants)
+    return table(("Mutant", "What is wrong", "Clause", "Caught by"), rows)
 
 
 def _rates() -> str:
     rates = msgspec.json.decode(FIGURES.read_bytes(), type=Rates)
     sample = sum(_all(each) for each in rates.modules) + rates.stillborn
-    parts = [RATES.format(sample=sample, seed=rates.seed, level=rates.level, plugins=" ".join(rates.plugins))]
-    parts += [f"\n### Small changes, by operator\n\n{_summary(rates)}\n\n", _table("Operator", rates.operators, _meaning)]
-    parts += ["\n### Small changes, by module\n\n", _table("Module", rates.modules, lambda name: "")]
-    parts += ["\n### Small changes that no case notices\n\n", _survivors(rates.survivors)]
-    parts += ["\n### Wrong engines, by class\n\n", _engines("Class", rates.kinds)]
-    parts += ["\n### Wrong engines, by chapter of the contract\n\n", _engines("Clauses", rates.clauses)]
+    parts = [
+        RATES.format(sample=sample, seed=rates.seed, level=rates.level, plugins=" ".join(rates.plugins)),
+        f"### Small changes, by operator\n\n{_summary(rates)}\n\n" + _tallies("Operator", rates.operators, _meaning),
+        "### Small changes, by module\n\n" + _tallies("Module", rates.modules, lambda name: ""),
+        "### Small changes that no case notices\n\n" + table(("Where", "Change", "", "Why"), map(_survivor, rates.survivors)),
+        "### Wrong engines, by class\n\n" + _engines("Class", rates.kinds),
+        "### Wrong engines, by chapter of the contract\n\n" + _engines("Clauses", rates.clauses),
+    ]
     if rates.loose:
-        parts.append(
-            "\n### Wrong engines that no case of their clause notices\n\n| Engine | What is wrong | Clause | Other cases that fail |\n"
-        )
-        parts.append("|---|---|---|---|\n")
-        for each in rates.loose:
-            others = ", ".join(f"`{case}`" for case in each.outside) or "none"
-            parts.append(f"| `{each.engine.removeprefix(PREFIX)}` | {each.what} | {_link(each.clause)} | {others} |\n")
-    return "".join(parts)
+        header = ("Engine", "What is wrong", "Clause", "Other cases that fail")
+        others = [", ".join(f"`{case}`" for case in each.outside) or "none" for each in rates.loose]
+        rows = [(f"`{each.engine.removeprefix(PREFIX)}`", each.what, _link(each.clause)) for each in rates.loose]
+        loose = table(header, [(*row, other) for row, other in zip(rows, others, strict=True)])
+        parts.append(f"### Wrong engines that no case of their clause notices\n\n{loose}")
+    return "\n".join(parts)
 
 
 def _all(tally: Tally) -> int:
@@ -149,36 +133,25 @@ def _meaning(operator: str) -> str:
     return f": {' '.join((OPERATORS[operator].__doc__ or '').replace('``', '`').split())}"
 
 
-def _table(name: str, tallies: Iterable[Tally], meaning: Callable[[str], str]) -> str:
-    titles = (name, "Noticed", "By the core", "Survived", "Of these equivalent", "Closed since", "Not run through", "Rate")
-    rows = [titles, ("---",) * len(titles)]
+def _tallies(name: str, tallies: Iterable[Tally], meaning: Callable[[str], str]) -> str:
+    header = (name, "Noticed", "By the core", "Survived", "Of these equivalent", "Closed since", "Not run through", "Rate")
+    rows = []
     for each in tallies:
         counts = (each.caught, each.core, each.survived, each.equivalent, each.closed, each.not_reached)
         rows.append((f"`{each.name}`{meaning(each.name)}", *map(str, counts), _percent(each.rate)))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return table(header, rows)
 
 
-def _survivors(survivors: Sequence[Survivor]) -> str:
-    head = "| Where | Change | | Why |\n|---|---|---|---|\n"
-    rows = []
-    for each in survivors:
-        module, line, *_ = each.id.split(":")
-        change = f"`{_cell(each.before)}` → `{_cell(each.after)}`"
-        rows.append(f"| `{module}`:{line} {each.function} | {change} | {each.triage} | {each.why} |\n")
-    return head + "".join(rows)
-
-
-def _cell(code: str) -> str:
-    return code.replace("|", "\\|").replace("`", "'")
+def _survivor(each: Survivor) -> tuple[str, ...]:
+    module, line, *_ = each.id.split(":")
+    before, after = (code.replace("`", "'") for code in (each.before, each.after))
+    return f"`{module}`:{line} {each.function}", f"`{before}` → `{after}`", each.triage, each.why
 
 
 def _engines(name: str, tallies: Iterable[EngineTally]) -> str:
-    head = f"| {name} | Engines | Noticed | Within its clause | By the core | Within its clause by the core |\n|---|---|---|---|---|---|\n"
-    return head + "".join(
-        f"| {each.name} | {each.engines} | {_of(each.caught, each)} | {_of(each.within, each)} | {_of(each.core, each)} "
-        f"| {_of(each.core_within, each)} |\n"
-        for each in tallies
-    )
+    header = (name, "Engines", "Noticed", "Within its clause", "By the core", "Within its clause by the core")
+    shares = [(each, (each.caught, each.within, each.core, each.core_within)) for each in tallies]
+    return table(header, [(each.name, str(each.engines), *(_of(count, each) for count in counts)) for each, counts in shares])
 
 
 def _of(count: int, tally: EngineTally) -> str:
@@ -194,4 +167,4 @@ def _link(clause: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    publish("mutants.md", page())

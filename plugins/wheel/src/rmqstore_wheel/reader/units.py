@@ -40,12 +40,10 @@ class ReadUnits(UnitLog):
                         self.chain.file(start)
         except (CorruptStoreError, OSError) as error:
             raise OutrunError(str(error)) from error
-        self._replaced: dict[int, Units] = {}
+        self._vouched = self.count
+        # By number, with room for all of their units: blocks that are written to, and the last ones that were read.
+        self._own: dict[int, Units] = {}
         self._recent: dict[int, Units] = {}
-        # From the beginning of the block in which the check point ends, by the number of the block.
-        self._own_first = max(self.count // BLOCK * BLOCK, self.first)
-        self._own_blocks: dict[int, Units] = {}
-        self._is_own = False
 
     def _drop_files(self, begin: int, stop: int) -> None:
         """Look past files that the check point does not know, which are the owner's."""
@@ -54,19 +52,24 @@ class ReadUnits(UnitLog):
 
     def close(self) -> None:
         super().close()
-        self._replaced, self._recent, self._own_blocks = {}, {}, {}
+        self._own, self._recent = {}, {}
 
     # ------------------------------------------------------------ writing
 
     def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
-        known = int(np.searchsorted(numbers, self.count))
-
         def publish() -> None:
-            self._put(numbers[:known], units[:known])
-            if known < len(numbers):
-                self._begin_own()
-                self.count = int(numbers[-1]) + 1
-                self._put(numbers[known:], units[known:])
+            if not len(numbers):
+                return
+            blocks = numbers // BLOCK
+            written = np.unique(blocks).tolist()
+            # What comes behind the last block of the check point makes it longer, if only by what fills it.
+            for block in {*written, *([self.count // BLOCK] if self.count % BLOCK and numbers[-1] >= self.count else ())}:
+                if block not in self._own:
+                    self._own[block] = self._block(block).copy()
+            for block in written:
+                rows = np.flatnonzero(blocks == block)
+                self._own[block][numbers[rows] % BLOCK] = units[rows]
+            self.count = max(self.count, int(numbers[-1]) + 1)
 
         return publish
 
@@ -77,98 +80,64 @@ class ReadUnits(UnitLog):
         units = np.frombuffer(data, self.unit)
         self.reserve(self.count + np.arange(len(units)), units)()
 
-    def _begin_own(self) -> None:
-        """Take the block in which the check point ends over from the file, before more is put behind it."""
-        if not self._is_own:
-            if self._own_first < self.count:
-                self._own_block(self._own_first // BLOCK)[: self.count - self._own_first] = self._block(self._own_first // BLOCK)
-                self._replaced.pop(self._own_first // BLOCK, None)
-            self._is_own = True
-
-    def _own_block(self, block: int) -> Units:
-        """Return a block of this reader's own, with what fills it when it is new."""
-        if block not in self._own_blocks:
-            begin = max(block * BLOCK, self.first)
-            self._own_blocks[block] = np.repeat(self._fill, (block + 1) * BLOCK - begin)
-        return self._own_blocks[block]
-
-    def _put(self, numbers: Ints, units: Units) -> None:
-        """Write units that are counted in."""
-        blocks = numbers // BLOCK
-        for block in np.unique(blocks).tolist():
-            rows = np.flatnonzero(blocks == block)
-            begin = max(block * BLOCK, self.first)
-            if self._is_own and begin >= self._own_first:
-                changed = self._own_block(block)
-            else:
-                changed = self._block(block).copy()
-                self._replaced[block] = changed
-            changed[numbers[rows] - begin] = units[rows]
-
     # ------------------------------------------------------------ reading
 
     def held(self, number: int) -> Iterator[tuple[int, int]]:
         files = [start // self.chain.file_bytes * self.per_file for start in self.chain.starts]
-        blocks = [block * BLOCK for block in {*self._replaced, *self._own_blocks}]
+        own = [block * BLOCK for block in self._own]
         at = max(number, self.first)
-        for begin, stop in sorted([(first, first + self.per_file) for first in files] + [(first, first + BLOCK) for first in blocks]):
+        for begin, stop in sorted([(first, first + self.per_file) for first in files] + [(first, first + BLOCK) for first in own]):
             begin, stop = max(begin, at), min(stop, self.count)
             if begin < stop:
                 yield begin, stop
                 at = stop
 
     def _block(self, block: int) -> Units:
-        """Return the units of a block, which their owner cannot change any more."""
-        begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
-        if self._is_own and begin >= self._own_first:
-            return self._own_block(block)[: end - begin]
-        known = self._replaced.get(block, self._recent.get(block))
+        """Return a block, which its owner cannot change any more, with what fills it where the check point knows of no unit."""
+        known = self._own.get(block, self._recent.get(block))
         if known is not None:
             return known
-        units = self._copied(begin, end)
-        if crc32(units.view(np.uint8).data) != self._crcs[block]:
+        base = block * BLOCK
+        begin, end = max(base, self.first), min(base + BLOCK, self._vouched)
+        units = np.repeat(self._fill, BLOCK)
+        if begin >= end:
+            return units
+        self._copy_into(units[begin - base : end - base], begin)
+        if crc32(units[begin - base : end - base].view(np.uint8).data) != self._crcs[block]:
             raise OutrunError(f"{self.chain.path_of(self.position(begin))}: units {begin} to {end - 1} are not those of the check point")
         if len(self._recent) >= _KEPT_BLOCKS:
             del self._recent[next(iter(self._recent))]
         self._recent[block] = units
         return units
 
-    def _copied(self, begin: int, end: int) -> Units:
-        units = np.zeros(end - begin, self.unit)
-        room = units.view(np.uint8).data
-        size = self.unit.itemsize
-        at = begin
+    def _copy_into(self, units: Units, begin: int) -> None:
+        """Copy units from number ``begin`` on out of the files; what fills them stays where none is."""
+        room, size = units.view(np.uint8).data, self.unit.itemsize
+        at, end = begin, begin + len(units)
         try:
             while at < end:
                 stop = min(end, (at // self.per_file + 1) * self.per_file)
                 start = at // self.per_file * self.chain.file_bytes
-                if start not in self.chain.starts:
-                    units[at - begin : stop - begin] = self._fill[0]
-                    at = stop
-                    continue
-                self.chain.file(start).read_into(self.position(at) - start, room[(at - begin) * size : (stop - begin) * size])
+                if start in self.chain.starts:
+                    self.chain.file(start).read_into(self.position(at) - start, room[(at - begin) * size : (stop - begin) * size])
                 at = stop
         except OSError as error:
             raise OutrunError(str(error)) from error
-        return units
 
     def _raw(self, number: int, count: int) -> Units:
-        pieces = []
+        pieces = [np.zeros(0, self.unit)]
         while count > 0:
-            units = self._block(number // BLOCK)
-            begin = max(number // BLOCK * BLOCK, self.first)
-            pieces.append(units[number - begin : number - begin + count])
+            at = number % BLOCK
+            pieces.append(self._block(number // BLOCK)[at : at + count])
             number, count = number + len(pieces[-1]), count - len(pieces[-1])
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else np.zeros(0, self.unit)
+        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
 
     def gather(self, numbers: Ints) -> Units:
         units = np.empty(len(numbers), self.unit)
         blocks = numbers // BLOCK
         for block in np.unique(blocks).tolist():
             rows = np.flatnonzero(blocks == block)
-            units[rows] = self._block(block)[numbers[rows] - max(block * BLOCK, self.first)]
+            units[rows] = self._block(block)[numbers[rows] % BLOCK]
         return units
 
     def check(self, number: int, count: int) -> None:

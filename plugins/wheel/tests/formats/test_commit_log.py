@@ -203,3 +203,27 @@ def test_a_record_that_was_written_for_another_place_is_refused() -> None:
 def test_a_blank_record_is_no_message() -> None:
     with pytest.raises(CorruptStoreError, match="blank"):
         decode_record(log.encode_blank(200) + bytes(192))
+
+
+# ---------------------------------------------------------------- names of files
+
+
+@pytest.mark.parametrize(
+    ("offset", "name"), [(0, "00000000000000000000"), (1 << 30, "00000000001073741824"), (2**63 - 1, "09223372036854775807")]
+)
+def test_names(offset: int, name: str) -> None:
+    assert log.file_name(offset) == name
+    assert log.start_offset(name) == offset
+
+
+@pytest.mark.parametrize("name", ["", "0", "0" * 19, "0" * 21, "x" * 20, "-0000000000000000001", "9" * 20, "٣" * 20])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(CorruptStoreError) as caught:
+        log.start_offset(name)
+    assert caught.value.file == name
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63])
+def test_no_file_starts_there(offset: int) -> None:
+    with pytest.raises(IllegalArgumentError):
+        log.file_name(offset)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.wheel.tests.made_records import encode_record, record_of
+from plugins.wheel.tests.made_records import MESSAGE, encode_record, record_of
 from rmqstore.batch import IN_SCHEMA, columns_of
 from rmqstore.message import Message
 from rmqstore_wheel.formats import messages, properties
@@ -17,24 +17,7 @@ from rmqstore_wheel.formats.commit_log import Record, decode_record
 from rmqstore_wheel.formats.log_columns import Columns, encode_columns
 from rmqstore_wheel.formats.log_reading import decode_columns, scan
 
-WORD = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"], exclude_characters="|"), min_size=1, max_size=12)
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=12)
-NAME = TEXT.filter(lambda name: not properties.is_hidden(name))
-TIME = st.none() | st.integers(0, 2**62)
-MESSAGES = st.builds(
-    Message,
-    topic=st.from_regex(r"[A-Za-z0-9_%|-]{1,127}", fullmatch=True),
-    body=st.binary(min_size=1, max_size=80),
-    tag=st.none() | WORD,
-    keys=st.lists(WORD, max_size=3).map(tuple),
-    properties=st.dictionaries(NAME, TEXT, max_size=3),
-    message_group=st.none() | WORD,
-    deliver_at_ms=TIME,
-    message_id=st.none() | WORD,
-    born_ms=st.integers(0, 2**62),
-    queue_id=st.none() | st.integers(0, 1023),
-)
-BATCHES = st.lists(MESSAGES, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGES, st.integers(1, 4))
+BATCHES = st.lists(MESSAGE, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGE, st.integers(1, 4))
 
 
 def encode(batch: list[Message], **options: Any) -> tuple[bytes, Columns]:

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
 from rmqstore.cli import (
     bench,
-    bench_report,
-    completion,
     config,
     conformance,
+    copies,
     demo,
-    dlq,
     doctor,
     engines,
-    group,
+    groups,
     inspect,
-    keep,
-    leases,
-    load_test,
+    looking,
     new_engine,
-    peek,
     pop,
     send,
     settle,
     timers,
-    topics,
-    transfer,
-    where,
 )
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
+from rmqstore.cli.options import EPILOGS, examples
 from rmqstore.errors import RmqstoreError
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -122,56 +117,57 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _add(command: Callable[..., None], examples: str, *, to: typer.Typer = app) -> None:
-    to.command(command.__name__.strip("_").replace("_", "-"), epilog=examples)(_interruptible(command))
+_VARIABLE: Final = "_RMQSTORE_COMPLETE"
 
 
-dead_letters = typer.Typer(
-    help="List, resend or drop dead letters.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings=_SETTINGS,
+class Shell(enum.Enum):
+    """A shell that can be told how to complete."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+@examples(
+    'eval "$(rmqstore completion bash)"          # in ~/.bashrc',
+    'eval "$(rmqstore completion zsh)"           # in ~/.zshrc, after compinit',
+    "rmqstore completion fish > ~/.config/fish/completions/rmqstore.fish",
+)
+def completion(
+    context: typer.Context, shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Which shell.")] = Shell.BASH
+) -> None:
+    """Print the script by which a shell completes.
+
+    It completes commands and options of rmqstore, engines, topics and groups of the store, and files. `rmqstore --install-completion`
+    installs it for the shell in use.
+    """
+    os.environ[_VARIABLE] = f"source_{shell.value}"
+    try:
+        context.find_root().command.main(args=[], prog_name="rmqstore")
+    finally:
+        del os.environ[_VARIABLE]
+
+
+# ---------------------------------------------------------------- the list of commands
+
+dead_letters, benchmarks = (
+    typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+    for text in ("List, resend or drop dead letters.", "Compare the engines under load.")
 )
 
-benchmarks = typer.Typer(
-    help="Compare the engines under load.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings=_SETTINGS,
-)
+
+def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
+    for command in commands:
+        to.command(command.__name__.strip("_").replace("_", "-"), epilog=EPILOGS[command])(_interruptible(command))
 
 
-_add(send.send, send.EXAMPLES)
-_add(pop.pop, pop.EXAMPLES)
-_add(settle.ack, settle.ACK_EXAMPLES)
-_add(settle.cancel, settle.CANCEL_EXAMPLES)
-_add(timers.timers, timers.EXAMPLES)
-_add(topics.topics, topics.TOPICS_EXAMPLES)
-_add(topics.lag, topics.LAG_EXAMPLES)
-_add(peek.peek, peek.EXAMPLES)
-_add(leases.leases, leases.EXAMPLES)
-_add(where.where, where.EXAMPLES)
-_add(group.group, group.EXAMPLES)
+_add(app, send.send, pop.pop, settle.ack, settle.cancel, timers.timers)
+_add(app, looking.topics, looking.lag, looking.peek, looking.leases, looking.where, groups.group)
 app.add_typer(dead_letters, name="dlq")
-_add(dlq.list_, dlq.LIST_EXAMPLES, to=dead_letters)
-_add(dlq.resend, dlq.RESEND_EXAMPLES, to=dead_letters)
-_add(dlq.drop, dlq.DROP_EXAMPLES, to=dead_letters)
-_add(config.config, config.EXAMPLES)
-_add(doctor.doctor, doctor.EXAMPLES)
-_add(inspect.inspect, inspect.EXAMPLES)
-_add(conformance.conformance, conformance.EXAMPLES)
+_add(dead_letters, groups.list_, groups.resend, groups.drop)
+_add(app, config.config, doctor.doctor, inspect.inspect, conformance.conformance)
 app.add_typer(benchmarks, name="bench")
-_add(bench.run, bench.RUN_EXAMPLES, to=benchmarks)
-_add(bench.workloads, bench.WORKLOADS_EXAMPLES, to=benchmarks)
-_add(bench_report.report, bench_report.EXAMPLES, to=benchmarks)
-_add(load_test.load_test, load_test.EXAMPLES)
-_add(new_engine.new_engine, new_engine.EXAMPLES)
-_add(keep.verify, keep.VERIFY_EXAMPLES)
-_add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
-_add(keep.restore, keep.RESTORE_EXAMPLES)
-_add(transfer.dump, transfer.DUMP_EXAMPLES)
-_add(transfer.load, transfer.LOAD_EXAMPLES)
-_add(transfer.migrate, transfer.MIGRATE_EXAMPLES)
-_add(engines.engines, engines.EXAMPLES)
-_add(demo.demo, demo.EXAMPLES)
-_add(completion.completion, completion.EXAMPLES)
+_add(benchmarks, bench.run, bench.workloads, bench.report)
+_add(app, bench.load_test, new_engine.new_engine)
+_add(app, copies.verify, copies.snapshot, copies.restore, copies.dump, copies.load, copies.migrate)
+_add(app, engines.engines, demo.demo, completion)

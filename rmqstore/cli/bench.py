@@ -1,32 +1,39 @@
-"""``rmqstore bench``: compare the engines by load from Spark; needs the benchmarks, ``rmqstore-benchmarks``."""
+"""``rmqstore bench`` and ``rmqstore load-test``: compare the engines by load from Spark, and account for every message while tasks die.
+
+Both need the benchmarks, ``rmqstore-benchmarks``.
+"""
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from rmqstore.cli import show
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import examples
+from rmqstore.cli.options import complete_engine, examples, imported
 from rmqstore.cli.show import Column
 from rmqstore.errors import IllegalArgumentError
 
-RUN_EXAMPLES: Final = examples(
+_COLUMNS: Final = (
+    Column("workload", lambda each: each.name),
+    Column("cancelled", lambda each: f"{each.cancelled:.0%}", right=True),
+    Column("acked", lambda each: f"{each.acked:.0%}", right=True),
+    Column("about", lambda each: each.about, long=True),
+)
+
+
+@examples(
     "rmqstore bench run benchmarks/specs/small.toml --out build/small",
     "rmqstore bench run full.toml --out full --stores /mnt/disk",
     "rmqstore bench run full.toml --out full --master spark://host:7077",
 )
-WORKLOADS_EXAMPLES: Final = examples("rmqstore bench workloads")
-
-_COLUMNS: Final = (Column("workload"), Column("cancelled", right=True), Column("acked", right=True), Column("about", long=True))
-
-
 def run(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="TOML file that says what is measured.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the results go; a run that was ended goes on there.")],
@@ -54,17 +61,15 @@ def run(
         raise typer.Exit(EXIT_NOT_DONE)
 
 
+@examples("rmqstore bench workloads")
 def workloads() -> None:
     """List the workloads that a specification can name."""
     named = _part("grid.named").named_workloads()
-    show.table(_COLUMNS, [[each.name, f"{each.cancelled:.0%}", f"{each.acked:.0%}", each.about] for each in named.values()])
+    show.table(_COLUMNS, named.values())
 
 
-def _part(name: str) -> Any:
-    try:
-        return importlib.import_module(f"rmqstore_benchmarks.{name}")
-    except ImportError as error:
-        raise IllegalArgumentError(f"the benchmarks cannot be imported ({error}): pip install 'rmqstore-benchmarks[spark]'") from error
+def _part(name: str) -> ModuleType:
+    return imported(f"rmqstore_benchmarks.{name}", "the benchmarks cannot be imported", "rmqstore-benchmarks[spark]")
 
 
 class _Told:
@@ -89,3 +94,153 @@ class _Told:
         if told.outcome:
             reason = f": {told.reason}" if told.reason else ""
             self._progress.console.print(f"{told.done}/{told.runs} {told.run_id} {told.outcome}{reason}", soft_wrap=True)
+
+
+@examples("rmqstore bench report bench-results", "rmqstore bench report bench-results --out docs/benchmark")
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where `rmqstore bench run` left its results.", show_default=False)],
+    out: Annotated[Path | None, typer.Option("--out", metavar="OUT", help="Where the report goes; DIR/report if not given.")] = None,
+) -> None:
+    """Make the report on a run of the grid.
+
+    Writes report.html, which needs no other file, report.md, and a picture and a CSV file for each figure, as well as summary.parquet with
+    all medians. Needs neither an engine nor Java: pip install 'rmqstore-benchmarks[report]'.
+    """
+    made = imported("rmqstore_benchmarks.report.making", "the report cannot be made", "rmqstore-benchmarks[report]").make(
+        directory, out if out is not None else directory / "report"
+    )
+    for title, finding in made.findings.items():
+        show.line(Text.assemble((f"{title}: ", "bold"), finding))
+    for name, verdict in made.verdicts.items():
+        show.line(Text.assemble(("claim, ", "bold"), (name, "bold"), f": {verdict.value}"))
+    for plot in made.left_out:
+        show.note(f"left out: {plot.title}; it needs {plot.needs}")
+    show.note(made.outcomes)
+    show.line(f"report: {made.page}")
+
+
+# ---------------------------------------------------------------- the load test
+
+
+@examples(
+    "rmqstore load-test",
+    "rmqstore load-test --engine NAME --messages 1000000 --report load.md",
+    "rmqstore load-test --cluster --failures executor,worker",
+    "rmqstore load-test --resume load",
+    "rmqstore load-test --master spark://host:7077 --directory /shared --messages 10000000 --shards 64",
+)
+def load_test(
+    context: typer.Context,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
+    ] = None,
+    messages: Annotated[int, typer.Option("--messages", metavar="N", help="Messages of each engine.")] = 20_000,
+    shards: Annotated[int, typer.Option("--shards", metavar="N", help="Stores of each engine, one task each.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Decides what becomes of each message, and what fails where.")] = 0,
+    failures: Annotated[
+        list[str] | None,
+        typer.Option("--failures", metavar="LIST", help="Of task, worker, twin, consumer, executor, with commas; or none. All by default."),
+    ] = None,
+    master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Spark cluster; this machine by default.")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Start a cluster of two workers on this machine, and kill one.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", metavar="DIR", help="Where the stores go; every executor must reach it.")
+    ] = None,
+    report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .md or .json report.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Leave stores, ledger and tables in this new directory.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a load test that ended early, as it was begun in DIR.")
+    ] = None,
+) -> None:
+    """Account for every message while tasks and consumers die.
+
+    Producers and consumers run in Spark tasks, on all durable engines by default; tasks, their processes and consumers die meanwhile. Each
+    id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history. When
+    Spark or this process dies, --resume goes on behind the last job that was done; of one that has ended it shows the outcome again.
+    Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
+    """
+    command, reporting = _part("load.command"), _part("load.report")
+    if resume is not None:
+        _only_resume(context)
+    for file in report or []:
+        reporting.check_report(file)
+    request = command.Request(
+        engines=engine or [],
+        messages=messages,
+        shards=shards,
+        seed=seed,
+        failures=failures or [],
+        master=master,
+        cluster=cluster,
+        directory=directory,
+        keep=keep,
+        resume=resume,
+    )
+    outcomes = _played(command, request)
+    show.table(
+        [Column(heading, right=bool(at)) for at, heading in enumerate(reporting.HEADINGS)], [reporting.summary(each) for each in outcomes]
+    )
+    show.line()
+    for outcome in outcomes:
+        _tell(outcome, reporting)
+    if report:
+        machine = _part("machine").described(resume or keep or directory or command.default_directory())
+        for file in report:
+            reporting.write_report(file, outcomes, shlex.join(["rmqstore", *_arguments()]), machine)
+            show.note(f"report: {file}")
+    if kept := resume or keep:
+        show.note(f"stores, ledger and tables are in {kept}")
+    if any(outcome.problems() for outcome in outcomes):
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _only_resume(context: typer.Context) -> None:
+    """Refuse options that the plan of a load test has settled."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in ("resume", "report") and source is not None and source.name == "COMMANDLINE":
+            raise IllegalArgumentError(f"--resume goes on as the load test was begun; leave out {parameter.opts[0]}")
+
+
+def _arguments() -> list[str]:
+    """Return the arguments of this process from the name of the command on."""
+    given = sys.argv[1:]
+    return given[given.index("load-test") :] if "load-test" in given else ["load-test"]
+
+
+def _played(command: ModuleType, request: Any) -> list[Any]:
+    """Run a request and show how far it is."""
+    jobs = command.jobs(request)
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=show.error_console(), transient=True) as progress:
+        task = progress.add_task("starting Spark", total=sum(len(names) for _, names in jobs))
+        done = -1
+
+        def told(engine: str, job: str) -> None:
+            nonlocal done
+            done += 1
+            progress.update(task, description=f"{engine}: {job}", completed=done)
+
+        return list(command.run(request, told))
+
+
+def _tell(outcome: Any, reporting: ModuleType) -> None:
+    """Print what was made to fail, and how the ledger of one engine closes."""
+    engine = outcome.plan.engine
+    show.line(f"{engine}: {reporting.injected(outcome)}.")
+    problems = outcome.problems()
+    if not problems:
+        show.line(
+            Text.assemble(f"{engine}: ", ("the ledger closes", "green"), f", each of {show.count(outcome.closed.ids, 'id')} has one end.")
+        )
+        return
+    show.line(Text.assemble(f"{engine}: ", ("the ledger does not close", "bold red")))
+    for problem in problems:
+        show.line(f"  {problem}")
+    for fault in outcome.closed.listed:
+        for line in reporting.fault_lines(fault):
+            show.line(f"  {line}")

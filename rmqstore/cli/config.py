@@ -17,11 +17,10 @@ from rmqstore.config import Config, load
 from rmqstore.plugins import BrokenPluginWarning, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Source, allowed
 
-EXAMPLES: Final = examples("rmqstore config data", "rmqstore config data --explain", "RMQSTORE_FLUSH=async rmqstore config data --json")
-
 _ORIGINS: Final = {Source.DEFAULT: "default", Source.STORED: "stored with the store"}
 
 
+@examples("rmqstore config data", "rmqstore config data --explain", "RMQSTORE_FLUSH=async rmqstore config data --json")
 def config(
     store: StoreArgument,
     explain: Annotated[bool, typer.Option("--explain", help="Also say what each setting means and takes.")] = False,

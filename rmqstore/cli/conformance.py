@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
@@ -13,16 +12,7 @@ from rich.text import Text
 
 from rmqstore.cli import show
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import complete_engine, examples
-from rmqstore.errors import IllegalArgumentError
-
-EXAMPLES: Final = examples(
-    "rmqstore conformance memory",
-    "rmqstore conformance acme --level extended --report acme.html --report acme.json",
-    "rmqstore conformance acme --pop-engine memory",
-    "rmqstore conformance --explain T6",
-)
-
+from rmqstore.cli.options import complete_engine, examples, imported
 
 _STYLES: Final = {"pass": "green", "fail": "bold red", "declared absent": "dim", "not run": "yellow"}
 
@@ -42,6 +32,12 @@ class RecorderName(enum.Enum):
     FUSE = "fuse"
 
 
+@examples(
+    "rmqstore conformance memory",
+    "rmqstore conformance acme --level extended --report acme.html --report acme.json",
+    "rmqstore conformance acme --pop-engine memory",
+    "rmqstore conformance --explain T6",
+)
 def conformance(
     name: Annotated[
         str | None,
@@ -70,7 +66,7 @@ def conformance(
 
     Ends with 3 when a clause is broken. The suite is a distribution of its own: pip install rmqstore-conformance.
     """
-    command = _suite()
+    command = imported("rmqstore_conformance.command", "the conformance suite cannot be imported", "rmqstore-conformance")
     if explain is not None:
         for line in command.explanation(explain):
             show.line(line)
@@ -105,13 +101,6 @@ def conformance(
         show.line(f"report: {file}")
     if is_broken:
         raise typer.Exit(EXIT_NOT_DONE)
-
-
-def _suite() -> ModuleType:
-    try:
-        return importlib.import_module("rmqstore_conformance.command")
-    except ImportError as error:
-        raise IllegalArgumentError(f"the conformance suite cannot be imported ({error}): pip install rmqstore-conformance") from error
 
 
 def _tell(found: Any, command: ModuleType) -> bool:

@@ -25,8 +25,6 @@ from rmqstore.message import Message
 from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
 from rmqstore.store import open as open_store
 
-EXAMPLES = examples("rmqstore demo", "rmqstore demo --orders 10000 --live 0", "rmqstore demo --keep stores")
-
 _SEED = 7
 _LIVE_TIMERS = 2000
 _LIVE_SPREAD_MS = 3000
@@ -59,6 +57,7 @@ class Lateness(msgspec.Struct, frozen=True):
     problems: list[str]
 
 
+@examples("rmqstore demo", "rmqstore demo --orders 10000 --live 0", "rmqstore demo --keep stores")
 def demo(
     engine: Annotated[
         list[str] | None,

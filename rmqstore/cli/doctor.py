@@ -31,8 +31,6 @@ from rmqstore.spark.dataset import Dataset, is_dataset
 from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME
 from rmqstore.store.reader import Reader
 
-EXAMPLES: Final = examples("rmqstore doctor data", "rmqstore doctor data --deep", "rmqstore doctor spark-data --finish")
-
 _LEAST_FREE_BYTES: Final = 64 * 1024 * 1024
 _SANE_FROM_MS: Final = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1000
 _COUNTED: Final = 10_000
@@ -64,6 +62,7 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
+@examples("rmqstore doctor data", "rmqstore doctor data --deep", "rmqstore doctor spark-data --finish")
 def doctor(
     store: StoreArgument,
     deep: Annotated[bool, typer.Option("--deep", help="Also read every record and recount every counter; takes a while.")] = False,

@@ -27,9 +27,8 @@ _COLUMNS: Final = (
     Column("not there", long=True),
 )
 
-EXAMPLES: Final = examples("rmqstore engines", "rmqstore engines --json")
 
-
+@examples("rmqstore engines", "rmqstore engines --json")
 def engines(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that is known, as one JSON document.")] = False,
 ) -> None:

@@ -21,8 +21,6 @@ from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.dataset import is_dataset
 from rmqstore.store.opening import checked_path
 
-EXAMPLES: Final = examples("rmqstore inspect data", "rmqstore inspect ~/store --at 2026-12-01T08:00", "rmqstore inspect ~/store --json")
-
 _DAMAGE: Final = (Column("file"), Column("offset", right=True), Column("what"))
 
 
@@ -34,6 +32,7 @@ class _Look(msgspec.Struct, frozen=True):
     inspection: Inspection
 
 
+@examples("rmqstore inspect data", "rmqstore inspect ~/store --at 2026-12-01T08:00", "rmqstore inspect ~/store --json")
 def inspect(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory of a store, or any whose files an engine knows.", show_default=False)

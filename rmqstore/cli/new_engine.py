@@ -14,8 +14,6 @@ from rmqstore.cli.options import examples
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.plugins import get_plugins
 
-EXAMPLES: Final = examples("rmqstore new-engine acme", "rmqstore new-engine work/acme --name acme")
-
 _TEMPLATE: Final = "memory"
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -77,6 +75,7 @@ def test_every_core_clause_holds(tmp_path: Path) -> None:
 '''
 
 
+@examples("rmqstore new-engine acme", "rmqstore new-engine work/acme --name acme")
 def new_engine(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the project; it must not be there yet.")],
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the engine (default: that of the directory).")] = None,

@@ -1,15 +1,17 @@
-"""Arguments and options that several commands share, what a shell completes them to, and the form of examples in help texts."""
+"""Arguments and options that several commands share, what a shell completes them to, and examples in help texts."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Final, TypeVar
 
 import typer
 
 from rmqstore.cli import stores
-from rmqstore.errors import RmqstoreError
+from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.plugins import get_plugins
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader
@@ -58,9 +60,20 @@ TopicOption = Annotated[
 ]
 
 
-def examples(*lines: str) -> str:
-    """Return examples as the end of a help text; each stays on its own line."""
-    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+EPILOGS: Final[dict[Callable[..., None], str]] = {}
+"""The end of the help text of each command."""
+
+
+def examples(*lines: str) -> Callable[[_Command], _Command]:
+    """Give a command examples at the end of its help text; each stays on its own line."""
+
+    def given(command: _Command) -> _Command:
+        EPILOGS[command] = "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+        return command
+
+    return given
 
 
 def refuse_together(**given: object) -> None:
@@ -68,3 +81,15 @@ def refuse_together(**given: object) -> None:
     names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if len(names) > 1:
         raise typer.BadParameter(f"{' and '.join(names)} exclude each other; give one", param_hint=names[1])
+
+
+def imported(module: str, what_fails: str, distribution: str) -> ModuleType:
+    """Import what only some commands need.
+
+    Raises:
+        IllegalArgumentError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise IllegalArgumentError(f"{what_fails} ({error}): pip install '{distribution}'") from error

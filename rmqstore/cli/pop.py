@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.text import Text
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE
-from rmqstore.cli.interrupts import Interrupt
+from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE, Interrupt
 from rmqstore.cli.options import StoreArgument, TopicArgument, complete_group, examples, refuse_together
 from rmqstore.cli.times import clock_and_relative, clock_time, duration_option
 from rmqstore.contract import AckOutcome, InitMode, Receipt
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import MAX_POP, PoppedMessage
 from rmqstore.store import Store
-
-EXAMPLES: Final = examples(
-    "rmqstore pop data orders --group billing",
-    "rmqstore pop data orders -g billing --max 100 --json > orders.jsonl",
-    "rmqstore pop data orders -g billing --follow --filter \"region = 'eu' AND amount > 10\"",
-    "rmqstore pop data orders -g billing --no-ack --invisible 5m",
-    "rmqstore pop data '%DLQ%billing' -g inspectors",
-)
 
 _PAGE = 32
 """Messages of one pop and one ack: what may come again when the process is killed."""
@@ -57,6 +48,13 @@ class Tally(msgspec.Struct):
     not_acked: int = 0
 
 
+@examples(
+    "rmqstore pop data orders --group billing",
+    "rmqstore pop data orders -g billing --max 100 --json > orders.jsonl",
+    "rmqstore pop data orders -g billing --follow --filter \"region = 'eu' AND amount > 10\"",
+    "rmqstore pop data orders -g billing --no-ack --invisible 5m",
+    "rmqstore pop data '%DLQ%billing' -g inspectors",
+)
 def pop(
     store: StoreArgument,
     topic: TopicArgument,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import IO, Annotated
 
 import msgspec
 import numpy as np
@@ -19,8 +19,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.exits import EXIT_INTERRUPTED
-from rmqstore.cli.interrupts import Interrupt
+from rmqstore.cli.exits import EXIT_INTERRUPTED, Interrupt
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples, refuse_together
 from rmqstore.cli.rows import Batch, Format, Reader, Shape, format_of, reader_of
 from rmqstore.cli.times import clock_and_relative, duration_option, time_option
@@ -29,14 +28,6 @@ from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.message import Message, check_message
 from rmqstore.store import Store
 from rmqstore.store.sending import calls_of
-
-EXAMPLES: Final = examples(
-    'rmqstore send data orders "close 42" --key 42 --delay 30m --create',
-    "rmqstore send data orders --body-file order.json --at 2026-12-01T08:00+01:00",
-    "generate | rmqstore send data orders --tag new",
-    "rmqstore send data --from-file orders.csv",
-    "zcat orders.jsonl.gz | rmqstore send data orders --from-file -",
-)
 
 _MIN_BATCH, _MAX_BATCH = 1000, 10_000
 
@@ -52,6 +43,13 @@ class Due(msgspec.Struct, frozen=True):
         return self.at_ms if self.delay_ms is None else now_ms + self.delay_ms
 
 
+@examples(
+    'rmqstore send data orders "close 42" --key 42 --delay 30m --create',
+    "rmqstore send data orders --body-file order.json --at 2026-12-01T08:00+01:00",
+    "generate | rmqstore send data orders --tag new",
+    "rmqstore send data --from-file orders.csv",
+    "zcat orders.jsonl.gz | rmqstore send data orders --from-file -",
+)
 def send(
     store: StoreArgument,
     topic: Annotated[

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -16,18 +16,13 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.contract import AckOutcome, CancelOutcome, Receipt
 
-ACK_EXAMPLES: Final = examples(
-    "rmqstore ack data '4 1764576000000 60000 0 0 rmqs-0a1b2c3d 0 4 0 orders billing 7 5f0e1a2b'",
-    "rmqstore pop data orders -g billing --no-ack --json | jq -r .receipt | rmqstore ack data -",
-)
-CANCEL_EXAMPLES: Final = examples(
-    "rmqstore cancel data AQoLDA0AAAABAAAAAAAAAAEAAAGa8_Yk-GiR0Q4",
-    "rmqstore cancel data --topic orders --key 42",
-)
-
 _RECEIPT_WORDS = 13
 
 
+@examples(
+    "rmqstore ack data '4 1764576000000 60000 0 0 rmqs-0a1b2c3d 0 4 0 orders billing 7 5f0e1a2b'",
+    "rmqstore pop data orders -g billing --no-ack --json | jq -r .receipt | rmqstore ack data -",
+)
 def ack(
     store: StoreArgument,
     receipts: Annotated[
@@ -46,6 +41,10 @@ def ack(
     _report("receipt", given, outcomes, AckOutcome.ACKED, as_json)
 
 
+@examples(
+    "rmqstore cancel data AQoLDA0AAAABAAAAAAAAAAEAAAGa8_Yk-GiR0Q4",
+    "rmqstore cancel data --topic orders --key 42",
+)
 def cancel(
     store: StoreArgument,
     handles: Annotated[

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -19,7 +20,8 @@ from rich.text import Text
 from rmqstore.cli.times import iso
 from rmqstore.message import Message, PoppedMessage
 
-Cell: TypeAlias = str | Text
+Cell: TypeAlias = str | int | Text | None
+"""What a table shows: None as nothing, a number with its thousands apart, a text without control characters."""
 
 _GAP = 2
 _INDENT = "    "
@@ -30,11 +32,13 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
+        cell: what it shows of an item; without it, rows are sequences of cells.
         right: align to the right, for numbers.
         long: ids, handles and the like: they move to lines of their own when the terminal is too narrow.
     """
 
     heading: str
+    cell: Callable[[Any], Cell] | None = None
     right: bool = False
     long: bool = False
 
@@ -49,7 +53,7 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
-def line(cell: Cell = "") -> None:
+def line(cell: str | Text = "") -> None:
     """Print one line of data as it is."""
     if isinstance(cell, str):
         typer.echo(cell)
@@ -75,10 +79,10 @@ def count(number: int, noun: str, plural: str = "") -> str:
 # ---------------------------------------------------------------- tables
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print rows under headings; where a terminal is too narrow, the widest of the long columns go to lines below each row."""
+def table(columns: Sequence[Column], items: Iterable[Any]) -> None:
+    """Print items under headings; where a terminal is too narrow, the widest of the long columns go to lines below each row."""
     out = console()
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    cells = [[_shown(column.cell(item) if column.cell else item[at]) for at, column in enumerate(columns)] for item in items]
     widths = [max([len(column.heading), *(row[at].cell_len for row in cells)]) for at, column in enumerate(columns)]
     shown = list(range(len(columns)))
     below: list[int] = []
@@ -96,8 +100,14 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     out.print(Text("\n").join(lines), soft_wrap=True)
 
 
+def _shown(cell: Cell) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(f"{cell:,}" if isinstance(cell, int) else plain(cell or ""))
+
+
 def _row(cells: Sequence[Text], places: Sequence[int], columns: Sequence[Column], widths: Sequence[int]) -> Text:
-    parts: list[Cell] = []
+    parts: list[str | Text] = []
     for cell, at in zip(cells, places, strict=True):
         padding = " " * (widths[at] - cell.cell_len)
         parts += [" " * _GAP if parts else "", *((padding, cell) if columns[at].right else (cell, padding))]
@@ -106,7 +116,7 @@ def _row(cells: Sequence[Text], places: Sequence[int], columns: Sequence[Column]
     return row
 
 
-def fields(pairs: Iterable[tuple[str, Cell]]) -> None:
+def fields(pairs: Iterable[tuple[str, str]]) -> None:
     """Print names and values below each other, the values aligned."""
     given = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in given), default=0)
@@ -136,6 +146,14 @@ def document_with(content: Mapping[str, Any], name: str, items: Iterable[Mapping
         separator = ",\n    "
     sys.stdout.write("\n  ]\n}\n" if separator.startswith(",") else "]\n}\n")
     sys.stdout.flush()
+
+
+def struct_document(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct, each time twice."""
+    found: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(struct).items():
+        found |= times_document(**{name.removesuffix("_ms"): value}) if name.endswith("_ms") else {name: value}
+    return found
 
 
 def times_document(**times_ms: int | None) -> dict[str, Any]:

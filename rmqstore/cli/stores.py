@@ -124,8 +124,8 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def require_topic(store: Reader, topic: str, *, or_timers: bool = False) -> None:
-    """Refuse a topic that is not there, naming those that are.
+def require_topic(store: Reader, topic: str | None, *, or_timers: bool = False) -> None:
+    """Refuse a topic that is asked for and not there, naming those that are.
 
     Args:
         or_timers: a topic for which a timer is pending will do, although no message made it yet.
@@ -134,7 +134,7 @@ def require_topic(store: Reader, topic: str, *, or_timers: bool = False) -> None
         IllegalArgumentError: the store has no such topic.
     """
     names = [info.name for info in store.topics.list(system=True)]
-    if topic in names:
+    if topic is None or topic in names:
         return
     users = set(names)
     if or_timers:
@@ -147,15 +147,15 @@ def require_topic(store: Reader, topic: str, *, or_timers: bool = False) -> None
     raise IllegalArgumentError(f"store {store.path} has {what}; {_instead(topic, users, shown)}")
 
 
-def require_group(store: Reader, group: str) -> None:
-    """Refuse a group that neither popped nor has a dead letter queue, naming those that are known.
+def require_group(store: Reader, group: str | None) -> None:
+    """Refuse a group that is asked for and neither popped nor has a dead letter queue, naming those that are known.
 
     Raises:
         IllegalArgumentError: the store knows no such group.
     """
     dead = (info.name.removeprefix(DLQ_PREFIX) for info in store.topics.list(system=True) if info.name.startswith(DLQ_PREFIX))
     names = {*store.groups.list(), *dead}
-    if group not in names:
+    if group is not None and group not in names:
         raise IllegalArgumentError(f"store {store.path} has no group {group!r}; {_instead(group, names, names)}")
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.options import JsonOption, StoreArgument, TopicOption, examples, refuse_together
+from rmqstore.cli.show import Column
 from rmqstore.cli.times import (
     DAY_MS,
     HOUR_MS,
@@ -28,13 +29,6 @@ from rmqstore.cli.times import (
 from rmqstore.contract import PendingTimer
 from rmqstore.message import MAX_TIME_MS
 from rmqstore.store.reader import Reader
-
-EXAMPLES: Final = examples(
-    "rmqstore timers data",
-    "rmqstore timers data --within 1h --buckets 12",
-    "rmqstore timers data --from 2026-12-01 --to 2027-01-01 --topic orders",
-    "rmqstore timers data --list --within 10m",
-)
 
 _WIDTHS_MS: Final = tuple(
     number * unit
@@ -65,6 +59,12 @@ class Histogram(msgspec.Struct, frozen=True):
     latest_ms: int | None
 
 
+@examples(
+    "rmqstore timers data",
+    "rmqstore timers data --within 1h --buckets 12",
+    "rmqstore timers data --from 2026-12-01 --to 2027-01-01 --topic orders",
+    "rmqstore timers data --list --within 10m",
+)
 def timers(
     store: StoreArgument,
     within: Annotated[str | None, typer.Option("--within", metavar="DURATION", help="From now on so far: 10m, 1h, 7d.")] = None,
@@ -91,14 +91,13 @@ def timers(
     if start_ms is not None and end_ms is not None and end_ms <= start_ms:
         raise typer.BadParameter("it must be later than --from", param_hint="--to")
     with stores.reading(store) as opened:
-        if topic is not None:
-            stores.require_topic(opened, topic, or_timers=True)
+        stores.require_topic(opened, topic, or_timers=True)
         if as_list:
             listed = _pending(opened, start_ms or 0, end_ms, topic)
             if as_json:
                 show.document_with(show.times_document(now=now_ms), "timers", (_document(timer) for timer in listed))
             else:
-                _list(listed, now_ms)
+                _list(listed)
             return
         histogram = _histogram(opened, now_ms if start_ms is None else start_ms, end_ms, buckets, topic)
     if as_json:
@@ -258,30 +257,23 @@ def _pending(store: Reader, from_ms: int, to_ms: int | None, topic: str | None) 
     return (timer for timer in stores.pending_timers(store, from_ms, to_ms) if topic is None or timer.message.topic == topic)
 
 
-_COLUMNS: Final = tuple(
-    show.Column(heading, long=heading in ("id", "handle")) for heading in ("due", "in", "topic", "tag", "keys", "id", "handle")
+_COLUMNS: Final = (
+    Column("due", lambda timer: clock_time(timer.deliver_at_ms)),
+    Column("in", lambda timer: relative(timer.deliver_at_ms, stores.now_ms())),
+    Column("topic", lambda timer: timer.message.topic),
+    Column("tag", lambda timer: timer.message.tag),
+    Column("keys", lambda timer: ",".join(timer.message.keys)),
+    Column("id", lambda timer: timer.message.message_id, long=True),
+    Column("handle", lambda timer: timer.handle.text(), long=True),
 )
 
 
-def _list(timers: Iterator[PendingTimer], now_ms: int) -> None:
+def _list(timers: Iterator[PendingTimer]) -> None:
     listed = 0
     while page := list(islice(timers, _PAGE)):
-        show.table(_COLUMNS, [_row(timer, now_ms) for timer in page])
+        show.table(_COLUMNS, page)
         listed += len(page)
     show.note(f"{show.count(listed, 'timer')}; `rmqstore cancel STORE HANDLE` stops one." if listed else "No such timer is pending.")
-
-
-def _row(timer: PendingTimer, now_ms: int) -> list[str]:
-    message = timer.message
-    return [
-        clock_time(timer.deliver_at_ms),
-        relative(timer.deliver_at_ms, now_ms),
-        message.topic,
-        show.plain(message.tag or ""),
-        show.plain(",".join(message.keys)),
-        show.plain(message.message_id or ""),
-        timer.handle.text(),
-    ]
 
 
 def _document(timer: PendingTimer) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""``rmqstore dlq``: look into a dead letter queue, give messages back to their group, or drop them."""
+"""``rmqstore group`` and ``rmqstore dlq``: when a group tries again, and what becomes of the messages that it gave up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,18 +12,61 @@ from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_group, examples
 from rmqstore.cli.show import Column
-from rmqstore.cli.times import clock_time, duration_option, relative
+from rmqstore.cli.times import clock_time, duration_option, duration_text, relative
+from rmqstore.contract.pops import GroupSettings
+from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import DLQ_PREFIX
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.reader import Reader
 
-LIST_EXAMPLES: Final = examples(
-    "rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json"
+
+@examples(
+    "rmqstore group data billing",
+    "rmqstore group data billing --max-retries 3 --backoff 1s,10s,5m",
+    "rmqstore group data billing --reset",
 )
-RESEND_EXAMPLES: Final = examples(
-    "rmqstore dlq resend data billing --all", "rmqstore dlq resend data billing --id 7F000001000100000000000000000000AB"
-)
-DROP_EXAMPLES: Final = examples("rmqstore dlq drop data billing --all --older-than 7d", "rmqstore dlq drop data --parked --all")
+def group(
+    store: StoreArgument,
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", show_default=False, autocompletion=complete_group)],
+    max_retries: Annotated[
+        int | None, typer.Option("--max-retries", metavar="N", min=0, help="Redeliveries before the dead letter queue.", show_default=False)
+    ] = None,
+    backoff: Annotated[
+        str | None,
+        typer.Option(
+            "--backoff", metavar="D,D…", help="Waits after the 1st, 2nd … failed attempt; the last one repeats.", show_default=False
+        ),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Take back what is set for the group.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how often and when a group tries again, or set it.
+
+    What is not set for a group is that of the store: `max_retries` of its configuration, and RocketMQ's table of waits. What is given here
+    is added to what was set before, and may be set before the group pops for the first time.
+    """
+    changes = max_retries is not None or backoff is not None
+    if reset and changes:
+        raise typer.BadParameter("--reset takes everything back; give it alone", param_hint="--reset")
+    waits_ms = None if backoff is None else tuple(duration_option("--backoff", each, minimum=1) for each in backoff.split(","))
+    if changes or reset:
+        with stores.owning(store) as owned:
+            known = GroupSettings() if reset else owned.groups.settings(name)
+            retries = known.max_retries if max_retries is None else max_retries
+            table = known.backoff_ms if waits_ms is None else waits_ms
+            owned.groups.set(name, max_retries=retries, backoff=[timedelta(milliseconds=each) for each in table])
+    with stores.reading(store) as opened:
+        found, default = opened.groups.settings(name), opened.engine.config.max_retries
+    retries, table = found.max_retries, found.backoff_ms
+    if as_json:
+        show.document({"group": name, "max_retries": retries, "backoff_ms": list(table) or None})
+        return
+    show.line(f"max_retries  {default if retries is None else retries}{' (of the store)' if retries is None else ''}")
+    waits_text = ", ".join(map(duration_text, table or RETRY_BACKOFF_MS))
+    show.line(f"backoff      {waits_text}{'' if table else ' (the default)'}")
+
+
+# ---------------------------------------------------------------- dead letters
 
 GroupArgument = Annotated[
     str | None, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=complete_group)
@@ -31,16 +75,17 @@ IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="
 ParkedOption = Annotated[bool, typer.Option("--parked", help="The entries that could not be read, in place of a group's dead letters.")]
 
 _COLUMNS: Final = (
-    Column("died"),
-    Column("ago"),
-    Column("origin topic"),
-    Column("attempts", right=True),
-    Column("id", long=True),
-    Column("reason", long=True),
-    Column("body", long=True),
+    Column("died", lambda letter: clock_time(letter.died_ms)),
+    Column("ago", lambda letter: relative(letter.died_ms, stores.now_ms())),
+    Column("origin topic", lambda letter: letter.origin_topic),
+    Column("attempts", lambda letter: letter.attempts, right=True),
+    Column("id", lambda letter: letter.message.message_id, long=True),
+    Column("reason", lambda letter: letter.reason, long=True),
+    Column("body", lambda letter: show.body_start(letter.message.body), long=True),
 )
 
 
+@examples("rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json")
 def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOption = False, as_json: JsonOption = False) -> None:
     """List the dead letters of a group.
 
@@ -56,13 +101,14 @@ def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOptio
     if as_json:
         show.document({**show.times_document(now=now_ms), "dead_letters": [_document(letter) for letter in letters]})
     elif letters:
-        show.table(_COLUMNS, [_row(letter, now_ms) for letter in letters])
+        show.table(_COLUMNS, letters)
         what = "parked entries" if parked else f"dead letters of group {group}"
         show.note(f"{len(letters):,} {what}; `rmqstore dlq {'drop' if parked else 'resend'} -h` tells what can be done.")
     else:
         show.line("Nothing is parked." if parked else f"Group {group} has no dead letters.")
 
 
+@examples("rmqstore dlq resend data billing --all", "rmqstore dlq resend data billing --id 7F000001000100000000000000000000AB")
 def resend(
     store: StoreArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=complete_group)],
@@ -80,6 +126,7 @@ def resend(
     _report("given back", done, missing, as_json)
 
 
+@examples("rmqstore dlq drop data billing --all --older-than 7d", "rmqstore dlq drop data --parked --all")
 def drop(
     store: StoreArgument,
     group: GroupArgument = None,
@@ -139,30 +186,10 @@ def _list_groups(store: Reader, *, as_json: bool) -> None:
     if as_json:
         show.document({"groups": counts})
     elif counts:
-        show.table((Column("group"), Column("dead letters", right=True)), [[name, f"{number:,}"] for name, number in counts.items()])
+        show.table((Column("group"), Column("dead letters", right=True)), counts.items())
     else:
         show.line("No group has dead letters.")
 
 
-def _row(letter: DeadLetter, now_ms: int) -> list[str]:
-    return [
-        clock_time(letter.died_ms),
-        relative(letter.died_ms, now_ms),
-        show.plain(letter.origin_topic),
-        str(letter.attempts),
-        show.plain(letter.message.message_id),
-        show.plain(letter.reason),
-        show.body_start(letter.message.body),
-    ]
-
-
 def _document(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "group": letter.group,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "origin_topic": letter.origin_topic,
-        "origin_message_id": letter.origin_message_id,
-        **show.times_document(died=letter.died_ms),
-        "message": show.message_document(letter.message),
-    }
+    return {**show.struct_document(letter), "message": show.message_document(letter.message)}

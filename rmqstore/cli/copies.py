@@ -1,11 +1,11 @@
-"""``rmqstore dump``, ``load`` and ``migrate``: all that a store holds, written to files, taken in, moved to another engine."""
+"""``rmqstore verify``, ``snapshot``, ``restore``, ``dump``, ``load`` and ``migrate``: whether a store is sound, and copies of all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -13,16 +13,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rmqstore import transfer
 from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
+from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import TransferError
 from rmqstore.settings import CORE_SETTINGS, allowed
+from rmqstore.store.snapshots import restore as restore_snapshot
 from rmqstore.transfer.dumps import MANIFEST, PROGRESS
-
-DUMP_EXAMPLES: Final = examples("rmqstore dump data data.dump", "rmqstore dump data data.dump --resume")
-LOAD_EXAMPLES: Final = examples("rmqstore load data.dump copy", "rmqstore load data.dump copy --engine NAME")
-MIGRATE_EXAMPLES: Final = examples("rmqstore migrate data --engine NAME", "rmqstore migrate data --precision 100ms")
 
 EngineOption = Annotated[
     str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.", autocompletion=complete_engine)
@@ -32,6 +30,58 @@ PrecisionOption = Annotated[str | None, typer.Option("--precision", metavar="DUR
 _Told: TypeAlias = Callable[[str, int, int], None]
 
 
+@examples("rmqstore snapshot data backup-2026-12-01")
+def snapshot(
+    store: StoreArgument,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the copy, which must not exist yet.", show_default=False)],
+) -> None:
+    """Write a consistent copy of a store.
+
+    The copy opens like any store. It needs the store for itself; a program that has the store open takes snapshots by `Store.snapshot`.
+    """
+    with stores.owning(store) as opened:
+        path = opened.snapshot(dest)
+    show.line(str(path))
+    show.note(f"`rmqstore restore {path} DEST` makes a store of it.")
+
+
+@examples("rmqstore restore backup-2026-12-01 data")
+def restore(
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Directory of the snapshot; it stays as it is.", show_default=False)],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the store, which must not exist yet.", show_default=False)],
+) -> None:
+    """Make a store from a snapshot.
+
+    It is the store that the snapshot was taken from, as of then: its receipts and handles count. Do not use both at the same time: each
+    would deliver the same messages. An interrupted restore leaves no store, and is simply run again.
+    """
+    path = restore_snapshot(snapshot, dest)
+    show.line(str(path))
+    show.note(f"`rmqstore doctor {path} --deep` looks it over.")
+
+
+@examples("rmqstore verify data", "rmqstore verify data --json")
+def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """Read every record and recount every counter.
+
+    Prints one line a difference; none when all is well. `rmqstore doctor` looks at what is around the store, too.
+    """
+    with stores.reading(store) as opened:
+        differences = opened.verify()
+    if as_json:
+        show.document({"path": str(store), "is_well": not differences, "differences": differences})
+    else:
+        for difference in differences:
+            show.line(show.plain(difference))
+        show.note(f"{show.count(len(differences), 'difference')}." if differences else "Every record can be read, every counter is right.")
+    if differences:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+# ---------------------------------------------------------------- dumps
+
+
+@examples("rmqstore dump data data.dump", "rmqstore dump data data.dump --resume")
 def dump(
     store: StoreArgument,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the dump.", show_default=False)],
@@ -56,6 +106,7 @@ def dump(
     show.note(f"{report.path} has {size(report.bytes)}{reused}; `rmqstore load {report.path} STORE` takes it in.")
 
 
+@examples("rmqstore load data.dump copy", "rmqstore load data.dump copy --engine NAME")
 def load(
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="Directory of the dump.", show_default=False)],
     store: StoreArgument,
@@ -77,6 +128,7 @@ def load(
     _report(report.path, report.tables, None, as_json)
 
 
+@examples("rmqstore migrate data --engine NAME", "rmqstore migrate data --precision 100ms")
 def migrate(store: StoreArgument, engine: EngineOption = None, precision: PrecisionOption = None, as_json: JsonOption = False) -> None:
     """Move a store to another engine or precision.
 
@@ -121,8 +173,7 @@ def _report(path: Path, tables: Mapping[str, int], previous: Path | None, as_jso
 
 
 def _show_tables(tables: Mapping[str, int]) -> None:
-    rows = [[name, f"{number:,}"] for name, number in tables.items() if number]
-    show.table((Column("table"), Column("rows", right=True)), rows)
+    show.table((Column("table"), Column("rows", right=True)), [(name, number) for name, number in tables.items() if number])
 
 
 @contextmanager

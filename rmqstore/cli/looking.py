@@ -1,0 +1,347 @@
+"""``rmqstore topics``, ``lag``, ``peek``, ``leases`` and ``where``: what is where, and who holds it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.exits import EXIT_NOT_DONE
+from rmqstore.cli.options import GroupOption, JsonOption, StoreArgument, TopicOption, complete_topic, examples
+from rmqstore.cli.show import Column
+from rmqstore.cli.times import clock_and_relative, clock_time, relative
+from rmqstore.contract import GroupOffset, Lag
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import RETRY_PREFIX, PoppedMessage
+from rmqstore.store.lookup import Whereabouts
+from rmqstore.store.reader import Reader
+
+_TOPIC_COLUMNS: Final = (
+    Column("topic", lambda info: info.name),
+    Column("queues", lambda info: info.queues, right=True),
+    Column("messages", lambda info: sum(info.max_offsets) - sum(info.min_offsets), right=True),
+    Column("first kept", lambda info: _range(info.min_offsets), right=True),
+    Column("next offset", lambda info: _range(info.max_offsets), right=True),
+)
+
+
+@examples("rmqstore topics data", "rmqstore topics data --system --json")
+def topics(
+    store: StoreArgument,
+    system: Annotated[bool, typer.Option("--system", help="Also retry topics, dead letter queues and parked entries.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the topics, with queues, messages and offsets."""
+    with stores.reading(store) as opened:
+        infos = opened.topics.list(system=system)
+    if as_json:
+        found = [
+            {
+                "name": info.name,
+                "queues": [
+                    {"queue_id": queue, "min_offset": low, "next_offset": high}
+                    for queue, (low, high) in enumerate(zip(info.min_offsets, info.max_offsets, strict=True))
+                ],
+            }
+            for info in infos
+        ]
+        show.document({"topics": found})
+        return
+    if not infos:
+        show.line("There is no topic yet; the first message of a topic makes it.")
+        return
+    show.table(_TOPIC_COLUMNS, infos)
+    show.note(f"{show.count(len(infos), 'topic')}; messages whose time has not come are in `rmqstore timers {store}`.")
+
+
+def _range(offsets: tuple[int, ...]) -> str:
+    low, high = min(offsets, default=0), max(offsets, default=0)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where a group stands on a topic; ``offsets`` by queue, empty when it never popped."""
+
+    group: str
+    topic: str
+    lag: Lag
+    offsets: tuple[GroupOffset, ...]
+    ends: tuple[int, ...]
+
+
+@examples("rmqstore lag data", "rmqstore lag data --group billing --queues", "rmqstore lag data --json")
+def lag(
+    store: StoreArgument,
+    group: GroupOption = None,
+    topic: TopicOption = None,
+    queues: Annotated[bool, typer.Option("--queues", help="A line per queue, with the group's next offset.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far the groups are behind.
+
+    Ready: not popped yet. In flight: leased. Retry: came back, to be delivered again. Dead: given up, in the dead letter queue.
+    Expired: taken by retention before the group had popped them. Backing off: failed, and waiting for the time of the next attempt.
+    Columns of these two are there when there are any.
+    A group that popped other topics, but never the one that is asked about, has everything of it ready.
+    """
+    with stores.reading(store) as opened:
+        stores.require_topic(opened, topic)
+        stores.require_group(opened, group)
+        standings = _standings(opened, group, topic)
+    if as_json:
+        show.document({"lags": [_standing_document(standing) for standing in standings]})
+        return
+    if not standings:
+        show.line("No group has popped yet." if group is None else f"Group {group} has not popped yet; --topic shows what it would get.")
+        return
+    if queues:
+        _show_queues(standings)
+    else:
+        seldom = ("expired", "backing_off")
+        counts = [name for name in Lag.__struct_fields__ if name not in seldom or any(getattr(each.lag, name) for each in standings)]
+        columns = [Column(name.replace("_", " "), right=True) for name in counts]
+        rows = [[each.group, each.topic, *(getattr(each.lag, name) for name in counts)] for each in standings]
+        show.table([Column("group"), Column("topic"), *columns], rows)
+    if any(standing.lag.in_flight or standing.lag.backing_off for standing in standings):
+        show.note(f"`rmqstore leases {store}` shows who holds what is in flight.")
+    if dead := next((standing for standing in standings if standing.lag.dead), None):
+        show.note(f"`rmqstore dlq list {store} {dead.group}` shows what is dead.")
+
+
+def _standings(store: Reader, group: str | None, topic: str | None) -> list[Standing]:
+    ends = {info.name: info.max_offsets for info in store.topics.list(system=True)}
+    found = []
+    for name in store.groups.list() if group is None else [group]:
+        offsets = store.groups.offsets(name)
+        popped = {each.topic for each in offsets if not each.topic.startswith(RETRY_PREFIX)}
+        for wanted in sorted(popped) if topic is None else [topic]:
+            if topic is not None and group is None and topic not in popped:
+                continue
+            own = tuple(each for each in offsets if each.topic == wanted)
+            found.append(Standing(name, wanted, store.lag(wanted, name), own, ends.get(wanted, ())))
+    return found
+
+
+def _show_queues(standings: list[Standing]) -> None:
+    headings = ("queue", "next offset", "end", "behind", "in flight")
+    rows = []
+    for standing in standings:
+        held = {each.queue_id: each for each in standing.offsets}
+        for queue, end in enumerate(standing.ends):
+            own = held.get(queue)
+            numbers = ("-", end, "-", "-") if own is None else (own.next_offset, end, max(end - own.next_offset, 0), own.in_flight)
+            rows.append([standing.group, standing.topic, queue, *numbers])
+    show.table((Column("group"), Column("topic"), *(Column(heading, right=True) for heading in headings)), rows)
+
+
+def _standing_document(standing: Standing) -> dict[str, Any]:
+    queues = [
+        {
+            "queue_id": each.queue_id,
+            "next_offset": each.next_offset,
+            "end_offset": standing.ends[each.queue_id],
+            "in_flight": each.in_flight,
+        }
+        for each in standing.offsets
+    ]
+    return {"group": standing.group, "topic": standing.topic, **msgspec.structs.asdict(standing.lag), "queues": queues}
+
+
+@examples(
+    "rmqstore peek data orders",
+    "rmqstore peek data orders --queue 1 --offset 100 --max 5 --json",
+    "rmqstore peek data --id 7F000001000100000000000000000000AB",
+    "rmqstore peek data '%PARKED%'",
+)
+def peek(
+    store: StoreArgument,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", help="Name of the topic; not with --id.", show_default=False, autocompletion=complete_topic),
+    ] = None,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", min=0, help="Which queue.")] = 0,
+    offset: Annotated[
+        int | None,
+        typer.Option("--offset", metavar="N", min=0, help="Where to start; the first kept message when left out.", show_default=False),
+    ] = None,
+    maximum: Annotated[int, typer.Option("--max", "-n", metavar="N", min=1, max=100_000, help="Messages at most.")] = 10,
+    message_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Find the newest message with this id, in any topic.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read messages without taking them from anybody.
+
+    --id reads all queues, which takes a while in a large store; a timer that is not due yet is found by `timers --list`.
+    """
+    if (topic is None) == (message_id is None):
+        raise typer.BadParameter("give a topic, or --id", param_hint="TOPIC")
+    with stores.reading(store) as opened:
+        if message_id is not None:
+            found = opened.get(message_id)
+            messages = [] if found is None else [found]
+            next_offset = None
+        else:
+            stores.require_topic(opened, topic or "")
+            info = next(each for each in opened.topics.list(system=True) if each.name == topic)
+            if queue >= info.queues:
+                raise typer.BadParameter(f"topic {topic} has {show.count(info.queues, 'queue')}, counted from 0", param_hint="--queue")
+            start = info.min_offsets[queue] if offset is None else offset
+            messages = _from(opened, info.name, queue, start, maximum)
+            next_offset = messages[-1].queue_offset + 1 if messages and messages[-1].queue_offset + 1 < info.max_offsets[queue] else None
+    if as_json:
+        show.document({"messages": [show.message_document(message) for message in messages], "next_offset": next_offset})
+    else:
+        for message in messages:
+            _show_message(message)
+        if next_offset is not None:
+            show.note(f"More follow: `rmqstore peek {store} {topic} --queue {queue} --offset {next_offset}`.")
+        elif not messages and message_id is None:
+            show.note(f"Nothing lies there; `rmqstore topics {store}` shows the offsets.")
+    if message_id is not None and not messages:
+        show.note(f"No message with id {message_id} is in a topic; `rmqstore timers {store} --list` shows those whose time has not come.")
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _from(opened: Reader, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:
+    messages: list[PoppedMessage] = []
+    while len(messages) < maximum and (page := opened.read(topic, queue, offset, maximum - len(messages)).messages):
+        messages += [each for each in page if isinstance(each, PoppedMessage)]
+        offset = messages[-1].queue_offset + 1
+    return messages
+
+
+def _show_message(message: PoppedMessage) -> None:
+    place = f"{message.topic} queue {message.queue_id} offset {message.queue_offset}"
+    parts = [show.plain(message.message_id), *show.words(message)]
+    show.line(Text.assemble((place, "bold"), *(f"  {part}" for part in parts)))
+    show.line(Text(f"  came {clock_and_relative(message.store_ms, stores.now_ms())}{_times(message.attempt)}", "dim"))
+    for text in show.body_lines(message.body):
+        show.line(f"  {text}")
+
+
+def _times(number: int) -> str:
+    return "" if not number else f", delivered {show.count(number, 'time')} before"
+
+
+_LEASE_COLUMNS: Final = (
+    Column("group", lambda lease: lease.group),
+    Column("topic", lambda lease: lease.topic),
+    Column("queue", lambda lease: lease.queue_id, right=True),
+    Column("offset", lambda lease: lease.queue_offset, right=True),
+    Column("attempt", lambda lease: lease.attempt, right=True),
+    Column("popped at", lambda lease: clock_time(lease.pop_time_ms), long=True),
+    Column("lease ends", lambda lease: clock_time(lease.expiry_ms)),
+    Column("in", lambda lease: relative(lease.expiry_ms, stores.now_ms())),
+    Column("id", lambda lease: lease.message_id, long=True),
+    Column("backing off", lambda lease: (lease.reason or "for no reason given") if lease.is_backing_off else "", long=True),
+    Column("receipt", lambda lease: lease.receipt, long=True),
+)
+
+
+@examples(
+    "rmqstore leases data",
+    "rmqstore leases data --group billing --topic orders",
+    "rmqstore leases data --id 7F000001000100000000000000000000AB",
+)
+def leases(
+    store: StoreArgument,
+    group: GroupOption = None,
+    topic: TopicOption = None,
+    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only leases of messages with this id.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who holds which messages until when.
+
+    Of a message that is backing off, the attempt failed for this reason, and the next one waits for its time. A lease that ended and is
+    not yet given back says how long ago; that happens while nobody has the store open. The receipt acks the message:
+    `rmqstore ack STORE 'RECEIPT'`. Queue and offset are those of the retry topic when the message came from there.
+    """
+    now_ms = stores.now_ms()
+    with stores.reading(store) as opened:
+        stores.require_topic(opened, topic)
+        stores.require_group(opened, group)
+        found = opened.leases(topic, group)
+    if message_id is not None:
+        found = [lease for lease in found if lease.message_id == message_id]
+    if as_json:
+        show.document({**show.times_document(now=now_ms), "leases": [show.struct_document(lease) for lease in found]})
+    elif found:
+        show.table(_LEASE_COLUMNS, found)
+        show.note(f"{show.count(len(found), 'lease')}, of {show.count(len({lease.group for lease in found}), 'group')}.")
+    else:
+        show.note("No message is leased." if message_id is None else f"No message with id {message_id} is leased.")
+    if message_id is not None and not found:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+_PLACE_COLUMNS: Final = (
+    Column("state", lambda place: place.state.value),
+    Column("topic", lambda place: place.message.topic),
+    Column("queue", lambda place: _stored(place, "queue_id"), right=True),
+    Column("offset", lambda place: _stored(place, "queue_offset"), right=True),
+    Column("group", lambda place: place.group),
+    Column("attempt", lambda place: place.attempt or None, right=True),
+    Column("until", lambda place: None if place.until_ms is None else clock_time(place.until_ms)),
+    Column("in", lambda place: None if place.until_ms is None else relative(place.until_ms, stores.now_ms())),
+    Column("id", lambda place: place.message.message_id, long=True),
+    Column("reason", lambda place: place.reason, long=True),
+    Column("handle or receipt", lambda place: place.handle or place.receipt, long=True),
+)
+
+
+@examples(
+    "rmqstore where data --id 7F000001000100000000000000000000AB",
+    "rmqstore where data --key order-42 --topic orders",
+)
+def where(
+    store: StoreArgument,
+    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Messages with this id.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Messages with this key.", show_default=False)] = None,
+    topic: TopicOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find messages by id or key, wherever they are.
+
+    They are looked for among timers, in queues, under leases, in waits and in dead letters. A message is listed once for each group that
+    pops its topic. "done" says that the group acked it. Of a message that was cancelled,
+    or that every group acked and that was taken away, nothing is known any more. This reads all that the store holds.
+    """
+    if (message_id is None) == (key is None):
+        raise IllegalArgumentError("give --id or --key, and not both")
+    now_ms = stores.now_ms()
+    with stores.reading(store) as opened:
+        found = opened.where(id=message_id, key=key, topic=topic)
+    if as_json:
+        show.document({**show.times_document(now=now_ms), "places": [_place_document(each) for each in found]})
+    elif found:
+        show.table(_PLACE_COLUMNS, found)
+    else:
+        what = f"with id {message_id}" if message_id is not None else f"with key {key}"
+        show.note(f"No message {show.plain(what)} is here: it never was, it was cancelled, or every group is done with it.")
+    if not found:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _place_document(place: Whereabouts) -> dict[str, Any]:
+    return {
+        "state": place.state.value,
+        "topic": place.message.topic,
+        "queue_id": _stored(place, "queue_id"),
+        "queue_offset": _stored(place, "queue_offset"),
+        "group": place.group or None,
+        "attempt": place.attempt or None,
+        "message_id": place.message.message_id,
+        "reason": place.reason or None,
+        **({} if place.until_ms is None else show.times_document(until=place.until_ms)),
+        "handle": place.handle or None,
+        "receipt": place.receipt or None,
+    }
+
+
+def _stored(place: Whereabouts, name: str) -> int | None:
+    """Return where in its topic a message is; None for a timer, which is not there yet."""
+    return getattr(place.message, name) if isinstance(place.message, PoppedMessage) else None

@@ -37,7 +37,7 @@ def store_of(plan: Plan, now_ms: int, **settings: int) -> Iterator[rmqstore.Stor
 
 def found(plan: Plan, now_ms: int) -> dict[str, set[int]]:
     """Return the ids in each place, as the audit finds them when the ledger ends at ``now_ms``."""
-    ledger = LedgerFile(plan.ledger_path(0))
+    ledger = LedgerFile(plan.ledger_path(0), 0)
     ledger.say(Event.TIME, now_ms)
     ledger.close()
     places: defaultdict[str, set[int]] = defaultdict(set)
@@ -121,5 +121,5 @@ def test_a_cancel_by_key_that_finds_two_copies_is_told(plan: Plan) -> None:
     with store_of(plan, START_MS) as store:
         store.send_batch(plan.batch(keyed))
     run_round(plan, 0, 0)
-    told = [row for batch in table_of(plan.ledger_path(0), 0) for row in batch.to_pylist()]
+    told = [row for batch in table_of(plan.ledger_path(0)) for row in batch.to_pylist()]
     assert {row["id"] for row in told if row["event"] == "copies"} == set(keyed.tolist())

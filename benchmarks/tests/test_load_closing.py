@@ -16,7 +16,7 @@ import pytest
 import rmqstore
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.load.audit import FOUND_SCHEMA, audit
+from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import FAULTS, Closed, close_ledger
 from rmqstore_benchmarks.load.failures import Failure
@@ -94,7 +94,7 @@ def play(plan: Plan) -> None:
 
 
 def cancelled(plan: Plan, shard: int) -> list[int]:
-    rows = [row for batch in table_of(plan.ledger_path(shard), shard) for row in batch.to_pylist()]
+    rows = [row for batch in table_of(plan.ledger_path(shard)) for row in batch.to_pylist()]
     return [row["id"] for row in rows if row["event"] == "cancelled"]
 
 
@@ -161,15 +161,15 @@ def ids_by_hand(plan: Plan) -> list[int]:
 
 def write_histories(plan: Plan) -> pa.RecordBatch:
     """Write :data:`HISTORIES` into the ledger, and return what is found of them."""
-    file, found = LedgerFile(plan.ledger_path(HAND)), []
+    file, found = LedgerFile(plan.ledger_path(HAND), HAND), []
     for number, history in zip(ids_by_hand(plan), HISTORIES.values(), strict=True):
         for name, later_ms, attempt in re.findall(r"([a-z_]+)(?:\+(\d+))?(?:#(\d+))?", history.told):
             at_ms = 1000 + int(later_ms or 0)
-            file.tell(Event[name.upper()], np.array([number]), file.moment(at_ms), at_ms, np.array([int(attempt or 1)]))
+            file.tell(Event(name), np.array([number]), file.moment(at_ms), at_ms, np.array([int(attempt or 1)]))
         places = history.found.split()
         found += [{"shard": HAND, "id": number, "place": place, "attempts": history.dead_attempts, "note": None} for place in places]
     file.close()
-    return pa.RecordBatch.from_pylist(found, FOUND_SCHEMA)
+    return pa.RecordBatch.from_pylist(found, FOUND)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Ledger:
     plan.make_directories()
     play(plan)
     found = [write_histories(plan), *(batch for shard in range(SHARDS - 1) for batch in audit(plan, shard))]
-    told = [batch for shard in range(SHARDS) for batch in table_of(plan.ledger_path(shard), shard)]
+    told = [batch for shard in range(SHARDS) for batch in table_of(plan.ledger_path(shard))]
     Path(plan.table_path("found")).parent.mkdir()
     for name, batches in (("found", found), ("told", told)):
         pq.write_table(pa.Table.from_batches(batches), plan.table_path(name))

@@ -109,7 +109,7 @@ def test_a_task_fails_once_whatever_attempt_it_is(tmp_path: Path) -> None:
 
 
 def told(directory: Path, *rows: tuple[Event, list[int]], close: bool = True) -> None:
-    file = LedgerFile(directory)
+    file = LedgerFile(directory, 7)
     for number, (event, ids) in enumerate(rows):
         began = file.moment(1000 + number)
         file.tell(event, np.array(ids), began, 1001 + number)
@@ -119,14 +119,14 @@ def told(directory: Path, *rows: tuple[Event, list[int]], close: bool = True) ->
 
 
 def table(directory: Path) -> list[tuple[int, str, int]]:
-    return [(row["file"], row["event"], row["id"]) for batch in ledger.table_of(directory, 7) for row in batch.to_pylist()]
+    return [(row["file"], row["event"], row["id"]) for batch in ledger.table_of(directory) for row in batch.to_pylist()]
 
 
 def test_the_ledger_gives_back_what_was_told_in_the_order_of_the_attempts(tmp_path: Path) -> None:
     told(tmp_path, (Event.SENT, [1, 2]), close=False)
     told(tmp_path, (Event.ACKED, [2]))
     assert table(tmp_path) == [(0, "sent", 1), (0, "sent", 2), (1, "acked", 2), (1, "closed", -1)]
-    rows = [row for batch in ledger.table_of(tmp_path, 7) for row in batch.to_pylist()]
+    rows = [row for batch in ledger.table_of(tmp_path) for row in batch.to_pylist()]
     assert [row["began"] for row in rows] == sorted(row["began"] for row in rows)
     assert ledger.last_ms(tmp_path) == 2000
 
@@ -142,7 +142,7 @@ def test_what_a_dying_process_did_not_finish_is_left_out(tmp_path: Path, missing
 
 
 def test_an_event_is_on_disk_before_its_call(tmp_path: Path) -> None:
-    file = LedgerFile(tmp_path)
+    file = LedgerFile(tmp_path, 7)
     file.intend(Event.ACKING, np.array([4]), 10, np.array([2]))
     assert table(tmp_path) == [(0, "acking", 4)]
     file.close()

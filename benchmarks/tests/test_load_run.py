@@ -26,12 +26,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "load-test.md"
 
 
 def events(plan: Plan, shard: int) -> Counter[str]:
-    return Counter(event for batch in table_of(plan.ledger_path(shard), shard) for event in batch.column("event").to_pylist())
+    return Counter(event for batch in table_of(plan.ledger_path(shard)) for event in batch.column("event").to_pylist())
 
 
 def events_by_id(plan: Plan, shard: int) -> dict[int, Counter[str]]:
     found: dict[int, Counter[str]] = defaultdict(Counter)
-    for batch in table_of(plan.ledger_path(shard), shard):
+    for batch in table_of(plan.ledger_path(shard)):
         for row in batch.select(["id", "event"]).to_pylist():
             if row["event"] in ("sending", "sent", "repeated"):
                 found[row["id"]][row["event"]] += 1

@@ -33,7 +33,7 @@ from rmqstore.spark.readout import View, Wanted, plan, read
 from rmqstore.spark.sessions import SMALL_MESSAGES, session
 from rmqstore_benchmarks.grid.load import Load
 from rmqstore_benchmarks.grid.named import HOUR_MS, START_MS
-from rmqstore_benchmarks.grid.recording import every
+from rmqstore_benchmarks.grid.recording import anon_bytes, every
 from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS
 from rmqstore_benchmarks.statistics import spreads
 
@@ -45,7 +45,6 @@ WARM_TIMERS: Final = 500_000
 """Timers that go in and out before anything is measured: the processes start, and the JVM compiles most of what it is going to run."""
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Cost(NamedTuple):
@@ -108,20 +107,12 @@ def peak_memory() -> Iterator[dict[str, int]]:
     def look() -> None:
         now = {"JVM": 0, "Python": 0}
         for pid, (name, _) in processes().items():
-            now["JVM" if name == "java" else "Python"] += _anonymous_bytes(pid)
+            now["JVM" if name == "java" else "Python"] += anon_bytes(pid) or 0
         now["all"] = now["JVM"] + now["Python"]
         peak.update({kind: max(peak[kind], size) for kind, size in now.items()})
 
     with every(0.2, look, "bench-memory"):
         yield peak
-
-
-def _anonymous_bytes(pid: int) -> int:
-    try:
-        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split())
-    except (OSError, ValueError):
-        return 0
-    return (resident - shared) * _PAGE_BYTES
 
 
 def write_input(path: Path, timers: int) -> None:
@@ -269,16 +260,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of the comparison")
     parser.add_argument("--shards", type=int, default=2, help="of the whole job")
     parser.add_argument("--heap", default="1500m", help="heap of the driver's JVM, in which the executors are threads")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark to try; may be repeated")
     parser.add_argument("--parts", default="compare,whole", help="what to run")
     parser.add_argument("--directory", type=Path, help="where the stores are made and removed; the system's by default")
     given = parser.parse_args()
-    tried = {key: value for key, _, value in (each.partition("=") for each in given.set)}
     with tempfile.TemporaryDirectory(prefix="rmqstore-pipeline-", dir=given.directory) as scratch:
         root = Path(scratch)
         write_input(root / "input", given.timers)
         write_input(root / "warm", WARM_TIMERS)
-        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch} | SMALL_MESSAGES | tried) as spark:
+        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch} | SMALL_MESSAGES) as spark:
             rmqspark.register(spark)
             spark_ingest(spark, root / "warm", root / "warmed", given.engine, 2)
             spark_read(spark, root / "warmed", View.TIMERS)

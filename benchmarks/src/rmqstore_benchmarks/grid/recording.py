@@ -234,9 +234,9 @@ class Probes:
                         os.close(descriptor)
 
 
-def anon_bytes() -> int | None:
-    """Return this process's RssAnon: memory of its own, without mapped files."""
-    kib = _proc_number("/proc/self/status", "RssAnon:")
+def anon_bytes(process: int | str = "self") -> int | None:
+    """Return a process's RssAnon: memory of its own, without mapped files."""
+    kib = _proc_number(f"/proc/{process}/status", "RssAnon:")
     return None if kib is None else kib * 1024
 
 

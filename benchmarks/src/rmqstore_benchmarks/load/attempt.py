@@ -88,7 +88,7 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Attempt]:
     try:
         # Time goes on from where the last attempt left it. The ledger is looked at under the store's lock, so nobody writes into it.
         clock.set(max(clock.now_ms(), last_ms(plan.ledger_path(number))))
-        ledger = LedgerFile(plan.ledger_path(number))
+        ledger = LedgerFile(plan.ledger_path(number), number)
         try:
             ledger.say(Event.OPENED, clock.now_ms())
             if waited:

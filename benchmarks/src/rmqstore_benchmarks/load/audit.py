@@ -15,14 +15,13 @@ from rmqstore_benchmarks.load.attempt import open_store
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
 from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Ids, Plan, ids_in
 
-FOUND: Final = "shard int, id long, place string, attempts int, note string"
+FOUND: Final = pa.schema(
+    [("shard", pa.int32()), ("id", pa.int64()), ("place", pa.string()), ("attempts", pa.int32()), ("note", pa.string())]
+)
 """Places: ``timer``; ``passed`` and ``ready`` (in the topic, before and behind the group's position); ``retry``; ``leased``; ``dead``;
 ``parked``; and, beside one of these, ``early``: it came to its topic before it was due; ``left``: a due timer, a message that a consumer
 should have got, or a lease that is over; ``damaged``: body or deliver time are not what was sent. ``broken`` is what ``verify`` found."""
 
-FOUND_SCHEMA: Final = pa.schema(
-    [("shard", pa.int32()), ("id", pa.int64()), ("place", pa.string()), ("attempts", pa.int32()), ("note", pa.string())]
-)
 _PAGE: Final = 10_000
 
 
@@ -100,4 +99,4 @@ def _rows(number: int, ids: Any, place: str, attempts: Any = None, notes: Any = 
         "attempts": np.zeros(count, np.int32) if attempts is None else attempts,
         "note": [None] * count if notes is None else notes,
     }
-    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in FOUND_SCHEMA], schema=FOUND_SCHEMA)
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in FOUND], schema=FOUND)

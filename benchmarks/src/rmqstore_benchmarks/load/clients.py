@@ -162,7 +162,7 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
         handles = [handle for row in rows.tolist() if (handle := receipts[row].handle) is not None]
         began = shard.ledger.intend(Event.CANCELLING, ids[rows], shard.now_ms)
         outcomes = shard.call("cancel", lambda: shard.store.cancel(handles))
-        shard.ledger.tell(np.array([_CANCELS[outcome] for outcome in outcomes]), ids[rows], began, shard.now_ms)
+        shard.ledger.tell([_CANCELS[outcome] for outcome in outcomes], ids[rows], began, shard.now_ms)
     for row in np.flatnonzero(shard.plan.cancelled_by_key(ids)).tolist():
         mine = ids[row : row + 1]
         topic = KEPT_TOPIC if shard.plan.is_kept(mine)[0] else TOPIC
@@ -170,7 +170,7 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
         found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))))
         # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
         events = [_CANCELS[outcome] for outcome in found] or [Event.CANCEL_MISSED]
-        shard.ledger.tell(np.array(events), np.repeat(mine, len(events)), began, shard.now_ms)
+        shard.ledger.tell(events, np.repeat(mine, len(events)), began, shard.now_ms)
         if len(found) > 1:
             shard.ledger.tell(Event.COPIES, mine, began, shard.now_ms)
 
@@ -289,5 +289,5 @@ class _Consumer:
     def _call(self, op: str, intent: Event, ids: Ids, attempts: Ids, act: Callable[[], Any], events: Callable[[Any], list[Event]]) -> Any:
         began = self._ledger.intend(intent, ids, self._shard.now_ms, attempts)
         answers = self._shard.call(op, act)
-        self._ledger.tell(np.array(events(answers)), ids, began, self._shard.now_ms, attempts)
+        self._ledger.tell(events(answers), ids, began, self._shard.now_ms, attempts)
         return answers

@@ -11,9 +11,9 @@ import enum
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,57 +21,53 @@ import pyarrow as pa
 from rmqstore_benchmarks.load.plan import Ids
 
 
-class Event(enum.IntEnum):
-    """What a row says; the names in small letters are those of the table for Spark."""
+class Event(enum.StrEnum):
+    """What a row says, in small letters."""
 
-    OPENED = 0
-    WAITED = 1
-    CLOSED = 2
-    SENDING = 3
-    SENT = 4
-    REPEATED = 5
-    CANCELLING = 6
-    CANCELLED = 7
-    CANCEL_LATE = 8
-    CANCEL_MISSED = 9
-    CANCEL_UNKNOWN = 10
-    DELIVERED = 11
-    EARLY = 12
-    DAMAGED = 13
-    ABANDONED = 14
-    ACKING = 15
-    ACKED = 16
-    ACK_REPEATED = 17
-    ACK_STALE = 18
-    ACK_UNKNOWN = 19
-    RELEASING = 20
-    RELEASED = 21
-    RELEASE_REFUSED = 22
-    CHANGING = 23
-    CHANGED = 24
-    CHANGE_REFUSED = 25
-    OLD_HONOURED = 26
+    OPENED = enum.auto()
+    WAITED = enum.auto()
+    CLOSED = enum.auto()
+    SENDING = enum.auto()
+    SENT = enum.auto()
+    REPEATED = enum.auto()
+    CANCELLING = enum.auto()
+    CANCELLED = enum.auto()
+    CANCEL_LATE = enum.auto()
+    CANCEL_MISSED = enum.auto()
+    CANCEL_UNKNOWN = enum.auto()
+    DELIVERED = enum.auto()
+    EARLY = enum.auto()
+    DAMAGED = enum.auto()
+    ABANDONED = enum.auto()
+    ACKING = enum.auto()
+    ACKED = enum.auto()
+    ACK_REPEATED = enum.auto()
+    ACK_STALE = enum.auto()
+    ACK_UNKNOWN = enum.auto()
+    RELEASING = enum.auto()
+    RELEASED = enum.auto()
+    RELEASE_REFUSED = enum.auto()
+    CHANGING = enum.auto()
+    CHANGED = enum.auto()
+    CHANGE_REFUSED = enum.auto()
+    OLD_HONOURED = enum.auto()
     """A receipt was taken although a change had replaced it."""
-    TIME = 27
+    TIME = enum.auto()
     """The simulated time is about to move to ``to_ms``."""
-    HELD = 28
+    HELD = enum.auto()
     """A change gave ``HELD_MS``; CHANGED is one that gave ``LONGER_MS``."""
-    COPIES = 29
+    COPIES = enum.auto()
     """A cancel by key found more than one timer with the key of one message."""
 
 
 NO_ID: Final = -1
 SCHEMA: Final = pa.schema(
-    [("id", pa.int64()), ("event", pa.int8()), ("attempt", pa.int32())]
+    [("shard", pa.int32()), ("file", pa.int32()), ("id", pa.int64()), ("event", pa.string()), ("attempt", pa.int32())]
     + [(name, pa.int64()) for name in ("began", "ended", "from_ms", "to_ms")]
 )
 """``began`` and ``ended`` number the moments before and behind the call over all attempts; ``from_ms`` and ``to_ms`` are the simulated time
 then. ``attempt`` is that of the delivery, 0 where there is none."""
 
-TABLE: Final = "shard int, file int, id long, event string, attempt int, began long, ended long, from_ms long, to_ms long"
-"""The rows as a table for Spark."""
-
-_NAMES: Final = pa.array([event.name.lower() for event in Event])
 _FILE_BITS: Final = 40
 _SUFFIX: Final = ".arrows"
 _PAGE: Final = 50_000
@@ -87,13 +83,13 @@ class Moment(NamedTuple):
 class LedgerFile:
     """The file of one attempt; safe to share between threads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, shard: int) -> None:
         """Make the next file of a shard; the caller holds the store's lock."""
-        number = len(list(directory.glob(f"*{_SUFFIX}")))
+        self._place = (shard, len(files_of(directory)))
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(directory / f"{number:06d}{_SUFFIX}", flags)
+        self._fd = os.open(directory / f"{self._place[1]:06d}{_SUFFIX}", flags)
         self._lock = threading.Lock()
-        self._numbers = itertools.count(number << _FILE_BITS)
+        self._numbers = itertools.count(self._place[1] << _FILE_BITS)
         self._write(SCHEMA.serialize())
 
     def moment(self, now_ms: int) -> Moment:
@@ -103,15 +99,14 @@ class LedgerFile:
     def intend(self, event: Event, ids: Ids, now_ms: int, attempts: Ids | None = None) -> Moment:
         """Write what a client is about to do, durably, and return the moment."""
         began = self.moment(now_ms)
-        self._append(np.full(len(ids), event, np.int8), ids, attempts, began, began)
+        self._append([event] * len(ids), ids, attempts, began, began)
         os.fdatasync(self._fd)
         return began
 
-    def tell(self, event: Event | Ids, ids: Ids, began: Moment, now_ms: int, attempts: Ids | None = None) -> None:
+    def tell(self, event: Event | Sequence[Event], ids: Ids, began: Moment, now_ms: int, attempts: Ids | None = None) -> None:
         """Write what a client was told by a call that began at ``began``; one event for all, or one per id."""
         if len(ids):
-            events = np.full(len(ids), event, np.int8) if isinstance(event, Event) else event.astype(np.int8)
-            self._append(events, ids, attempts, began, self.moment(now_ms))
+            self._append([event] * len(ids) if isinstance(event, Event) else event, ids, attempts, began, self.moment(now_ms))
 
     def say(self, event: Event, now_ms: int) -> None:
         """Write something that concerns no message, durably."""
@@ -124,12 +119,11 @@ class LedgerFile:
                 os.close(self._fd)
                 self._fd = -1
 
-    def _append(self, events: np.ndarray[Any, Any], ids: Ids, attempts: Ids | None, began: Moment, ended: Moment) -> None:
-        count = len(ids)
-        moments = (began.number, ended.number, began.ms, ended.ms)
-        columns = [ids, events, np.zeros(count, np.int32) if attempts is None else attempts.astype(np.int32)]
-        columns += [np.full(count, value, np.int64) for value in moments]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    def _append(self, events: Sequence[Event], ids: Ids, attempts: Ids | None, began: Moment, ended: Moment) -> None:
+        fixed = (began.number, ended.number, began.ms, ended.ms)
+        columns = [*self._place, ids, events, 0 if attempts is None else attempts, *fixed]
+        whole = [np.full(len(ids), each) if isinstance(each, int) else each for each in columns]
+        arrays = [pa.array(column, field.type) for column, field in zip(whole, SCHEMA, strict=True)]
         self._write(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).serialize())
 
     def _write(self, data: pa.Buffer) -> None:
@@ -171,24 +165,14 @@ def last_ms(directory: Path) -> int:
     return 0
 
 
-def table_of(directory: Path, shard: int) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of a shard in the form of :data:`TABLE`, in batches of a size that Spark likes."""
-    for number, file in enumerate(files_of(directory)):
-        waiting: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in batches_of(file):
-            waiting.append(batch)
-            rows += len(batch)
-            if rows >= _PAGE:
-                yield _as_table(waiting, shard, number)
-                waiting, rows = [], 0
-        if waiting:
-            yield _as_table(waiting, shard, number)
-
-
-def _as_table(batches: list[pa.RecordBatch], shard: int, file: int) -> pa.RecordBatch:
-    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    columns = dict(zip(whole.schema.names, whole.columns, strict=True))
-    columns["event"] = _NAMES.take(columns["event"])
-    place = {"shard": shard, "file": file}
-    return pa.record_batch({name: pa.array(np.full(len(whole), value, np.int32)) for name, value in place.items()} | columns)
+def table_of(directory: Path) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of a shard, in batches of a size that Spark likes."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in itertools.chain.from_iterable(map(batches_of, files_of(directory))):
+        waiting.append(batch)
+        rows += len(batch)
+        if rows >= _PAGE:
+            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            waiting, rows = [], 0
+    yield from pa.Table.from_batches(waiting, SCHEMA).combine_chunks().to_batches()

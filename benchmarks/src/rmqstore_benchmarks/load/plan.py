@@ -20,8 +20,8 @@ from rmqstore_benchmarks.load.failures import Failure
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
-VERSION: Final = 1
-"""What a plan means. It rises whenever the same plan would send, mark or judge otherwise: such a plan cannot be resumed."""
+VERSION: Final = 2
+"""What a plan means. It rises whenever the same plan would send, mark, note or judge otherwise: such a plan cannot be resumed."""
 
 TOPIC: Final = "orders"
 KEPT_TOPIC: Final = "archive"

@@ -20,7 +20,7 @@ from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
 from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, of_round
-from rmqstore_benchmarks.load.ledger import TABLE, files_of, table_of
+from rmqstore_benchmarks.load.ledger import SCHEMA, files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
 from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
 
@@ -131,10 +131,12 @@ def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneClu
 
 def _audited(spark: SparkSession, plan: Plan) -> Done:
     """Write the tables of what the stores hold and what the clients were told, over what an audit that ended early left."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     shards = spark.range(0, plan.shards, 1, plan.shards)
-    shards.mapInArrow(_each_number(audit, plan), FOUND).write.mode("overwrite").parquet(plan.table_path("found"))
-    told = _each_number(lambda plan, shard: table_of(plan.ledger_path(shard), shard), plan)
-    shards.mapInArrow(told, TABLE).write.mode("overwrite").parquet(plan.table_path("told"))
+    shards.mapInArrow(_each_number(audit, plan), from_arrow_schema(FOUND)).write.mode("overwrite").parquet(plan.table_path("found"))
+    told = _each_number(lambda plan, shard: table_of(plan.ledger_path(shard)), plan)
+    shards.mapInArrow(told, from_arrow_schema(SCHEMA)).write.mode("overwrite").parquet(plan.table_path("told"))
     return Done()
 
 

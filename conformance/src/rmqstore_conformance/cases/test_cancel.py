@@ -40,22 +40,6 @@ def test_c1_cancelled_before_its_tick_is_sealed_never_comes(stores: Stores) -> N
     assert read_ids(store) == ["m1", "m3", "m4"]
 
 
-@pytest.mark.clause("T8")
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_c1_cancelled_at_the_edge_of_a_hand_over_batch(stores: Stores, limit: int) -> None:
-    """C1: wherever a batch of the hand-over ends, a cancelled row of a call that is half handed over stays cancelled."""
-    store = stores.open(hand_over_limit=limit)
-    rows = [message(n, deliver_at_ms=START_MS + 1000) for n in range(7)]
-    handles = [each.handle or "" for each in store.send_batch(rows)]
-    put(store, "behind", 1000)
-    put(store, "later", 2000)
-    assert store.cancel([handles[n] for n in (1, 3, 4, 6)]) == [CANCELLED] * 4
-    stores.tick_after(store, 2000)
-    assert read_ids(store) == ["m0", "m2", "m5", "mbehind", "mlater"]
-    assert store.verify() == []
-    assert store.cancel(handles) == [LATE, CANCELLED, LATE, CANCELLED, CANCELLED, LATE, CANCELLED]
-
-
 def test_c1_cancelled_rows_stay_so_while_their_call_is_reclaimed_bit_by_bit(stores: Stores) -> None:
     """C1: a long tick reclaims while it runs; a cancelled row that is then the only one left of its call does not come to life."""
     store = stores.open(hand_over_limit=1)
@@ -264,19 +248,6 @@ def test_c6_messages_of_one_id_share_no_cancel(stores: Stores) -> None:
     assert store.cancel(handles) == [LATE, CANCELLED, LATE, LATE, CANCELLED]
 
 
-def test_c6_handles_do_not_come_again_after_a_reopen(durable_stores: Stores) -> None:
-    """C6: (epoch, seq) never names two puts."""
-    every: set[tuple[int, int]] = set()
-    store = durable_stores.open()
-    for n in range(5):
-        handle = TimerHandle.parse(put(store, n))
-        assert handle is not None
-        assert (handle.epoch, handle.seq) not in every
-        every.add((handle.epoch, handle.seq))
-        store = durable_stores.reopen(store)
-    assert len({epoch for epoch, _ in every}) == 5
-
-
 @pytest.mark.needs("cancel_by_key")
 def test_c6_by_key_cancels_all_pending_of_topic_and_key(stores: Stores) -> None:
     """C6: every pending timer of (topic, key), in put order; not other topics, not other keys, not parts of keys, nothing twice."""
@@ -306,23 +277,6 @@ def test_c6_by_key_cancels_all_pending_of_topic_and_key(stores: Stores) -> None:
     assert sorted(read_ids(store)) == ["m4", "m5", "m6", "m8"]
     assert ids(pop_all(store, "u")) == ["m7"]
     assert store.cancel(others) == [LATE] * 4
-
-
-@pytest.mark.clause("C2")
-@pytest.mark.needs("cancel_by_key")
-def test_c6_by_key_between_seal_and_hand_over(stores: Stores) -> None:
-    """C6: what is sealed is not cancelled by key either."""
-    store = stores.open()
-    put(store, 1, 1000, keys=(key_of("k"),))
-    put(store, 2, 9000, keys=(key_of("k"),))
-    stores.clock.advance(1000)
-    steps = store._hand_over.steps(stores.clock.now_ms())
-    next(steps)
-    outcomes = store.cancel_key(T, key_of("k"))
-    assert outcomes.count(CANCELLED) == 1
-    assert set(outcomes) <= {CANCELLED, LATE}
-    list(steps)
-    assert read_ids(store) == ["m1"]
 
 
 def test_c2_a_send_is_cancelled_by_its_receipt(stores: Stores) -> None:

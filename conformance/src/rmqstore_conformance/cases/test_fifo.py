@@ -280,6 +280,7 @@ def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, longer: bool)
     assert changed.outcome is ChangeOutcome.CHANGED
     assert changed.receipt is not None
     assert changed.receipt.revive_qid == 999
+    assert changed.receipt.text() != run[1].receipt
     assert store.ack([run[0], run[2]]) == [AckOutcome.ACKED] * 2
     assert store.ack(run[1]) is AckOutcome.STALE
     assert pop(store) == []

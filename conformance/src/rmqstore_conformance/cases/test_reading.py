@@ -26,6 +26,8 @@ from rmqstore_conformance.stores import GIVEN, HOUR_MS, START_MS, Pair, Stores, 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
 
+pytestmark = pytest.mark.needs("read_only_open")
+
 _READS = {
     *("due", "get", "pending", "scan", "next_tick_ms", "stats", "verify", "durable_position", "sync", "close"),
     *("ready", "timer_cursor", "durable_cursor", "topic", "topics", "groups", "offsets", "read", "lag", "next_expiry_ms"),
@@ -98,7 +100,6 @@ def _files(root: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.clause("T10", "P14")
-@pytest.mark.needs("read_only_open")
 def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> None:
     """X1: the state as of the open, whatever the owner does; refresh moves it on; counts are exact on both."""
     store = filled(durable_stores, 5, reclaim="age")
@@ -130,7 +131,6 @@ def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> 
 
 
 @pytest.mark.clause("S1")
-@pytest.mark.needs("read_only_open")
 def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> None:
     """X1: what would change something, or only an owner does, is UnsupportedOperationError; what no store has is no attribute."""
     store = durable_stores.open()
@@ -153,7 +153,6 @@ def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> N
             reader.sned  # type: ignore[attr-defined] # noqa: B018
 
 
-@pytest.mark.needs("read_only_open")
 def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
     """X1: the owner is another process; the reader neither waits for it nor stops it."""
     with stores_of(durable_pair) as stores, _owner(stores.root / "store", durable_pair) as owner, _reader(stores) as reader:
@@ -170,7 +169,6 @@ def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
 
 
 @pytest.mark.clause("R1")
-@pytest.mark.needs("read_only_open")
 def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair) -> None:
     """X1: after kill -9 a reader finds everything that was acknowledged, changes no file, and the next owner finds it too."""
     with stores_of(durable_pair) as stores:
@@ -189,7 +187,6 @@ def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair
         assert store.verify() == []
 
 
-@pytest.mark.needs("read_only_open")
 def test_x1_a_reader_changes_no_file(durable_stores: Stores) -> None:
     """X1: not one file of a closed store is made, grows, shrinks or is touched; an owner opens it as if nothing had been."""
     store = durable_stores.open()
@@ -207,7 +204,6 @@ def test_x1_a_reader_changes_no_file(durable_stores: Stores) -> None:
     assert durable_stores.open().stats().timers.epoch == epoch + 1
 
 
-@pytest.mark.needs("read_only_open")
 def test_x1_owners_come_and_go_while_a_reader_stays(durable_stores: Stores) -> None:
     """X1: an open and a close of the owner in the reader's process leave the reader's state as it is; several readers share."""
     store = durable_stores.open()
@@ -231,7 +227,6 @@ def test_x1_owners_come_and_go_while_a_reader_stays(durable_stores: Stores) -> N
 
 
 @pytest.mark.clause("H3")
-@pytest.mark.needs("read_only_open")
 def test_x1_nothing_is_missing_from_both_sides_or_in_both(durable_stores: Stores) -> None:
     """X1: a message is either a pending timer or in its topic, in every state that a reader can get of a hand-over."""
     store = durable_stores.open(hand_over_limit=7)
@@ -248,7 +243,7 @@ def test_x1_nothing_is_missing_from_both_sides_or_in_both(durable_stores: Stores
 
 
 @pytest.mark.clause("S1")
-@pytest.mark.needs("read_only_open", "snapshot")
+@pytest.mark.needs("snapshot")
 def test_x1_what_would_change_the_store_is_refused(durable_stores: Stores) -> None:
     """X1, S1: every call of both sides that is not a read raises, and leaves no trace; none is missing from the list."""
     store = durable_stores.open()
@@ -279,7 +274,6 @@ def _arguments(kind: type, name: str) -> int:
 
 
 @pytest.mark.clause("R4")
-@pytest.mark.needs("read_only_open")
 def test_x1_there_must_be_a_store(durable_stores: Stores) -> None:
     """X1: a reader makes no store and says so; settings that differ from what is stored are refused as for an owner."""
     for name in ("missing", "file", "empty"):
@@ -300,7 +294,6 @@ def test_x1_there_must_be_a_store(durable_stores: Stores) -> None:
 
 
 @pytest.mark.clause("X2")
-@pytest.mark.needs("read_only_open")
 def test_x1_a_forked_child_is_refused(durable_stores: Stores) -> None:
     """X2: the child of a reader may not use its parent's view, and does it no harm."""
     store = durable_stores.open()

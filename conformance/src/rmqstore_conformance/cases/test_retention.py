@@ -193,21 +193,6 @@ def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Store
     assert kept(store)[0] < 5
 
 
-@pytest.mark.needs("retention")
-def test_q2_a_topic_whose_last_group_is_deleted_keeps_what_it_has(stores: Stores) -> None:
-    """Q2: without a group nothing is freed, also where there was one; the next group gets what the last one left."""
-    store = filled(stores, 6)
-    store.ack(store.pop(T, G, max_messages=2))
-    store.ack(store.pop(T, H, max_messages=4))
-    store.tick()
-    for group, first in ((H, 2), (G, 2)):
-        store.groups.delete(group)
-        for _ in range(3):
-            stores.tick_after(store, DAY_MS)
-        assert kept(store) == (first,), f"after {group!r} was deleted"
-    assert ids(pop_all(store, group="next")) == [f"m{n}" for n in range(2, 6)]
-
-
 def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: Stores) -> None:
     """Q3: after the expiry plus at most its eighth; a pop in between keeps a group alive, also an empty one; the position stays."""
     settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
@@ -258,25 +243,6 @@ def test_q3_a_group_whose_offset_is_reset_counts_again(stores: Stores) -> None:
         store.tick()
     assert kept(store) == (1,)
     assert ids(store.pop(T, "idle")) == ["m1", "m2", "m3"]
-
-
-@pytest.mark.needs("retention")
-def test_q3_no_group_is_idle_before_its_time(stores: Stores) -> None:
-    """Q3: the time runs from a group's last pop, though not every pop is noted: one just before the next is due counts as well."""
-    settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
-    store = filled(stores, 4, **settings)
-    store.ack(store.pop(T, G, max_messages=1))
-    stores.clock.advance(HOUR_MS - 1)
-    store.ack(store.pop(T, G, max_messages=1))
-    pop_all(store, group=H)
-    stores.clock.advance(8 * HOUR_MS - 1)
-    store.pop(T, H)
-    store.tick()
-    assert kept(store) == (2,), "it popped less than the expiry ago"
-    stores.clock.advance(HOUR_MS + 2)
-    store.pop(T, H)
-    store.tick()
-    assert kept(store) == (4,)
 
 
 @pytest.mark.clause("Q2")

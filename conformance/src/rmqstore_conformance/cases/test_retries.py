@@ -23,28 +23,6 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 
 
-def test_p7_the_last_attempt_says_why_in_the_dead_letter(durable_stores: Stores) -> None:
-    """P7: the reason of ``retry_later`` is listed while the message waits, survives a reopen, and is in the dead letter."""
-    store = durable_stores.open(max_retries=1)
-    store.send(sent := message(1))
-    for attempt in (1, 2):
-        (got,) = store.pop(T, G)
-        assert store.retry_later(got, SECOND, reason=f"no answer, attempt {attempt}\n from the bank").outcome is ChangeOutcome.CHANGED
-        store = durable_stores.reopen(store, max_retries=1)
-        assert [each.reason for each in store.leases()] == [f"no answer, attempt {attempt}  from the bank"]
-        durable_stores.tick_after(store, 1000)
-    (letter,) = store.dead_letters.list(G)
-    assert letter.reason == "delivered 2 times without an ack: no answer, attempt 2  from the bank"
-    assert store.dead_letters.resend([letter]) == 1
-    (again,) = store.pop(T, G, invisible=SECOND)
-    assert (again.attempt, again.properties) == (1, sent.properties), "nothing of the grave comes along"
-    store.retry_later(again, SECOND)
-    durable_stores.tick_after(store, 1000)
-    assert len(store.pop(T, G, invisible=SECOND)) == 1
-    assert durable_stores.tick_after(store, 1000).dead == 1
-    assert store.dead_letters.list(G)[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
-
-
 @pytest.mark.clause("P4", "P14")
 def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) -> None:
     """P7: with its reason, however many attempts are left; its receipt is done for; the other messages and groups are not concerned."""
@@ -107,36 +85,6 @@ def test_p7_a_reason_beside_the_largest_properties_loses_no_message(durable_stor
     assert letter.message.properties["p"] == "v" * room
     assert set(letter.reason) <= {"r"}
     assert len(store.pop(dlq_topic(G), "repair")) == 1
-
-
-@pytest.mark.clause("R1")
-def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
-    """P7: how often and when are set by group, kept in the store, and go with the group; other groups follow the store."""
-    store = durable_stores.open(max_retries=0)
-    store.groups.set(G, max_retries=1, backoff=[SECOND, MINUTE])
-    store.groups.set("quiet", backoff=[MINUTE])
-    store = durable_stores.reopen(store, max_retries=0)
-    assert (store.groups.settings(G).max_retries, store.groups.settings(G).backoff_ms) == (1, (1000, 60_000))
-    assert store.groups.settings(H).max_retries is None
-    store.send(message(1))
-    for group in (H, "quiet", G):
-        store.retry_later(store.pop(T, group))
-    assert sorted(each.expiry_ms - START_MS for each in store.leases()) == [1000, 10_000, 60_000]
-    report = durable_stores.tick_after(store, 60_000)
-    assert (report.dead, report.retried) == (2, 1), "one group may try once more"
-    (again,) = store.pop(T, G)
-    store.retry_later(again)
-    assert [each.expiry_ms for each in store.leases()] == [START_MS + 120_000]
-    store.groups.set(G, max_retries=2)
-    assert durable_stores.tick_after(store, 60_000).retried == 1, "a change counts from the next lease that ends"
-    store.groups.delete(G)
-    assert store.groups.settings(G).max_retries is None
-    store = durable_stores.reopen(store, max_retries=0)
-    assert store.groups.settings(G) == store.groups.settings(H)
-    assert store.groups.settings("quiet").backoff_ms == (60_000,)
-    for wrong in ({"max_retries": -1}, {"max_retries": True}, {"backoff": [timedelta(0)]}, {"backoff": "x"}):
-        with pytest.raises(IllegalArgumentError):
-            store.groups.set(G, **wrong)
 
 
 def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:

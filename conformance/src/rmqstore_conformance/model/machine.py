@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rmqstore import IllegalArgumentError, PoppedMessage, ReadStore, Store
-from rmqstore.contract import Durability, Flush, GroupSettings
+from rmqstore.contract import Durability, Flush, GroupSettings, TimerHandle
 from rmqstore.contract import Operation as Does
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES, retry_topic
 from rmqstore.store.opening import pop_buffer_of
@@ -25,6 +25,9 @@ M = TypeVar("M", bound="Machine")
 _ALL = 100_000
 _READS_AGAIN = 8
 """One look in so many reads again what was read before."""
+
+_LOOKED_UP = 8
+"""So many of the latest timers are looked up by their handles."""
 
 
 class Operation(NamedTuple):
@@ -206,6 +209,14 @@ class Machine:
         if whole:
             for each, timer in zip(found, pending, strict=True):
                 check(timer.message, each.message, "pending")
+        for timer in self.oracle.timers[-_LOOKED_UP:]:
+            handle = TimerHandle.parse(timer.handle)
+            looked_up = None if handle is None else view.engine.timers.get(handle)
+            if timer.pending:
+                assert looked_up is not None, f"{timer} is pending, and not found by its handle"
+                check(timer.message, looked_up.message, "found by its handle")
+            elif timer.cancelled:
+                assert looked_up is None, f"{timer} is cancelled, and found by its handle"
         if view is not self.store:
             return
         wake, waiting = self.store.next_wake_ms(), self.oracle.wake_ms()

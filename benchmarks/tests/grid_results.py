@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmqstore_benchmarks.grid.tables import TABLES
-from rmqstore_benchmarks.histograms import buckets_of
+from rmqstore_benchmarks.grid.tables import TABLES, buckets_of
 
 LOADS = {"open_50": 0.5, "open_80": 0.8, "open_95": 0.95}
 

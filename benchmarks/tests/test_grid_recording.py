@@ -13,7 +13,7 @@ import pytest
 
 from rmqstore_benchmarks.grid.aside import FLOOR_BYTES, NoLimitError, limit_for, limited_group
 from rmqstore_benchmarks.grid.recording import Phase, Probes, Spent, anon_bytes, compaction_bytes
-from rmqstore_benchmarks.histograms import buckets_of
+from rmqstore_benchmarks.grid.tables import buckets_of
 
 MIB = 1024 * 1024
 _TAKE = """

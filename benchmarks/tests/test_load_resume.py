@@ -22,7 +22,7 @@ from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import VERSION, Plan
-from rmqstore_benchmarks.load.progress import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
+from rmqstore_benchmarks.load.run import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
 
 PROGRAM = Path(__file__).with_name("killed_jvm.py")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from rmqstore_benchmarks.histograms import bounds_of
+from rmqstore_benchmarks.grid.tables import bounds_of
 
 if TYPE_CHECKING:
     from rmqstore_benchmarks.grid.results import Results

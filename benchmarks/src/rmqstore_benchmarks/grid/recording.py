@@ -21,8 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
-from rmqstore_benchmarks.histograms import buckets_of
+from rmqstore_benchmarks.grid.tables import PHASES, SECONDS, buckets_of
 
 _SECTOR_BYTES: Final = 512
 _BLOCK_BYTES: Final = 512

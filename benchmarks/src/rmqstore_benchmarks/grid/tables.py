@@ -1,7 +1,7 @@
 """What a run of the grid leaves: Parquet tables under ``DIR/results``, which the report reads and anybody can query.
 
 A *cell* is one point of the grid with its settings, a *run* one repeat of it, a *phase* one part of a run on one shard. Every table names
-the run; times are ns in histograms (buckets of :mod:`rmqstore_benchmarks.histograms`) and ms or s, as the name says, elsewhere. What a
+the run; times are ns in histograms (their buckets are below) and ms or s, as the name says, elsewhere. What a
 machine or an engine cannot tell is null, never 0.
 
 =================  ================================  =====================================================
@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 RUNS: Final = pa.schema(
     [
@@ -121,3 +123,28 @@ HISTOGRAMS: Final = pa.schema(
 )
 
 TABLES: Final = {"runs": RUNS, "phases": PHASES, "seconds": SECONDS, "histograms": HISTOGRAMS}
+
+# ---------------------------------------------------------------- buckets
+
+# Log-linear: 64 a power of two, so a bucket is at most 1/64 of its values wide. It is an int that sorts like its values, so histograms of
+# shards and repeats merge by adding the counts of equal buckets.
+
+Ints = NDArray[np.int64]
+
+_SUB_BITS: Final = 6
+_SUB_BUCKETS: Final = 1 << _SUB_BITS
+
+
+def buckets_of(values: Ints) -> Ints:
+    """Return the bucket of each value; values are 0 to 2**53, and those below 128 have a bucket each."""
+    _, lengths = np.frexp(values.astype(np.float64))
+    shifts = np.maximum(lengths.astype(np.int64) - 1 - _SUB_BITS, 0)
+    buckets: Ints = shifts * _SUB_BUCKETS + (values >> shifts)
+    return buckets
+
+
+def bounds_of(buckets: Ints) -> tuple[Ints, Ints]:
+    """Return the lowest value of each bucket, and the first value behind it."""
+    shifts = np.maximum(buckets // _SUB_BUCKETS - 1, 0)
+    lows = (buckets - shifts * _SUB_BUCKETS) << shifts
+    return lows, lows + (1 << shifts)

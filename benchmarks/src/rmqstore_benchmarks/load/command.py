@@ -20,8 +20,7 @@ from rmqstore.spark.failures import typed
 from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
-from rmqstore_benchmarks.load.progress import Begun, held, read_begun, unfinished, write_begun
-from rmqstore_benchmarks.load.run import Outcome, job_names, read_outcome, run_load
+from rmqstore_benchmarks.load.run import Begun, Outcome, held, job_names, read_begun, read_outcome, run_load, unfinished, write_begun
 from rmqstore_benchmarks.machine import default_directory
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ def _root(request: Request, directory: Path, begun: Begun) -> Iterator[Path]:
                 if not any(Path(plan.directory).exists() for plan in begun.below(root).plans):
                     raise
                 made = None
-                raise unfinished(root, begun.below(root), [job_names(plan) for plan in begun.plans], typed(error)) from error
+                raise unfinished(root, begun.below(root), typed(error)) from error
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)

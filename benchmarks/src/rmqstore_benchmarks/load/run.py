@@ -1,33 +1,181 @@
-"""The load test as Spark jobs: rounds, drain, audit, and the ledger closed in SQL.
+"""The load test as Spark jobs: rounds, drain, audit, and the ledger closed in SQL; and its directory, from which another process goes on.
 
 Each job ends in one action, since Spark runs a task's writing once per action. Counts and the first faults come back to the driver.
+
+``load-test.json`` has the plans of all engines and where they run; ``ENGINE/done/JOB.json`` is the mark of a job, with what the jobs behind
+it and the report need of it. What a job does is safe to do again, as Spark does it again when a task fails: what is stored is recognised by
+its marks, and the ledger knows what every attempt was told.
 """
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
 
+from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError, StoreLockedError
+from rmqstore.spark.dataset import write_json
 from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
 from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, of_round
 from rmqstore_benchmarks.load.ledger import SCHEMA, files_of, table_of
-from rmqstore_benchmarks.load.plan import Plan
-from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
+from rmqstore_benchmarks.load.plan import VERSION, Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rmqstore.spark.standalone import StandaloneCluster
+
+# ---------------------------------------------------------------- the directory
+
+_FILE: Final = "load-test.json"
+
+
+class UnfinishedError(RmqstoreError, RuntimeError):
+    """A load test ended before its audit; what was done stays, and it can be resumed."""
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load test was begun with.
+
+    Attributes:
+        plans: one an engine; in the file each has its directory relative to the file.
+        master, cluster: where it runs, as in the request.
+    """
+
+    version: int = VERSION
+    plans: tuple[Plan, ...]
+    master: str | None = None
+    cluster: bool = False
+
+    def below(self, root: Path) -> Begun:
+        """Return the same with the directories of the plans in ``root``."""
+        plans = tuple(msgspec.structs.replace(plan, directory=str(root / plan.engine)) for plan in self.plans)
+        return msgspec.structs.replace(self, plans=plans)
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The mark of a job that is done.
+
+    Attributes:
+        seconds: wall time of the job.
+        closed: what the ledger gave, when this is the job that closed it.
+    """
+
+    seconds: float = 0.0
+    closed: Closed | None = None
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+def write_begun(root: Path, begun: Begun) -> None:
+    """Write what a load test in ``root`` begins with."""
+    write_json(root / _FILE, msgspec.to_builtins(begun.below(Path())))
+
+
+def read_begun(root: Path) -> Begun:
+    """Return what the load test in ``root`` was begun with.
+
+    Raises:
+        IllegalArgumentError: ``root`` has no load test.
+        FormatVersionError: its plan has another meaning to this version of rmqstore.
+        CorruptStoreError: the file is damaged.
+    """
+    file = root / _FILE
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise IllegalArgumentError(
+            f"--resume {root} has no load test, for it has no {_FILE}; name the directory that --keep made, or that an ended run told of"
+        ) from None
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version == VERSION:
+            return msgspec.json.decode(data, type=Begun).below(root)
+    except msgspec.MsgspecError as error:
+        raise CorruptStoreError(f"{file} is damaged ({error}), so the load test cannot be resumed", file=str(file)) from error
+    raise FormatVersionError(
+        f"{file} has a plan of version {version}, and this rmqstore plays version {VERSION}: resume it with the rmqstore that began it"
+    )
+
+
+@contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Keep others from playing the load test in ``root``.
+
+    Raises:
+        StoreLockedError: somebody plays it.
+    """
+    with (root / _FILE).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLockedError(f"the load test in {root} is played by another process; wait for its end, or end it") from None
+        yield
+
+
+def mark_done(plan: Plan, job: str, done: Done) -> None:
+    """Note durably that a job is done."""
+    write_json(_mark(plan, job), msgspec.to_builtins(done))
+
+
+def done_of(plan: Plan, job: str) -> Done | None:
+    """Return the mark of a job; None when it is not done.
+
+    Raises:
+        CorruptStoreError: the mark is damaged.
+    """
+    file = _mark(plan, job)
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Done)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise CorruptStoreError(f"{file} is damaged ({error}); remove it, and the job is done again", file=str(file)) from error
+
+
+def unfinished(root: Path, begun: Begun, error: Exception) -> UnfinishedError:
+    """Return what to tell of a load test that ``error`` ended."""
+    jobs = [job_names(plan) for plan in begun.plans]
+    done = [[job for job in names if done_of(plan, job) is not None] for plan, names in zip(begun.plans, jobs, strict=True)]
+    where = next(
+        (
+            f"{plan.engine}: {names[len(ended)]}"
+            for plan, names, ended in zip(begun.plans, jobs, done, strict=True)
+            if len(ended) < len(names)
+        ),
+        "the end",
+    )
+    parts = [f"{plan.engine}: {', '.join(ended)}" for plan, ended in zip(begun.plans, done, strict=True) if ended]
+    what = str(error) if isinstance(error, RmqstoreError) else f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return UnfinishedError(
+        f"the load test ended in {where}. {what.rstrip('.')}. Done: {'; '.join(parts) or 'no job'}. "
+        f"Stores, ledger and tables are in {root}; to go on there: rmqstore load-test --resume {root}"
+    )
+
+
+def _mark(plan: Plan, job: str) -> Path:
+    return plan.done_path() / f"{job.replace(' ', '-')}.json"
+
+
+def job_names(plan: Plan) -> list[str]:
+    """Return the names of the jobs of a plan, in order."""
+    return [*(f"round {number + 1}" for number in range(plan.rounds)), "drain", "audit", "ledger"]
+
+
+# ---------------------------------------------------------------- the jobs
 
 Batches = Iterator[pa.RecordBatch]
 Told = Callable[[str], None]
@@ -172,8 +320,3 @@ def _opened(plan: Plan) -> int:
 def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
     noted = Counter(note.failure for note in notes(plan.injected_path())) | {Failure.CONSUMER.value: closed.deaths}
     return {failure.value: noted[failure.value] for failure in plan.failures}
-
-
-def job_names(plan: Plan) -> list[str]:
-    """Return the names of the jobs of a plan, in order."""
-    return [*(f"round {number + 1}" for number in range(plan.rounds)), "drain", "audit", "ledger"]

@@ -70,6 +70,7 @@ def test_rates_of_shards_add_up_and_bytes_of_the_device_do_not() -> None:
     assert found == {
         "messages": 200,
         "wall_s": 2.0,
+        "us_per_message": 1e4,
         "stalls": 3,
         "longest_call_ms": 7.0,
         "rate": 150.0,
@@ -83,6 +84,7 @@ def test_what_one_shard_does_not_tell_is_not_told_and_without_messages_there_is_
     assert run_of({"messages": 1, "wall_s": 1.0, "stalls": 5}, {"messages": 1, "wall_s": 1.0}) == {
         "messages": 2,
         "wall_s": 1.0,
+        "us_per_message": 5e5,
         "rate": 2.0,
     }
     assert run_of({"messages": 0, "wall_s": 1.0}) == {"messages": 0, "wall_s": 1.0}

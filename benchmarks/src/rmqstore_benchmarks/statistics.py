@@ -57,6 +57,7 @@ _METRICS: Final = {
     "user_bytes_per_s": _Metric("sum", "user_bytes_per_s"),
     "messages": _Metric("sum", "messages"),
     "wall_s": _Metric("max", "wall_s"),
+    "us_per_message": _Metric("max", "wall_s", "messages", 1e6),
     "cpu_us_per_message": _Metric("sum", "cpu_s", "messages", 1e6),
     "wchar_per_user_byte": _Metric("sum", "wchar_bytes", "user_bytes"),
     "device_write_per_user_byte": _Metric("max", "device_write_bytes", "user_bytes"),

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 import pandas as pd
 
 from rmqstore_benchmarks.grid.results import Results
-from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.drawing import Looks
 from rmqstore_benchmarks.statistics import POINT
@@ -18,11 +17,17 @@ _USUAL_BODY_BYTES: Final = 256
 
 
 class Measured(NamedTuple):
-    """What figures, tables and claims are made from: the long tables of :mod:`rmqstore_benchmarks.statistics`."""
+    """What figures, tables and claims are made from: the long tables of :mod:`rmqstore_benchmarks.statistics`.
+
+    Attributes:
+        figures, latencies: of engines.
+        whole: figures also of what is no engine.
+    """
 
     results: Results
     figures: pd.DataFrame
     latencies: pd.DataFrame
+    whole: pd.DataFrame
     looks: Looks
 
 
@@ -55,14 +60,14 @@ def described(fixed: Mapping[str, Any]) -> str:
 
 
 def slices(rows: pd.DataFrame, along: Sequence[str] = ()) -> list[Slice]:
-    """Return every slice, the one that compares most first; what is no engine is in none.
+    """Return every slice, the one that compares most first.
 
     ``along`` names the coordinates that may differ: then a variant is in it only with two values of them or more. The first slice is that
     of most variants, then of most rows, of the stricter durability, of the larger backlog, and of the usual body.
     """
     names = [name for name in POINT if name not in along]
     found = []
-    for values, members in rows[~rows.engine.isin(HOLLOW)].groupby(names, sort=False):
+    for values, members in rows.groupby(names, sort=False):
         points = members.drop_duplicates(["variant", *along]).variant.value_counts()
         points = points[points > 1] if along else points
         kept = members[members.variant.isin(points.index)]

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rmqstore_benchmarks.grid.stores import NULL_ENGINE
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.report.cells import Measured, described, slices
+from rmqstore_benchmarks.report.cells import Measured, slices
 from rmqstore_benchmarks.report.drawing import (
     INK,
     SOFT,
@@ -75,10 +75,10 @@ class Panel(NamedTuple):
     scale: float = 1.0
 
 
-def _tidy(measured: Measured, panels: Sequence[Panel], along: Sequence[str] = ()) -> pd.DataFrame:
+def _tidy(figures: pd.DataFrame, panels: Sequence[Panel], along: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row for each panel, variant and value of the coordinates ``along``, of the cells that compare most."""
     wanted = pd.DataFrame(panels)
-    found = slices(measured.figures.merge(wanted[["phase", "metric"]].drop_duplicates()), along)
+    found = slices(figures.merge(wanted[["phase", "metric"]].drop_duplicates()), along)
     if not found:
         return pd.DataFrame()
     rows = wanted.merge(found[0].rows, on=["phase", "metric"])
@@ -142,10 +142,9 @@ def _draw_balance(table: pd.DataFrame, looks: Looks) -> Drawn:
             axes.step(*edge, where="pre", color=SOFT, linewidth=0.8, alpha=0.55, zorder=1)
         for variant, path in by_variant(rows, looks).items():
             look = looks[variant]
+            sizes = [3.6 + 4.0 * stops.index(at) / max(len(stops) - 1, 1) for at in path["at"]]
             axes.plot(path.schedule_rate, path.drain_rate, look.linestyle, color=look.color, linewidth=1)
-            for row in path.itertuples():
-                size = 3.6 + 4.0 * stops.index(row.at) / max(len(stops) - 1, 1)
-                axes.plot(row.schedule_rate, row.drain_rate, look.marker, color=look.color, markersize=size, zorder=4)
+            axes.scatter(path.schedule_rate, path.drain_rate, [size**2 for size in sizes], look.color, marker=look.marker, zorder=4)
             axes.hlines(path.drain_rate, path.schedule_low, path.schedule_high, color=look.color, linewidth=0.7)
             axes.vlines(path.schedule_rate, path.drain_low, path.drain_high, color=look.color, linewidth=0.7)
         axes.set(xlabel="schedule, messages/s", ylabel="hand over + pop + ack, messages/s")
@@ -181,7 +180,7 @@ class _Sweep(NamedTuple):
     is_log_y: bool = False
 
     def rows(self, measured: Measured) -> pd.DataFrame:
-        return _tidy(measured, self.panels, (self.along,))
+        return _tidy(measured.figures, self.panels, (self.along,))
 
     def draw(self, rows: pd.DataFrame, looks: Looks) -> Drawn:
         parts = list(rows.groupby(["panel", "unit"], sort=False))
@@ -249,6 +248,9 @@ _SHARDS: Final = _Sweep(
 # ---------------------------------------------------------------- bars
 
 _USER: Final = "bytes per user byte"
+_SIGNS: Final = {_USER: "×", "µs": "µs"}
+"""By unit, how a figure is told."""
+
 _WRITTEN, _DEVICE, _READ, _SPACE = "Written by the process", "Written to the device", "Read from the device", "Space"
 _STAGES: Final = {"schedule": "schedule", "hand_over": "hand over", "pop_ack": "pop + ack"}
 _AMPLIFIED: Final = (
@@ -265,7 +267,7 @@ _SUMS: Final = (_WRITTEN, _DEVICE)
 
 def _amplification_rows(measured: Measured) -> pd.DataFrame:
     """Return all parts; of those that add up only what every variant tells, since sums of other parts cannot be compared."""
-    rows = _tidy(measured, _AMPLIFIED)
+    rows = _tidy(measured.figures, _AMPLIFIED)
     if rows.empty:
         return rows
     told, every = (rows.groupby(keys).variant.transform("nunique") for keys in (["panel", "part"], ["panel"]))
@@ -274,8 +276,7 @@ def _amplification_rows(measured: Measured) -> pd.DataFrame:
 
 def _draw_bars(rows: pd.DataFrame, looks: Looks, panels: Sequence[Panel]) -> Drawn:
     shown = dict(list(rows.groupby("panel", sort=False)))
-    note = f"bytes over user bytes, or over those that are kept; {rows.setting.iloc[0]}"
-    figure, grid = pairs(len(shown), bar_height(rows), note)
+    figure, grid = pairs(len(shown), bar_height(rows), f"{rows.unit.iloc[0]}; {rows.setting.iloc[0]}")
     sentences = []
     for axes, (title, here) in zip(grid, shown.items(), strict=True):
         parts, is_sum = list(here.part.unique()), title in _SUMS
@@ -285,8 +286,8 @@ def _draw_bars(rows: pd.DataFrame, looks: Looks, panels: Sequence[Panel]) -> Dra
         totals = here[here.part.isin(told)].groupby("variant")["median"].sum()[list(by_variant(here[here.part.isin(told)], looks))]
         stages = f" ({text.joined(told)})" if len(told) < len(_STAGES) else ""
         low, high = totals.idxmin(), totals.idxmax()
-        span = f"from {text.factor(totals[low])} for {low} to {text.factor(totals[high])} for {high}"
-        sentences.append(f"{title}{stages}: {span if low != high else f'{text.factor(totals[low])} for {low}'}.")
+        least, most = (f"{text.digits(totals[name])} {_SIGNS[here.unit.iloc[0]]} for {name}" for name in (low, high))
+        sentences.append(f"{title}{stages}: {f'from {least} to {most}' if low != high else least}.")
     if absent := [title.lower() for title in dict.fromkeys(each.panel for each in panels) if title not in shown]:
         sentences.append(f"Not told: {text.joined(absent)}.")
     return Drawn(figure, " ".join(sentences))
@@ -296,37 +297,17 @@ _ROLLED: Final = tuple(
     Panel("Written while rolling", "roll", metric, _USER, part)
     for metric, part in (("device_write_per_live_byte", "to the device"), ("wchar_per_live_byte", "by the process"))
 )
-_OVERHEAD: Final = {"schedule": "Schedule", "hand_over": "Hand over", "pop_ack": "Pop and ack", "mixed": "Mixed"}
+_OVERHEAD: Final = tuple(
+    Panel(title, phase, "us_per_message", "µs", "a message")
+    for phase, title in {"schedule": "Schedule", "hand_over": "Hand over", "pop_ack": "Pop and ack", "mixed": "Mixed"}.items()
+)
 
 
 def _overhead_rows(measured: Measured) -> pd.DataFrame:
-    """Return the time of a message in the phases that both the null engine and another one went through, where most did."""
-    best = pd.DataFrame()
-    for at, members in known(measured.figures, "rate", *_OVERHEAD).groupby(POINT, sort=False):
-        is_null = members.engine == NULL_ENGINE
-        rates = members[members.phase.isin(members.phase[is_null]) & members.phase.isin(members.phase[~is_null])]
-        if len(rates) > len(best):
-            names = {"panel": rates.phase.map(_OVERHEAD), "part": "", "unit": "µs a message", "is_null": rates.engine == NULL_ENGINE}
-            times_us = {"median": 1e6 / rates["median"], "low": 1e6 / rates.high, "high": 1e6 / rates.low}
-            best = rates.assign(**names, **times_us, setting=described(dict(zip(POINT, at, strict=True))))
-    return best.reindex(columns=["panel", "part", "unit", "variant", "is_null", *SPREAD, "setting"])
-
-
-def _draw_overhead(rows: pd.DataFrame, looks: Looks) -> Drawn:
-    shown = dict(list(rows.groupby("panel", sort=False)))
-    figure, grid = pairs(len(shown), bar_height(rows), rows.setting.iloc[0])
-    sentences = []
-    for axes, (title, here) in zip(grid, shown.items(), strict=True):
-        bars(axes, here, [""], looks)
-        null = here["median"][here.is_null].iloc[0]
-        axes.axvline(null, color=SOFT, linewidth=1, linestyle="--", zorder=5)
-        axes.set_title(f"{title}, µs a message")
-        fastest = here.loc[here["median"][~here.is_null].idxmin()]
-        sentences.append(
-            f"{title}: without an engine a message takes {text.digits(null)} µs, {null / fastest['median']:.0%} of what it takes with the "
-            f"fastest ({fastest.variant}, {text.digits(fastest['median'])} µs)."
-        )
-    return Drawn(figure, " ".join(sentences))
+    """Return the time of a message in the phases that both the null engine and another one went through."""
+    times = known(measured.whole, "us_per_message", *(panel.phase for panel in _OVERHEAD))
+    sides = times.assign(is_null=times.engine == NULL_ENGINE).groupby([*POINT, "phase"]).is_null.transform("nunique")
+    return _tidy(times[sides == 2], _OVERHEAD)
 
 
 # ---------------------------------------------------------------- under an open loop
@@ -553,7 +534,7 @@ PLOTS: Final = (
         "A wheel is shorter than the longest delay: a timer further away waits in a nearer slot and rolls on from there. It can be written "
         "anew (copy) or pointed to (reference). A key-ordered engine has nothing to roll.",
         "the phase roll",
-        lambda measured: _tidy(measured, _ROLLED),
+        lambda measured: _tidy(measured.figures, _ROLLED),
         partial(_draw_bars, panels=_ROLLED),
     ),
     Plot(
@@ -583,11 +564,10 @@ PLOTS: Final = (
     Plot(
         "overhead",
         "What Spark and the generator cost",
-        "Time a message, from the rates; the null engine does all but the call of the store. What lies left of the dashed line is no "
-        "engine's.",
+        "Time a message; the null engine does all but the call of the store, so what it takes is no engine's.",
         "the null engine beside another one on the same cell",
         _overhead_rows,
-        _draw_overhead,
+        partial(_draw_bars, panels=()),
     ),
 )
 """In the order of the report."""

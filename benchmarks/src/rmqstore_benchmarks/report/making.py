@@ -21,6 +21,7 @@ from markdown_it import MarkdownIt
 from rmqstore.errors import StorePathError
 from rmqstore_benchmarks import machine
 from rmqstore_benchmarks.grid.results import Results, read
+from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, SOURCE, Claim, Judgement, Verdict
@@ -118,7 +119,7 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
     for plot in report.left_out:
         for kind in ("png", "csv"):
             (out / f"{plot.name}.{kind}").unlink(missing_ok=True)
-    report.measured.figures.to_parquet(out / "summary.parquet", index=False)
+    report.measured.whole.to_parquet(out / "summary.parquet", index=False)
     (out / "report.md").write_text(to_markdown(report), encoding="utf-8")
     report.page.write_text(to_html(report), encoding="utf-8")
     return report
@@ -127,8 +128,9 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
 def _report_on(directory: Path, page: Path, dpi: int) -> Report:
     """Return all that stands in the report on a directory."""
     results = read(directory)
-    known = figures(results)
-    measured = Measured(results, known, latencies(results), looks_of(results.good))
+    whole, late = figures(results), latencies(results)
+    engines, late = (rows[~rows.engine.isin(HOLLOW)] for rows in (whole, late))
+    measured = Measured(results, engines, late, whole, looks_of(results.good))
     drawings, left_out = [], []
     for plot in PLOTS:
         rows = plot.data(measured)
@@ -140,7 +142,7 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
             drawn = plot.draw(rows, measured.looks)
             drawn.figure.savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
         drawings.append(Shown(plot, rows, drawn.finding, picture.getvalue()))
-    judged = [(claim, claim.judge(known)) for claim in ALL_CLAIMS]
+    judged = [(claim, claim.judge(engines)) for claim in ALL_CLAIMS]
     return Report(page, measured, headlines(measured), tables(measured), drawings, left_out, judged)
 
 

@@ -38,7 +38,7 @@ class _Known:
     """What is known of some cells: spreads by variant, phase and name of the figure, and the engine of each variant."""
 
     def __init__(self, measured: Measured, cells: pd.Series) -> None:
-        figures, latencies = (rows[rows.cell_id.isin(cells)] for rows in (measured.figures, measured.latencies))
+        figures, latencies = (rows[rows.cell_id.isin(cells)] for rows in (measured.whole, measured.latencies))
         names = latencies.operation + latencies.share.map(lambda share: f" {share:g}")
         whole = pd.concat([figures.assign(what=figures.metric), latencies.assign(what=names)])
         self.spreads: dict[tuple[str, str, str], Any] = {(row.variant, row.phase, row.what): row for row in whole.itertuples()}
@@ -123,7 +123,7 @@ def tables(measured: Measured) -> list[TextTable]:
     for caption, columns in _TABLES.items():
         for point in points:
             at = dict(zip(POINT, point, strict=True))
-            cells = measured.figures.merge(pd.DataFrame([at])).cell_id
+            cells = measured.whole.merge(pd.DataFrame([at])).cell_id
             made = _table(_Known(measured, cells), columns, f"{caption}; {described(at)}", measured)
             if made.rows:
                 found.append(made)

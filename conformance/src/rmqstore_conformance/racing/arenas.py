@@ -7,8 +7,8 @@ answers with plain data. Names and receipts are told apart by where they turn up
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -17,19 +17,22 @@ from rmqstore.contract import ChangeResult
 from rmqstore.errors import RmqstoreError
 from rmqstore_conformance.stores import HOUR_MS, Stores
 
-_LONG_MS = 10 * HOUR_MS
+_LONG_MS: Final = 10 * HOUR_MS
+
+Calls = Mapping[str, Callable[[Any], object]]
+"""What can be called in a world, by name; what it gives is its answer."""
 
 
 class Arena:
     """One small world.
 
     Attributes:
-        CALLS: names of its calls, each a method.
+        CALLS: its calls.
         READS: those that change nothing.
         ALWAYS: races that even a short run plays.
     """
 
-    CALLS: ClassVar[tuple[str, ...]] = ()
+    CALLS: ClassVar[Calls] = {}
     READS: ClassVar[tuple[str, ...]] = ()
     ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = ()
 
@@ -51,15 +54,18 @@ class Arena:
 
     def act(self, call: str) -> Callable[[], object]:
         """Return a call; what it raises is its answer."""
-        method: Callable[[], object] = getattr(self, call.replace(" ", "_"))
 
         def answered() -> object:
             try:
-                return method()
+                return self.made(call)
             except RmqstoreError as error:
                 return (type(error).__name__, str(error))
 
         return answered
+
+    def made(self, call: str) -> object:
+        """Make a call."""
+        return self.CALLS[call](self)
 
     def outcome(self, answers: Iterable[object]) -> str:
         """Return the answers and everything that can be seen behind them, as a text that equal runs share."""
@@ -125,10 +131,73 @@ class Arena:
                 found.append("not acked")
         return found
 
+    # ------------------------------------------------------------ calls that many worlds have
+
+    def pop(self, count: int, **options: Any) -> object:
+        """Pop for a long time."""
+        return self.popped(self.store.pop(self.topic, self.group, max_messages=count, invisible_ms=_LONG_MS, **options))
+
+    def ack(self, *held: PoppedMessage) -> object:
+        """Ack, in one call."""
+        return [each.name for each in self.store.ack(held)]
+
+    def change(self, held: PoppedMessage) -> object:
+        """Make a lease longer."""
+        return self.changed(self.store.change_invisible(held, invisible_ms=_LONG_MS))
+
+    def revived(self) -> object:
+        """Tick."""
+        report = self.store.tick()
+        return (report.retried, report.dead)
+
+    def retry_later(self, held: PoppedMessage) -> object:
+        """Put an attempt off."""
+        return self.changed(self.store.retry_later(held, delay_ms=_LONG_MS, reason="why"))
+
+
+_OF_ALL: Final[Calls] = {
+    "delete group": lambda world: world.store.groups.delete(world.group),
+    "lag": lambda world: msgspec.structs.asdict(world.store.lag(world.topic, world.group)),
+}
+
+_OF_LEASES: Final[Calls] = {
+    **_OF_ALL,
+    "tick": lambda world: world.revived(),
+    "reset": lambda world: world.store.groups.reset_offset(world.topic, world.group, InitMode.MIN),
+    "leases": lambda world: [
+        (each.message_id, each.attempt, f"<{each.receipt}>", each.is_backing_off) for each in world.store.leases(world.topic, world.group)
+    ],
+}
+
 
 class Leases(Arena):
     """Two leases, one of which has come to its end, and two messages that are ready; the group may hold three leases."""
 
+    CALLS: ClassVar[Calls] = {
+        "ack": lambda world: world.ack(world.held),
+        "ack both": lambda world: world.ack(world.ended, world.held),
+        "ack ended": lambda world: world.ack(world.ended),
+        "change": lambda world: world.change(world.held),
+        "release": lambda world: world.store.release(world.held).name,
+        "retry later": lambda world: world.retry_later(world.held),
+        "reject": lambda world: world.store.reject(world.held, reason="no").name,
+        "pop": lambda world: world.pop(2),
+        "pop again": lambda world: world.pop(1, attempt_id="a"),
+        "pop anew": lambda world: world.pop(1, attempt_id="b"),
+        "pop tagged": lambda world: world.pop(1, filter="b"),
+        "send": lambda world: world.store.send(world.message("new", queue_id=0)).message_id,
+        "send two": lambda world: [
+            each.message_id for each in world.store.send_batch([world.message(f"new{n}", queue_id=0) for n in range(2)])
+        ],
+        "delete topic": lambda world: world.store.topics.delete(world.topic),
+        "set group": lambda world: world.store.groups.set(world.group, max_retries=0),
+        "set other group": lambda world: world.store.groups.set(world.named("h"), max_retries=1),
+        "create topic": lambda world: world.store.topics.create(world.topic, 2).queues,
+        "offsets": lambda world: [
+            (each.topic, each.queue_id, each.next_offset, each.in_flight) for each in world.store.groups.offsets(world.group)
+        ],
+        **_OF_LEASES,
+    }
     READS: ClassVar[tuple[str, ...]] = ("lag", "leases", "offsets")
     ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (
         ("ack", "release"),
@@ -145,29 +214,6 @@ class Leases(Arena):
         ("send two", "pop"),
         ("send two", "lag"),
     )
-    CALLS: ClassVar[tuple[str, ...]] = (
-        "ack",
-        "ack both",
-        "ack ended",
-        "change",
-        "release",
-        "retry later",
-        "reject",
-        "pop",
-        "pop again",
-        "pop anew",
-        "pop tagged",
-        "send",
-        "send two",
-        "tick",
-        "reset",
-        "delete topic",
-        "delete group",
-        "set group",
-        "set other group",
-        "create topic",
-        *READS,
-    )
 
     def build(self) -> None:
         self.store.topics.create(self.topic, 1)
@@ -176,92 +222,33 @@ class Leases(Arena):
         (self.ended,) = self.store.pop(self.topic, self.group, max_messages=1, invisible_ms=1000)
         self.clock.advance(2000)
 
-    def ack(self) -> object:
-        return self.store.ack(self.held).name
-
-    def ack_both(self) -> object:
-        return [each.name for each in self.store.ack([self.ended, self.held])]
-
-    def ack_ended(self) -> object:
-        return self.store.ack(self.ended).name
-
-    def change(self) -> object:
-        return self.changed(self.store.change_invisible(self.held, invisible_ms=_LONG_MS))
-
-    def release(self) -> object:
-        return self.store.release(self.held).name
-
-    def retry_later(self) -> object:
-        return self.changed(self.store.retry_later(self.held, delay_ms=_LONG_MS, reason="why"))
-
-    def reject(self) -> object:
-        return self.store.reject(self.held, reason="no").name
-
-    def pop(self) -> object:
-        return self.popped(self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=_LONG_MS))
-
-    def pop_again(self) -> object:
-        return self.popped(self.store.pop(self.topic, self.group, max_messages=1, invisible_ms=_LONG_MS, attempt_id="a"))
-
-    def pop_anew(self) -> object:
-        return self.popped(self.store.pop(self.topic, self.group, max_messages=1, invisible_ms=_LONG_MS, attempt_id="b"))
-
-    def pop_tagged(self) -> object:
-        return self.popped(self.store.pop(self.topic, self.group, max_messages=1, invisible_ms=_LONG_MS, filter="b"))
-
-    def send(self) -> object:
-        return self.store.send(self.message("new", queue_id=0)).message_id
-
-    def send_two(self) -> object:
-        return [each.message_id for each in self.store.send_batch([self.message(f"new{n}", queue_id=0) for n in range(2)])]
-
-    def tick(self) -> object:
-        report = self.store.tick()
-        return (report.retried, report.dead)
-
-    def reset(self) -> None:
-        self.store.groups.reset_offset(self.topic, self.group, InitMode.MIN)
-
-    def delete_topic(self) -> None:
-        self.store.topics.delete(self.topic)
-
-    def delete_group(self) -> None:
-        self.store.groups.delete(self.group)
-
-    def set_group(self) -> None:
-        self.store.groups.set(self.group, max_retries=0)
-
-    def set_other_group(self) -> None:
-        self.store.groups.set(self.named("h"), max_retries=1)
-
-    def create_topic(self) -> object:
-        return self.store.topics.create(self.topic, 2).queues
-
-    def lag(self) -> object:
-        return msgspec.structs.asdict(self.store.lag(self.topic, self.group))
-
-    def leases(self) -> object:
-        found = self.store.leases(self.topic, self.group)
-        return [(each.message_id, each.attempt, f"<{each.receipt}>", each.is_backing_off) for each in found]
-
-    def offsets(self) -> object:
-        return [(each.topic, each.queue_id, each.next_offset, each.in_flight) for each in self.store.groups.offsets(self.group)]
-
     def seen(self) -> list[tuple[str, object]]:
-        found = self.standing(self.group)
-        found.append(("again", self.pop_again()))
-        found.append(("acked", [self.store.ack(each).name for each in (self.held, self.ended)]))
+        found = [*self.standing(self.group), ("again", self.made("pop again"))]
+        found.append(("acked", [self.ack(each) for each in (self.held, self.ended)]))
         for group in (self.group, self.named("h")):
             found.append(("settings", msgspec.structs.asdict(self.store.groups.settings(group))))
-        self.tick()
-        found.append(("drained", self.drained(self.group)))
-        found.append(("lag behind", self.lag()))
-        return found
+        self.store.tick()
+        return [*found, ("drained", self.drained(self.group)), ("lag behind", self.made("lag"))]
 
 
 class Timers(Arena):
     """A timer that is due, a later one of the same key, and calls of both sides by one mark."""
 
+    CALLS: ClassVar[Calls] = {
+        "cancel": lambda world: world.store.cancel(world.due).name,
+        "cancel later": lambda world: world.store.cancel(world.far).name,
+        "cancel both": lambda world: [each.name for each in world.store.cancel([world.far, world.due])],
+        "tick": lambda world: world.store.tick().handed_over,
+        "schedule": lambda world: bool(world.store.send(world.message("more", keys=("k",)), delay_ms=HOUR_MS).handle),
+        "schedule past": lambda world: world.schedule_past(),
+        "send": lambda world: world.store.send(world.message("now")).message_id,
+        "send for later by mark": lambda world: world.send_for_later_by_mark(),
+        "send by mark": lambda world: world.send_by_mark(),
+        "pending": lambda world: world.pending(),
+        "scan": lambda world: [(each.message.message_id, f"<{each.handle.text()}>") for each in world.store.scan().timers],
+        "lag": lambda world: world.store.lag(world.topic, world.group).ready,
+        "read": lambda world: world.read(),
+    }
     READS: ClassVar[tuple[str, ...]] = ("pending", "scan", "lag", "read")
     ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (
         ("cancel", "tick"),
@@ -271,38 +258,11 @@ class Timers(Arena):
         ("schedule past", "tick"),
         ("tick", "pending"),
     )
-    CALLS: ClassVar[tuple[str, ...]] = (
-        "cancel",
-        "cancel later",
-        "cancel both",
-        "tick",
-        "schedule",
-        "schedule past",
-        "send",
-        "send for later by mark",
-        "send by mark",
-        *READS,
-    )
 
     def build(self) -> None:
         self.due = self.store.send(self.message("due", keys=("k",)), delay_ms=1000).handle or ""
         self.far = self.store.send(self.message("far", keys=("k",)), delay_ms=HOUR_MS).handle or ""
         self.clock.advance(1000)
-
-    def cancel(self) -> object:
-        return self.store.cancel(self.due).name
-
-    def cancel_later(self) -> object:
-        return self.store.cancel(self.far).name
-
-    def cancel_both(self) -> object:
-        return [each.name for each in self.store.cancel([self.far, self.due])]
-
-    def tick(self) -> object:
-        return self.store.tick().handed_over
-
-    def schedule(self) -> object:
-        return bool(self.store.send(self.message("more", keys=("k",)), delay_ms=HOUR_MS).handle)
 
     def schedule_past(self) -> object:
         # Its tick is under what a running tick has sealed.
@@ -311,9 +271,6 @@ class Timers(Arena):
             self.message("later", deliver_at_ms=self.clock.now_ms() + HOUR_MS),
         ]
         return [bool(each.handle) for each in self.store.send_batch(rows)]
-
-    def send(self) -> object:
-        return self.store.send(self.message("now")).message_id
 
     def send_for_later_by_mark(self) -> object:
         receipt = self.store.send(self.message("marked", keys=("m",)), delay_ms=HOUR_MS, marks=[self.named("later").encode()])
@@ -328,22 +285,15 @@ class Timers(Arena):
         now_ms = self.clock.now_ms()
         return (found.total, found.earliest_ms and found.earliest_ms - now_ms, found.latest_ms and found.latest_ms - now_ms)
 
-    def scan(self) -> object:
-        return [(each.message.message_id, f"<{each.handle.text()}>") for each in self.store.scan().timers]
-
-    def lag(self) -> object:
-        return self.store.lag(self.topic, self.group).ready
-
     def read(self) -> object:
         info = self.store.engine.pops.topic(self.topic)
         return [] if info is None else [f"<{each.message_id}>" for each in self.store.read(self.topic).messages]
 
     def seen(self) -> list[tuple[str, object]]:
-        found: list[tuple[str, object]] = [("pending", self.pending()), ("scan", self.scan()), ("read", self.read())]
-        found += [("repeated", (self.send_by_mark(), self.send_for_later_by_mark()))]
-        self.tick()
-        found += [("cancelled", self.cancel_both()), ("pending then", self.scan()), ("read then", self.read())]
-        return found
+        found: list[tuple[str, object]] = [(each, self.made(each)) for each in ("pending", "scan", "read")]
+        found.append(("repeated", (self.send_by_mark(), self.send_for_later_by_mark())))
+        self.store.tick()
+        return found + [(f"{each} then", self.made(each)) for each in ("cancel both", "scan", "read")]
 
     def tear_down(self) -> None:
         self.store.cancel([each.handle.text() for each in self.store.scan().timers])
@@ -353,33 +303,35 @@ class Timers(Arena):
 class KeyedTimers(Timers):
     """The same, with cancels by key."""
 
-    CALLS: ClassVar[tuple[str, ...]] = ("cancel key", "cancel", "cancel both", "tick", "schedule", "pending")
-
-    def cancel_key(self) -> object:
-        return [each.name for each in self.store.cancel_key(self.topic, "k")]
+    CALLS: ClassVar[Calls] = {
+        "cancel key": lambda world: [each.name for each in world.store.cancel_key(world.topic, "k")],
+        **{name: Timers.CALLS[name] for name in ("cancel", "cancel both", "tick", "schedule", "pending")},
+    }
 
 
 class Letters(Arena):
     """Two dead letters that operators resend and drop at the same time, while their group goes on."""
 
+    CALLS: ClassVar[Calls] = {
+        "resend": lambda world: world.store.dead_letters.resend(world.letters[:1]),
+        "resend both": lambda world: world.store.dead_letters.resend(world.letters),
+        "drop": lambda world: world.store.dead_letters.drop(world.letters[:1]),
+        "pop letters": lambda world: world.popped(
+            world.store.pop(f"%DLQ%{world.group}", world.named("operators"), max_messages=1, invisible_ms=_LONG_MS)
+        ),
+        "pop": lambda world: world.pop(2),
+        "ack": lambda world: world.ack(world.held),
+        "reject": lambda world: world.store.reject(world.held, reason="too").name,
+        "tick": lambda world: world.store.tick().moved,
+        "dead letters": lambda world: [(each.message.message_id, each.reason) for each in world.store.dead_letters.list(world.group)],
+        **_OF_ALL,
+    }
     READS: ClassVar[tuple[str, ...]] = ("dead letters", "lag")
     ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (
         ("resend", "drop"),
         ("resend both", "pop"),
         ("reject", "resend both"),
         ("reject", "lag"),
-    )
-    CALLS: ClassVar[tuple[str, ...]] = (
-        "resend",
-        "resend both",
-        "drop",
-        "pop letters",
-        "pop",
-        "ack",
-        "reject",
-        "delete group",
-        "tick",
-        *READS,
     )
 
     def build(self) -> None:
@@ -388,43 +340,9 @@ class Letters(Arena):
         self.store.reject(rejected, reason="no")
         self.letters = self.store.dead_letters.list(self.group)
 
-    def resend(self) -> object:
-        return self.store.dead_letters.resend(self.letters[:1])
-
-    def resend_both(self) -> object:
-        return self.store.dead_letters.resend(self.letters)
-
-    def drop(self) -> object:
-        return self.store.dead_letters.drop(self.letters[:1])
-
-    def pop_letters(self) -> object:
-        return self.popped(self.store.pop(f"%DLQ%{self.group}", self.named("operators"), max_messages=1, invisible_ms=_LONG_MS))
-
-    def pop(self) -> object:
-        return self.popped(self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=_LONG_MS))
-
-    def ack(self) -> object:
-        return self.store.ack(self.held).name
-
-    def reject(self) -> object:
-        return self.store.reject(self.held, reason="too").name
-
-    def delete_group(self) -> None:
-        self.store.groups.delete(self.group)
-
-    def tick(self) -> object:
-        return self.store.tick().moved
-
-    def dead_letters(self) -> object:
-        return [(each.message.message_id, each.reason) for each in self.store.dead_letters.list(self.group)]
-
-    def lag(self) -> object:
-        return msgspec.structs.asdict(self.store.lag(self.topic, self.group))
-
     def seen(self) -> list[tuple[str, object]]:
-        found = self.standing(self.group)
-        found += [("again", self.resend_both()), ("drained", self.drained(self.group)), ("lag behind", self.lag())]
-        return found
+        found = [*self.standing(self.group), ("again", self.made("resend both"))]
+        return [*found, ("drained", self.drained(self.group)), ("lag behind", self.made("lag"))]
 
     def tear_down(self) -> None:
         self.store.groups.delete(self.named("operators"))
@@ -434,24 +352,21 @@ class Letters(Arena):
 class Runs(Arena):
     """A run of two leases in order, of a queue with two more messages."""
 
+    CALLS: ClassVar[Calls] = {
+        "ack first": lambda world: world.ack(world.run[0]),
+        "ack second": lambda world: world.ack(world.run[1]),
+        "ack both": lambda world: world.ack(*world.run),
+        "change": lambda world: world.change(world.run[0]),
+        "release": lambda world: world.store.release(world.run[0]).name,
+        "reject": lambda world: world.store.reject(world.run[0], reason="no").name,
+        "retry later": lambda world: world.retry_later(world.run[1]),
+        "pop": lambda world: world.pop(2, order=True),
+        "pop again": lambda world: world.pop(2, order=True, attempt_id="a"),
+        "pop anew": lambda world: world.pop(2, order=True, attempt_id="b"),
+        "send": lambda world: world.store.send(world.message("new", message_group="x")).message_id,
+        **_OF_LEASES,
+    }
     READS: ClassVar[tuple[str, ...]] = ("lag", "leases")
-    CALLS: ClassVar[tuple[str, ...]] = (
-        "ack first",
-        "ack second",
-        "ack both",
-        "change",
-        "release",
-        "reject",
-        "retry later",
-        "pop",
-        "pop again",
-        "pop anew",
-        "send",
-        "tick",
-        "reset",
-        "delete group",
-        *READS,
-    )
 
     def build(self) -> None:
         self.store.topics.create(self.topic, 1)
@@ -459,62 +374,7 @@ class Runs(Arena):
         self.run = self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=1000, order=True, attempt_id="a")
         self.clock.advance(2000)
 
-    def ack_first(self) -> object:
-        return self.store.ack(self.run[0]).name
-
-    def ack_second(self) -> object:
-        return self.store.ack(self.run[1]).name
-
-    def ack_both(self) -> object:
-        return [each.name for each in self.store.ack(self.run)]
-
-    def change(self) -> object:
-        return self.changed(self.store.change_invisible(self.run[0], invisible_ms=_LONG_MS))
-
-    def release(self) -> object:
-        return self.store.release(self.run[0]).name
-
-    def reject(self) -> object:
-        return self.store.reject(self.run[0], reason="no").name
-
-    def retry_later(self) -> object:
-        return self.changed(self.store.retry_later(self.run[1], delay_ms=_LONG_MS, reason="why"))
-
-    def pop(self) -> object:
-        return self.popped(self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=_LONG_MS, order=True))
-
-    def pop_again(self) -> object:
-        found = self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=_LONG_MS, order=True, attempt_id="a")
-        return self.popped(found)
-
-    def pop_anew(self) -> object:
-        found = self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=_LONG_MS, order=True, attempt_id="b")
-        return self.popped(found)
-
-    def send(self) -> object:
-        return self.store.send(self.message("new", message_group="x")).message_id
-
-    def tick(self) -> object:
-        report = self.store.tick()
-        return (report.retried, report.dead)
-
-    def reset(self) -> None:
-        self.store.groups.reset_offset(self.topic, self.group, InitMode.MIN)
-
-    def delete_group(self) -> None:
-        self.store.groups.delete(self.group)
-
-    def lag(self) -> object:
-        return msgspec.structs.asdict(self.store.lag(self.topic, self.group))
-
-    def leases(self) -> object:
-        found = self.store.leases(self.topic, self.group)
-        return [(each.message_id, each.attempt, f"<{each.receipt}>", each.is_backing_off) for each in found]
-
     def seen(self) -> list[tuple[str, object]]:
-        found = self.standing(self.group)
-        found.append(("acked", [self.store.ack(each).name for each in self.run]))
-        self.tick()
-        found.append(("drained", self.drained(self.group, order=True)))
-        found.append(("lag behind", self.lag()))
-        return found
+        found = [*self.standing(self.group), ("acked", [self.ack(each) for each in self.run])]
+        self.store.tick()
+        return [*found, ("drained", self.drained(self.group, order=True)), ("lag behind", self.made("lag"))]

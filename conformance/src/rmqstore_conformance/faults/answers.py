@@ -6,7 +6,7 @@ thread were about to. The public call that follows must wait for it before it an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
 from rmqstore.contract import Change, GroupSettings, PopRequest, PopTxn, Reject, Removal, TimerHandle
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.faults.script import START_MS, Answer, Call, Script, done, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import START_MS, Answer, Notes, Script, done, messages_of, outcomes_of
 
 UNSYNCED: Final = "unsynced "
 FAR_MS: Final = 500_000
@@ -29,7 +29,7 @@ class Answers(Script):
 
     name: ClassVar[str] = "answers"
 
-    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         super().__init__(store, clock, notes)
         self._sends()
         self._cancels()
@@ -44,19 +44,6 @@ class Answers(Script):
 
     # ------------------------------------------------------------ how calls are added
 
-    def _add(
-        self,
-        name: str,
-        operation: str,
-        make: Callable[[], Answer],
-        outcome: str,
-        again: str | None = None,
-        rests_on: str = "",
-        size: str = "one",
-    ) -> None:
-        assert name not in self.calls, name
-        self.calls[name] = Call(operation, make, outcome, again, rests_on, size)
-
     def _first(self, name: str, make: Callable[[], object]) -> str:
         """Add a call whose ticket no call awaits; returns what rests on it."""
 
@@ -64,12 +51,8 @@ class Answers(Script):
             make()
             return Answer("")
 
-        assert name not in self.calls, name
-        self.calls[name] = Call("", made, is_promised=False)
+        self.add(name, "", made, is_promised=False)
         return UNSYNCED + name
-
-    def _tick(self, name: str, ms: int, outcome: str = "MOVED") -> None:
-        self.calls[name] = Call("tick", lambda: self.tick(ms), outcome, may_halt=True)
 
     @property
     def _now_ms(self) -> int:
@@ -97,26 +80,22 @@ class Answers(Script):
             )
         self._send("send_batch now and later", messages_of("mixed", 4, "t", due_ms=(None, FAR_MS)), [b"mixed"], "APPLIED")
         plain = messages_of("plain", 1, "t")[0]
-        self._add("send without a mark", "send", lambda: self._sent("plain", [self.store.send(plain)]), "APPLIED")
+        self.add("send without a mark", "send", lambda: self.sent("plain", [self.store.send(plain)]), "APPLIED")
         for side, due_ms in (("now", None), ("later", FAR_MS)):
             # One side at a time: two engines promise no order between what one and the other has not synced.
             rests_on = self._first(
                 f"a send {side} to be flushed", self._below(messages_of(f"behind-{side}", 1, "t", due_ms=(due_ms,)), [], due_ms)
             )
-            self._add(f"flush of a send {side}", "flush", done(self.store.flush), "DONE", "DONE", rests_on)
+            self.add(f"flush of a send {side}", "flush", done(self.store.flush), "DONE", "DONE", rests_on)
 
     def _send(self, name: str, messages: list[Message], marks: list[bytes], outcome: str, rests_on: str = "") -> None:
         def make() -> Answer:
             if len(messages) == 1:
-                return self._sent(name, [self.store.send(messages[0], marks=marks)])
-            return self._sent(name, self.store.send_batch(messages, marks=marks))
+                return self.sent(name, [self.store.send(messages[0], marks=marks)])
+            return self.sent(name, self.store.send_batch(messages, marks=marks))
 
         operation = ("send" if len(messages) == 1 else "send_batch") + ("" if messages[0].deliver_at_ms is None else " later")
-        self._add(name, operation, make, outcome, "REPEATED", rests_on, "one" if len(messages) == 1 else "some")
-
-    def _sent(self, name: str, receipts: Sequence[Any]) -> Answer:
-        self.notes[name] = [each.handle or "" for each in receipts]
-        return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
+        self.add(name, operation, make, outcome, "REPEATED", rests_on, "one" if len(messages) == 1 else "some")
 
     def _below(self, messages: list[Message], marks: list[bytes], due_ms: int | None) -> Callable[[], object]:
         """Return a send on the lower interface."""
@@ -137,7 +116,7 @@ class Answers(Script):
         return self._below(messages_of(note, 2, "t", due_ms=(due_ms,), keys=(key,)), [], due_ms)
 
     def _cancel(self, name: str, note: str, outcome: str, rests_on: str = "") -> None:
-        self._add(name, "cancel", lambda: outcomes_of(self.store.cancel(self.notes[note])), outcome, outcome, rests_on, "some")
+        self.add(name, "cancel", lambda: outcomes_of(self.store.cancel(self.notes[note])), outcome, outcome, rests_on, "some")
 
     def _cancels(self) -> None:
         timers = self.store.engine.timers
@@ -148,7 +127,7 @@ class Answers(Script):
         self._first("another put", self._put_below("q", FAR_MS))
         cancel = self._first("a cancel is on its way", lambda: timers.cancel(self._handles("q0"), self._now_ms))
         self._cancel("cancel what is being cancelled", "q0", "CANCELLED", cancel)
-        self._add("cancel what is no handle", "cancel", lambda: outcomes_of([self.store.cancel("no handle")]), "UNKNOWN", "UNKNOWN")
+        self.add("cancel what is no handle", "cancel", lambda: outcomes_of([self.store.cancel("no handle")]), "UNKNOWN", "UNKNOWN")
         if self.has("cancel_by_key"):
             self._first("a put with a key is on its way", self._put_below("r", FAR_MS, "r"))
             self._cancel_key(
@@ -160,7 +139,7 @@ class Answers(Script):
             self._cancel("cancel what was cancelled by its key", "s0", "CANCELLED", keyed)
 
     def _cancel_key(self, name: str, key: str, outcome: str, rests_on: str, again: str) -> None:
-        self._add(name, "cancel_key", lambda: outcomes_of(self.store.cancel_key("t", key)), outcome, again, rests_on, "some")
+        self.add(name, "cancel_key", lambda: outcomes_of(self.store.cancel_key("t", key)), outcome, again, rests_on, "some")
 
     # ------------------------------------------------------------ pops
 
@@ -176,7 +155,7 @@ class Answers(Script):
             return self.given(name, self.store.pop(topic, group, max_messages=count, **asked))
 
         operation = "pop in order" if asked.get("order") else "pop"
-        self._add(name, operation, make, outcome, outcome if again else None, rests_on, "one" if count == 1 else "some")
+        self.add(name, operation, make, outcome, outcome if again else None, rests_on, "one" if count == 1 else "some")
 
     def _pop_below(self, note: str, topic: str, group: str, count: int, **asked: Any) -> Callable[[], object]:
         def make() -> object:
@@ -187,7 +166,7 @@ class Answers(Script):
 
     def _pops(self) -> None:
         self._send("send what is popped", messages_of("w", 40, "w"), [b"w"], "APPLIED")
-        self._add("create_topic", "create_topic", lambda: self._created("empty", 2), "2", "2")
+        self.add("create_topic", "create_topic", lambda: self._created("empty", 2), "2", "2")
         self._pop("the first pop gives nothing", "empty", "g", 3, "NOTHING")
         self._pop("the second pop gives nothing", "empty", "g", 3, "NOTHING", rests_on="the first pop gives nothing")
         self._pop("pop", "w", "g", 2, "GIVEN", again=False)
@@ -206,18 +185,9 @@ class Answers(Script):
         """Add a call that ends or changes the leases of a note."""
 
         def make() -> Answer:
-            held = self.notes[note]
-            if operation == "ack":
-                return outcomes_of(self.store.ack(held))
-            if operation == "release":
-                return outcomes_of(self.store.release(held))
-            if operation == "reject":
-                return outcomes_of(self.store.reject(held, reason=f"{name} – grund"))
-            results = self.store.change_invisible(held, invisible_ms=LONG_MS + 1)
-            self.notes[name] = [each.receipt.text() for each in results if each.receipt is not None]
-            return outcomes_of([each.outcome for each in results])
+            return self.settled(name, operation, self.notes[note], LONG_MS + 1, f"{name} – grund")
 
-        self._add(name, operation, make, outcome, again if outcome in _DONE else outcome, rests_on)
+        self.add(name, operation, make, outcome, again if outcome in _DONE else outcome, rests_on)
 
     def _settle_below(self, operation: str, note: str) -> Callable[[], object]:
         def make() -> object:
@@ -239,7 +209,7 @@ class Answers(Script):
         notes = [f"pop of {group} to ack together" for group in ("g", "two")]
         for note, group in zip(notes, ("g", "two"), strict=True):
             self._pop(note, "w", group, 2, "GIVEN", again=False)
-        self._add(
+        self.add(
             "ack of two groups",
             "ack",
             lambda: outcomes_of(self.store.ack([receipt for note in notes for receipt in self.notes[note]])),
@@ -248,12 +218,9 @@ class Answers(Script):
             notes[1],
             "some",
         )
-        self.calls["ack of no receipt"] = Call("ack", lambda: outcomes_of([self.store.ack("none")]), "UNKNOWN", "UNKNOWN")
-        self.calls["change of no receipt"] = Call(
-            "change_invisible", lambda: outcomes_of([self.store.change_invisible("none", invisible_ms=1).outcome]), "UNKNOWN", "UNKNOWN"
-        )
-        self.calls["release of no receipt"] = Call("release", lambda: outcomes_of([self.store.release("none")]), "UNKNOWN", "UNKNOWN")
-        self.calls["reject of no receipt"] = Call("reject", lambda: outcomes_of([self.store.reject("none")]), "UNKNOWN", "UNKNOWN")
+        for operation in SETTLED:
+            name = f"{operation} of no receipt"
+            self.add(name, operation, partial(self.settled, name, operation, ["none"], 1), "UNKNOWN", "UNKNOWN")
         for operation in SETTLED:
             answered = _DONE_BY[operation]
             again = "ALREADY_ACKED" if operation == "ack" else "STALE"
@@ -284,8 +251,8 @@ class Answers(Script):
             return outcomes_of([each.outcome for each in self.store.retry_later(popped, timedelta(seconds=200), reason="später")])
 
         rests_on = self._first("a pop to retry later", pop)
-        self._add("retry_later", "retry_later", retry_later, "CHANGED", None, rests_on)
-        self._add("retry_later again", "retry_later", retry_later, "STALE", None, "retry_later")
+        self.add("retry_later", "retry_later", retry_later, "CHANGED", None, rests_on)
+        self.add("retry_later again", "retry_later", retry_later, "STALE", None, "retry_later")
 
     # ------------------------------------------------------------ leases whose time ends
 
@@ -305,12 +272,12 @@ class Answers(Script):
         for operation in SETTLED:
             self._settle(f"{operation} behind a revive on its way", operation, "pop briefly", "STALE", revive)
         self._pop("pop what was revived", "d", "x", 2, "GIVEN", again=False, invisible_ms=100)
-        self._tick("tick that buries", 3_000)
+        self.add_tick("tick that buries", 3_000, "MOVED")
         self._settle("ack of what is dead", "ack", "pop what was revived", "STALE", "tick that buries")
         self._pop("pop a third time", "e", "y", 2, "GIVEN", again=False, invisible_ms=100)
-        self._tick("tick that revives", 4_000)
+        self.add_tick("tick that revives", 4_000, "MOVED")
         self._settle("ack of what was revived", "ack", "pop a third time", "STALE", "tick that revives")
-        self._tick("tick that moves nothing", 4_000, "NOTHING")
+        self.add_tick("tick that moves nothing", 4_000, "NOTHING")
 
     # ------------------------------------------------------------ dead letters
 
@@ -340,17 +307,17 @@ class Answers(Script):
 
         self._first("a look at the letters", lambda: found.extend(self.store.dead_letters.list("x")))
         self._first("a resend is on its way", remove_below(0, retry_topic("x", "d")))
-        self._add("resend_dead what is on its way", "resend_dead", resent, "0", None, UNSYNCED + "a resend is on its way")
+        self.add("resend_dead what is on its way", "resend_dead", resent, "0", None, UNSYNCED + "a resend is on its way")
         self._first("a drop is on its way", remove_below(1, None))
-        self._add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
+        self.add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
         self._pop("pop what was resent", "d", "x", 1, "GIVEN", again=False)
         self._settle("reject what was resent", "reject", "pop what was resent", "REJECTED", "a resend")
-        self._add(
+        self.add(
             "resend_dead", "resend_dead", lambda: Answer(str(self.store.dead_letters.resend(self.store.dead_letters.list("x")))), "1", "0"
         )
         self._pop("pop what was resent again", "d", "x", 1, "GIVEN", again=False)
         self._settle("reject again", "reject", "pop what was resent again", "REJECTED", "resend_dead")
-        self._add("drop_dead", "drop_dead", lambda: Answer(str(self.store.dead_letters.drop(self.store.dead_letters.list("x")))), "1", "0")
+        self.add("drop_dead", "drop_dead", lambda: Answer(str(self.store.dead_letters.drop(self.store.dead_letters.list("x")))), "1", "0")
 
     # ------------------------------------------------------------ topics and groups
 
@@ -361,15 +328,15 @@ class Answers(Script):
 
         def both(name: str, below: Callable[[], object], public: Callable[[], object]) -> None:
             rests_on = self._first(f"{name} is on its way", below)
-            self._add(f"{name} what is on its way", name, done(public), "DONE", "DONE", rests_on)
+            self.add(f"{name} what is on its way", name, done(public), "DONE", "DONE", rests_on)
 
-        self._add("set_group", "set_group", done(lambda: self.store.groups.set("y", max_retries=2)), "DONE", "DONE")
+        self.add("set_group", "set_group", done(lambda: self.store.groups.set("y", max_retries=2)), "DONE", "DONE")
         both("set_group", lambda: pops.set_group("y", settings), lambda: self.store.groups.set("y", max_retries=3, backoff=backoff))
         rests_on = self._first("create_topic is on its way", lambda: pops.create_topic("made", 3))
-        self._add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
-        self._add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")
+        self.add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
+        self.add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")
         self._pop("pop before a reset", "e", "z", 2, "GIVEN", again=False)
-        self._add("reset_offset", "reset_offset", done(lambda: self.store.groups.reset_offset("e", "z", InitMode.MAX)), "DONE", "DONE")
+        self.add("reset_offset", "reset_offset", done(lambda: self.store.groups.reset_offset("e", "z", InitMode.MAX)), "DONE", "DONE")
         self._settle("ack behind a reset", "ack", "pop before a reset", "STALE", "reset_offset")
         self._pop("pop before another reset", "w", "z", 2, "GIVEN", again=False)
         both(
@@ -380,9 +347,9 @@ class Answers(Script):
         for operation in SETTLED:
             self._settle(f"{operation} behind a reset on its way", operation, "pop before another reset", "STALE", UNSYNCED + "a reset")
         both("delete_group", lambda: pops.delete_group("z"), lambda: self.store.groups.delete("z"))
-        self._add("delete_group", "delete_group", done(lambda: self.store.groups.delete("y")), "DONE", "DONE")
+        self.add("delete_group", "delete_group", done(lambda: self.store.groups.delete("y")), "DONE", "DONE")
         both("delete_topic", lambda: pops.delete_topic("w"), lambda: self.store.topics.delete("w"))
-        self._add("delete_topic", "delete_topic", done(lambda: self.store.topics.delete("e")), "DONE", "DONE")
+        self.add("delete_topic", "delete_topic", done(lambda: self.store.topics.delete("e")), "DONE", "DONE")
 
     # ------------------------------------------------------------ runs in order
 
@@ -419,9 +386,9 @@ class Answers(Script):
         self._send("send what is sealed", messages_of("sealed", 2, "t", due_ms=(6_000,)), [b"sealed"], "APPLIED")
         sealed = self._first("a seal alone is on its way", partial(timers.seal, START_MS + 6_000))
         self._cancel("cancel behind a seal alone", "send what is sealed", "ALREADY_DELIVERED", sealed)
-        self._tick("tick that hands over", 6_000)
+        self.add_tick("tick that hands over", 6_000, "MOVED")
         self._cancel("cancel behind a hand-over", "u0", "ALREADY_DELIVERED", "tick that hands over")
-        self._add("flush of nothing", "flush", done(self.store.flush), "DONE", "DONE")
+        self.add("flush of nothing", "flush", done(self.store.flush), "DONE", "DONE")
 
 
 _DONE_BY: Final = {"ack": "ACKED", "change_invisible": "CHANGED", "release": "RELEASED", "reject": "REJECTED"}

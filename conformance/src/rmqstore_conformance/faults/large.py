@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from rmqstore import ManualClock, Message, Store
 from rmqstore.contract import Side
-from rmqstore_conformance.faults.script import Answer, Call, Script, done, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import Answer, Notes, Script, done, messages_of, outcomes_of
 
 ROWS: Final = 1_100
 MOST: Final = 1_024
@@ -28,18 +28,19 @@ class Large(Script):
     """See the module; what a call left is removed before the next kind, so that there is never much to look at."""
 
     name: ClassVar[str] = "large"
+    usual_size: ClassVar[str] = "large"
 
-    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         super().__init__(store, clock, notes)
         self._send("send_batch", messages_of("a", ROWS, _TOPIC, body=hashlib.shake_128(b"noise").digest(1_100)))
         plain = messages_of("p", ROWS, "plain")
-        self._add("send_batch without a mark", "send_batch", lambda: Answer(str(len(store.send_batch(plain)))), str(ROWS))
-        self._add("delete what was sent without a mark", "delete_topic", done(lambda: store.topics.delete("plain")), "DONE", "DONE")
+        self.add("send_batch without a mark", "send_batch", lambda: Answer(str(len(store.send_batch(plain)))), str(ROWS))
+        self.add("delete what was sent without a mark", "delete_topic", done(lambda: store.topics.delete("plain")), "DONE", "DONE")
         later = messages_of("l", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70))
-        self._add(
+        self.add(
             "send_batch later without a mark", "send_batch later", lambda: self._sent("send_batch later without a mark", later), "APPLIED"
         )
-        self._add(
+        self.add(
             "cancel what has no mark",
             "cancel",
             lambda: outcomes_of(store.cancel(self.notes["send_batch later without a mark"])),
@@ -48,30 +49,21 @@ class Large(Script):
         )
         if self.has("import_state"):
             self._import("import messages", store.engine.pops, {"topics": _moved, "messages": _moved})
-            self._add("delete what was imported", "delete_topic", done(lambda: store.topics.delete(_IMPORTED)), "DONE", "DONE")
+            self.add("delete what was imported", "delete_topic", done(lambda: store.topics.delete(_IMPORTED)), "DONE", "DONE")
         self._settled()
         self._buried()
         self._revived()
-        self._add("delete_topic", "delete_topic", done(lambda: store.topics.delete(_TOPIC)), "DONE", "DONE")
+        self.add("delete_topic", "delete_topic", done(lambda: store.topics.delete(_TOPIC)), "DONE", "DONE")
         self._timers()
-
-    def _add(self, name: str, operation: str, make: Callable[[], Answer], outcome: str, again: str | None = None) -> None:
-        assert name not in self.calls, name
-        self.calls[name] = Call(operation, make, outcome, again, size="large")
-
-    def _tick(self, name: str, ms: int) -> None:
-        self.calls[name] = Call("tick", lambda: self.tick(ms), "MOVED", size="large", may_halt=True)
 
     def _send(self, name: str, messages: list[Message]) -> None:
         marks = [f"{name} {number}".encode() for number in range(2)]
 
         later = "" if messages[0].deliver_at_ms is None else " later"
-        self._add(name, f"send_batch{later}", lambda: self._sent(name, messages, marks), "APPLIED", "REPEATED")
+        self.add(name, f"send_batch{later}", lambda: self._sent(name, messages, marks), "APPLIED", "REPEATED")
 
     def _sent(self, name: str, messages: list[Message], marks: Sequence[bytes] = ()) -> Answer:
-        receipts = self.store.send_batch(messages, marks=marks)
-        self.notes[name] = [each.handle or "" for each in receipts]
-        return Answer("REPEATED" if receipts.repeated else "APPLIED")
+        return self.sent(name, self.store.send_batch(messages, marks=marks))
 
     def _import(self, name: str, side: Side, tables: dict[str, Callable[[pa.RecordBatch], pa.RecordBatch]]) -> None:
         """Add one step of a load: what is in the topic comes in once more, as if it were of another store."""
@@ -82,21 +74,24 @@ class Large(Script):
             side.sync(side.import_state([(table, tables[table](rows)) for table, rows in own], self.clock.now_ms(), [name.encode()]))
             return Answer("DONE")
 
-        self._add(name, "import_state", make, "DONE", "DONE")
+        self.add(name, "import_state", make, "DONE", "DONE")
 
     def _pop(self, name: str, group: str, invisible_ms: int = _LONG_MS) -> None:
         def make() -> Answer:
             popped = self.store.pop(_TOPIC, group, max_messages=MOST, invisible_ms=invisible_ms, queue=0, attempt_id=name.replace(" ", "-"))
             return self.given(name, popped)
 
-        self._add(name, "pop", make, "GIVEN", "GIVEN")
+        self.add(name, "pop", make, "GIVEN", "GIVEN")
+
+    def _settle(self, name: str, operation: str, note: str, outcome: str) -> None:
+        self.add(name, operation, lambda: self.settled(name, operation, self.notes[note], _LONG_MS + 1, "x" * 1_000), outcome, "STALE")
 
     def _settled(self) -> None:
         """Add calls that take the receipts of one pop, or of several."""
         store, notes = self.store, self.notes
         self._pop("pop to ack", "a")
         self._pop("pop the rest to ack", "a")
-        self._add(
+        self.add(
             "ack over several pops",
             "ack",
             lambda: outcomes_of(store.ack(notes["pop to ack"] + notes["pop the rest to ack"])),
@@ -104,34 +99,27 @@ class Large(Script):
             "ALREADY_ACKED",
         )
         self._pop("pop to change", "b")
-        self._add("change", "change_invisible", self._changed, "CHANGED", "STALE")
-        self._add("release", "release", lambda: outcomes_of(store.release(notes["change"])), "RELEASED", "STALE")
-        self._add("delete_group", "delete_group", done(lambda: store.groups.delete("b")), "DONE", "DONE")
-
-    def _changed(self) -> Answer:
-        results = self.store.change_invisible(self.notes["pop to change"], invisible_ms=_LONG_MS + 1)
-        self.notes["change"] = [each.receipt.text() for each in results if each.receipt is not None]
-        return outcomes_of([each.outcome for each in results])
+        self._settle("change", "change_invisible", "pop to change", "CHANGED")
+        self._settle("release", "release", "change", "RELEASED")
+        self.add("delete_group", "delete_group", done(lambda: store.groups.delete("b")), "DONE", "DONE")
 
     def _buried(self) -> None:
         """Add calls about dead letters."""
-        store, notes = self.store, self.notes
+        store = self.store
         self._pop("pop to reject", "c")
-        self._add("reject", "reject", lambda: outcomes_of(store.reject(notes["pop to reject"], reason="x" * 1_000)), "REJECTED", "STALE")
-        self._add(
-            "resend_dead", "resend_dead", lambda: Answer(str(store.dead_letters.resend(store.dead_letters.list("c")))), str(MOST), "0"
-        )
+        self._settle("reject", "reject", "pop to reject", "REJECTED")
+        self.add("resend_dead", "resend_dead", lambda: Answer(str(store.dead_letters.resend(store.dead_letters.list("c")))), str(MOST), "0")
         self._pop("pop what was resent", "c")
-        self._add("reject again", "reject", lambda: outcomes_of(store.reject(notes["pop what was resent"])), "REJECTED", "STALE")
-        self._add("drop_dead", "drop_dead", lambda: Answer(str(store.dead_letters.drop(store.dead_letters.list("c")))), str(MOST), "0")
-        self._add("delete the group of letters", "delete_group", done(lambda: store.groups.delete("c")), "DONE", "DONE")
+        self._settle("reject again", "reject", "pop what was resent", "REJECTED")
+        self.add("drop_dead", "drop_dead", lambda: Answer(str(store.dead_letters.drop(store.dead_letters.list("c")))), str(MOST), "0")
+        self.add("delete the group of letters", "delete_group", done(lambda: store.groups.delete("c")), "DONE", "DONE")
 
     def _revived(self) -> None:
         """Add ticks that give back what expired, and bury it the next time."""
         self._pop("pop briefly", "d", 100)
-        self._tick("tick that revives", 1_000)
+        self.add_tick("tick that revives", 1_000, "MOVED")
         self._pop("pop what was revived", "d", 100)
-        self._tick("tick that buries", 2_000)
+        self.add_tick("tick that buries", 2_000, "MOVED")
 
     def _timers(self) -> None:
         store, notes = self.store, self.notes
@@ -139,17 +127,15 @@ class Large(Script):
         self._send(sent, messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
         if self.has("import_state", "cancel_by_key"):
             self._import("import timers", store.engine.timers, {"timers": _behind})
-            self._add(
-                "cancel_key of the imported", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "t")), "CANCELLED", "NOTHING"
-            )
+            self.add("cancel_key of the imported", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "t")), "CANCELLED", "NOTHING")
             sent = "send_batch later again"
             self._send(sent, messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
-        self._add("cancel", "cancel", lambda: outcomes_of(store.cancel(notes[sent][20:])), "CANCELLED", "CANCELLED")
+        self.add("cancel", "cancel", lambda: outcomes_of(store.cancel(notes[sent][20:])), "CANCELLED", "CANCELLED")
         self._send("send_batch now and later", messages_of("u", ROWS, _TOPIC, due_ms=(3_000, 3_050, None), keys=("u",)))
         if self.has("cancel_by_key"):
             self._send("send_batch with a key", messages_of("v", ROWS, _TOPIC, due_ms=(_FAR_MS,), keys=("v",)))
-            self._add("cancel_key", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "v")), "CANCELLED", "NOTHING")
-        self._tick("tick that hands over", 4_000)
+            self.add("cancel_key", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "v")), "CANCELLED", "NOTHING")
+        self.add_tick("tick that hands over", 4_000, "MOVED")
 
 
 def _moved(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from rmqstore import CancelOutcome, InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
+from rmqstore import CancelOutcome, InitMode, ManualClock, Message, MessageBatch, Store
 from rmqstore.contract import Receipt, TimerHandle
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.faults.script import Answer, Call, Notes, Script, messages_of, outcomes_of, take
@@ -52,6 +52,8 @@ class RandomScript(Script):
         name: :data:`PREFIX` and the seed.
     """
 
+    usual_size: ClassVar[str] = "some"
+
     def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None, *, name: str) -> None:
         super().__init__(store, clock, notes)
         self._marked: list[Callable[[str], Answer]] = []
@@ -64,19 +66,13 @@ class RandomScript(Script):
             its_own = Chance(f"{name} {step}")
             if operation == "tick":
                 now_ms = min(now_ms + its_own.pick((0, 100, 300, 600, 1000, 2000)), _LONGEST_MS)
-                self._tick(step, now_ms)
+                self.add_tick(step, now_ms)
             elif operation in _SETTLING:
                 self._settle(step, operation, its_own)
             elif operation in _REMOVING:
                 self._remove(step, operation, its_own)
             else:
                 getattr(self, f"_{operation}")(step, its_own)
-
-    def _add(self, step: str, operation: str, make: Callable[[], Answer], again: str | None = None) -> None:
-        self.calls[step] = Call(operation, make, again=again, size="some")
-
-    def _tick(self, step: str, ms: int) -> None:
-        self.calls[step] = Call("tick", lambda: self.tick(ms), size="some", may_halt=True)
 
     # ------------------------------------------------------------ sends and cancels
 
@@ -99,12 +95,12 @@ class RandomScript(Script):
         """Add a send; one with marks can be made again, at once or by a later step."""
         if marks:
             self._marked.append(lambda step: self.sent(step, send()))
-        self._add(step, operation, lambda: self.sent(step, send()), "REPEATED" if marks else None)
+        self.add(step, operation, lambda: self.sent(step, send()), again="REPEATED" if marks else None)
 
     def _send_again(self, step: str, chance: Chance) -> None:
         if self._marked:
             send = chance.pick(self._marked)
-            self._add(step, "send again", lambda: send(step), "REPEATED")
+            self.add(step, "send again", lambda: send(step), again="REPEATED")
 
     def _marks(self, step: str, chance: Chance) -> list[bytes]:
         return [f"{step} mark {number}".encode() for number in range(chance.pick((0, 0, 1, 2)))]
@@ -124,7 +120,7 @@ class RandomScript(Script):
             handles = [text for text in self._given_before(step) if TimerHandle.parse(text) is not None]
             return outcomes_of(self.store.cancel(chance.some(handles[-12:], 4)) if handles else [])
 
-        self._add(step, "cancel", make)
+        self.add(step, "cancel", make)
 
     def _cancel_key(self, step: str, chance: Chance) -> None:
         topic, key = chance.pick(_TOPICS), chance.pick(_KEYS)
@@ -133,7 +129,7 @@ class RandomScript(Script):
             # What was handed over is found as long as it is not reclaimed, which is not promised.
             return outcomes_of([each for each in self.store.cancel_key(topic, key) if each is CancelOutcome.CANCELLED])
 
-        self._add(step, "cancel_key", make)
+        self.add(step, "cancel_key", make)
 
     # ------------------------------------------------------------ pops and what becomes of leases
 
@@ -147,7 +143,7 @@ class RandomScript(Script):
         queue = chance.pick((0, 1, None))
         most = _ALL if queue is None else chance.pick((1, 2, 4, _ALL))
         attempt = chance.pick((None, None, "a", step))
-        self._add(
+        self.add(
             step,
             "pop",
             lambda: self.given(
@@ -162,7 +158,7 @@ class RandomScript(Script):
             popped = self.store.pop(_ORDERED, _ORDERED, max_messages=most, invisible_ms=invisible_ms, queue=0, order=True)
             return self.given(step, popped)
 
-        self._add(step, "pop in order", make)
+        self.add(step, "pop in order", make)
 
     def _settle(self, step: str, operation: str, chance: Chance) -> None:
         invisible_ms, reason = chance.pick(_INVISIBLE_MS), chance.pick(("", "no answer"))
@@ -172,18 +168,9 @@ class RandomScript(Script):
             if not held:
                 return Answer("NOTHING")
             chosen = chance.some(held[-10:], 4)
-            if operation == "ack":
-                return outcomes_of(self.store.ack(chosen))
-            if operation == "release":
-                return outcomes_of(self.store.release(chosen))
-            if operation == "reject":
-                return outcomes_of(self.store.reject(chosen, reason=reason))
-            if operation == "change_invisible":
-                return self.changed(step, self.store.change_invisible(chosen, invisible_ms=invisible_ms))
-            leased = [_held_by(each) for each in chosen]
-            return self.changed(step, self.store.retry_later(leased, timedelta(milliseconds=invisible_ms), reason=reason))
+            return self.settled(step, operation, chosen, invisible_ms, reason)
 
-        self._add(step, operation, make)
+        self.add(step, operation, make)
 
     # ------------------------------------------------------------ what operators do
 
@@ -194,15 +181,15 @@ class RandomScript(Script):
             remove = self.store.dead_letters.resend if operation == "resend_dead" else self.store.dead_letters.drop
             return Answer(str(remove(chosen)))
 
-        self._add(step, operation, make)
+        self.add(step, operation, make)
 
     def _reset_offset(self, step: str, chance: Chance) -> None:
         topic, group, to = chance.pick(_TOPICS), chance.pick(_GROUPS), chance.pick((InitMode.MIN, InitMode.MAX))
-        self._add(step, "reset_offset", lambda: self._done(topic, lambda: self.store.groups.reset_offset(topic, group, to)))
+        self.add(step, "reset_offset", lambda: self._done(topic, lambda: self.store.groups.reset_offset(topic, group, to)))
 
     def _create_topic(self, step: str, chance: Chance) -> None:
         topic, queues = chance.pick(_TOPICS), chance.pick((2, 3))
-        self._add(step, "create_topic", lambda: Answer(str(self.store.topics.create(topic, queues).queues)))
+        self.add(step, "create_topic", lambda: Answer(str(self.store.topics.create(topic, queues).queues)))
 
     def _delete_topic(self, step: str, chance: Chance) -> None:
         topic = chance.pick((*_TOPICS, _ORDERED))
@@ -215,7 +202,7 @@ class RandomScript(Script):
     def _set_group(self, step: str, chance: Chance) -> None:
         group, retries = chance.pick((*_GROUPS, _ORDERED)), chance.pick((None, 0, 2))
         backoff = [timedelta(milliseconds=each) for each in chance.pick(((), (200,), (100, 900)))]
-        self._add(step, "set_group", lambda: self._done("", lambda: self.store.groups.set(group, max_retries=retries, backoff=backoff)))
+        self.add(step, "set_group", lambda: self._done("", lambda: self.store.groups.set(group, max_retries=retries, backoff=backoff)))
 
     def _done(self, topic: str, make: Callable[[], object]) -> Answer:
         if topic and all(each.name != topic for each in self.store.topics.list()):
@@ -230,11 +217,6 @@ class RandomScript(Script):
             return Answer("DONE")
 
         call = self.calls[step] = Call(operation, make, size="some", takes=takes)
-
-
-def _held_by(receipt: str) -> PoppedMessage:
-    """Return a message under a receipt; to put it off to a given time nothing else of it counts."""
-    return PoppedMessage("", b"", None, (), {}, None, None, "", 0, 0, 0, 0, 1, None, Receipt.parse(receipt))
 
 
 def _needs(operation: str) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class Script:
     """
 
     name: ClassVar[str]
+    usual_size: ClassVar[str] = "one"
 
     def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         self.store = store
@@ -126,11 +127,49 @@ class Script:
         self.notes[note] = [each.handle or "" for each in receipts]
         return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
 
+    def settled(self, note: str, operation: str, held: Sequence[str], invisible_ms: int, reason: str = "") -> Answer:
+        """End leases, or change them and note what holds them then."""
+        if operation == "ack":
+            return outcomes_of(self.store.ack(held))
+        if operation == "release":
+            return outcomes_of(self.store.release(held))
+        if operation == "reject":
+            return outcomes_of(self.store.reject(held, reason=reason))
+        if operation == "change_invisible":
+            return self.changed(note, self.store.change_invisible(held, invisible_ms=invisible_ms))
+        return self.changed(note, self.store.retry_later([_held_by(each) for each in held], delay_ms=invisible_ms, reason=reason))
+
     def tick(self, ms: int) -> Answer:
         """Do what is due at a time."""
         self.at(ms)
         report = self.store.tick()
         return Answer("MOVED" if report.moved or report.expired else "NOTHING")
+
+    # ------------------------------------------------------------ how calls are added
+
+    def add(
+        self,
+        name: str,
+        operation: str,
+        make: Callable[[], Answer],
+        outcome: str = "",
+        again: str | None = None,
+        rests_on: str = "",
+        size: str = "",
+        **more: Any,
+    ) -> None:
+        """Add a call; the arguments are the attributes of :class:`Call`."""
+        assert name not in self.calls, name
+        self.calls[name] = Call(operation, make, outcome, again, rests_on, size or self.usual_size, **more)
+
+    def add_tick(self, name: str, ms: int, outcome: str = "", **more: Any) -> None:
+        """Add a tick."""
+        self.add(name, "tick", lambda: self.tick(ms), outcome, may_halt=True, **more)
+
+
+def _held_by(receipt: str) -> PoppedMessage:
+    """Return a message under a receipt; to put it off to a given time nothing else of it counts."""
+    return PoppedMessage("", b"", None, (), {}, None, None, "", 0, 0, 0, 0, 1, None, Receipt.parse(receipt))
 
 
 def done(make: Callable[[], object]) -> Callable[[], Answer]:

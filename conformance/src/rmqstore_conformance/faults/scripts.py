@@ -9,7 +9,7 @@ from rmqstore import ManualClock, Store
 from rmqstore_conformance.faults.answers import Answers
 from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.random_script import PREFIX, RandomScript
-from rmqstore_conformance.faults.script import START_MS, Answer, Call, Play, Script, Step, open_script
+from rmqstore_conformance.faults.script import START_MS, Answer, Call, Notes, Play, Script, Step, open_script
 from rmqstore_conformance.faults.showing import show
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, directory
@@ -18,7 +18,7 @@ SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload
 
 
 class _Made(Protocol):
-    def __call__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> Script:
+    def __call__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> Script:
         """Make a script for a store."""
         ...
 

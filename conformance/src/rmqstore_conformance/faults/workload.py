@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from rmqstore import InitMode, ManualClock, Message, PoppedMessage, Store
 from rmqstore.store.dead_letters import DeadLetter
-from rmqstore_conformance.faults.script import Answer, Call, Script, done, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import Answer, Notes, Script, done, messages_of, outcomes_of
 
 GROUPS: Final = ("g", "h", "f")
 UPKEEP: Final = "tick that reclaims"
@@ -41,7 +41,7 @@ class Workload(Script):
 
     name: ClassVar[str] = "workload"
 
-    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         super().__init__(store, clock, notes)
         self._handles: list[str] = []
         self._held: dict[str, list[PoppedMessage]] = {group: [] for group in GROUPS}
@@ -61,12 +61,12 @@ class Workload(Script):
         self._add("pop more", "pop", lambda: self._pop("g", 2, 60_000, queue=1))
         self._add("change", "change_invisible", lambda: self._change("g"))
         self._add("release", "release", lambda: outcomes_of([store.release(self._held["g"][-2])]), "RELEASED")
-        self._tick("tick that hands over", 2_500)
+        self.add_tick("tick that hands over", 2_500, size="some")
         self._add("pop by another", "pop", lambda: self._pop("h", _ALL, 60_000))
         self._add("ack many", "ack", lambda: self._ack("h", 10))
         self._add("send_batch big", "send_batch", lambda: self._send_batch(_messages("i", 40, body=noise)))
         self._add("send_batch big later", "send_batch", lambda: self._send_batch(_later("j", 40, 500_000, body=noise)))
-        self._tick("tick that revives", 6_000)
+        self.add_tick("tick that revives", 6_000, size="some")
         self._add("pop what came back", "pop", lambda: self._pop("g", _ALL, 60_000))
         self._add("ack the rest", "ack", lambda: self._ack("g", 8))
         self._add("send in order", "send_batch", lambda: self._send_batch(_in_order("k", 6)))
@@ -75,19 +75,19 @@ class Workload(Script):
         self._add("delete the topic", "delete_topic", done(lambda: store.topics.delete("s")))
         if self.has("retention"):
             # All but the youngest messages are too old: nothing moves, and the queues are reclaimed.
-            self._tick(UPKEEP, 27_000, is_promised=False)
+            self.add_tick(UPKEEP, 27_000, is_promised=False, size="some")
 
     def _runs(self) -> None:
         """Add what a group does that pops in order."""
         store = self.store
         self._add("pop in order", "pop in order", lambda: self._pop_in_order(4))
         self._add("ack in order", "ack", lambda: self._ack("f", 1))
-        self._tick("tick that ends a run", 7_500)
+        self.add_tick("tick that ends a run", 7_500, size="some")
         self._add("pop the run again", "pop in order", lambda: self._pop_in_order(4))
-        self._tick("tick that buries the head", 9_000)
+        self.add_tick("tick that buries the head", 9_000, size="some")
         self._add("resend", "resend_dead", lambda: self._remove(store.dead_letters.resend))
         self._add("pop in order once more", "pop in order", lambda: self._pop_in_order(4))
-        self._tick("tick that buries another", 10_500)
+        self.add_tick("tick that buries another", 10_500, size="some")
         self._add("drop", "drop_dead", lambda: self._remove(store.dead_letters.drop))
         self._add("reset", "reset_offset", done(lambda: store.groups.reset_offset("s", "f", InitMode.MAX)))
         self._add("send after the reset", "send_batch", lambda: self._send_batch(_in_order("l", 3)))
@@ -101,10 +101,7 @@ class Workload(Script):
             self.notes[name] = self._handles[before:]
             return answer
 
-        self.calls[name] = Call(operation, noted, outcome, size="some" if operation.endswith("batch") else "one")
-
-    def _tick(self, name: str, ms: int, *, is_promised: bool = True) -> None:
-        self.calls[name] = Call("tick", lambda: self.tick(ms), size="some", may_halt=True, is_promised=is_promised)
+        self.add(name, operation, noted, outcome, size="some" if operation.endswith("batch") else "one")
 
     def _send(self, message: Message) -> Answer:
         handle = self.store.send(message).handle

@@ -33,28 +33,6 @@ def test_k1_a_day_ahead_and_back(stores: Stores) -> None:
     assert read_ids(store) == ["m1", "m2"]
 
 
-def test_k1_back_gives_nothing_twice_and_nothing_early(stores: Stores) -> None:
-    """K1: a clock that goes to and fro; each timer comes out once, by a tick at or after its time."""
-    store = stores.open(hand_over_limit=2)
-    rng = random.Random(1)
-    due: dict[str, int] = {}
-    seen: set[str] = set()
-    for step in range(80):
-        now = stores.clock.now_ms()
-        delay = rng.choice((500, 3000, 30_000, 90_000))
-        store.send(message(step), delay_ms=delay)
-        due[f"m{step}"] = now + delay
-        stores.tick_at(store, now + rng.choice((-60_000, -2000, -1, 0, 700, 2000, 5000, 61_000)))
-        lying = read_ids(store)
-        assert len(lying) == len(set(lying)), "twice"
-        fresh = set(lying) - seen
-        assert all(due[name] <= stores.clock.now_ms() for name in fresh), "early"
-        overdue = {name for name, at in due.items() if -(-at // 1000) * 1000 <= stores.clock.now_ms()}
-        assert overdue <= set(lying), "late"
-        seen = set(lying)
-    assert len(seen) > 20
-
-
 @pytest.mark.parametrize("far", [False, True], ids=["nothing between", "a timer between any two"])
 def test_k1_many_steps_back_keep_the_cursor_small(stores: Stores, far: bool) -> None:
     """K1: each step back adds a corner to the cursor; beyond 15 it is made shorter, and nothing is lost or doubled."""

@@ -48,30 +48,6 @@ def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) 
     return store.pop(T, G, **{"max_messages": most, "invisible_ms": invisible_ms, "order": True, **options})
 
 
-def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: Stores) -> None:
-    """P9: a group stays in the queue of its first message, one by one or in a batch, also when queues were added and after a reopen."""
-    store = stores.open(default_queues=2)
-    groups = [f"customer{number}" for number in range(12)]
-    for step, queues in enumerate((2, 3, 16, 16)):
-        store.topics.create(T, queues)
-        for each in groups[:6]:
-            store.send(message(f"{each}-{step}", message_group=each))
-        store.send_batch([message(f"{each}-{step}", message_group=each) for each in groups[6:]])
-        store.send_batch(MessageBatch.of([message(f"{step}-{n}") for n in range(5)]).columns)
-        if step == 2 and stores.pair.durable:
-            store = stores.reopen(store, default_queues=2)
-    last = dict.fromkeys(groups, -1)
-    while run := store.pop(T, G, max_messages=3, order=True):
-        for got in run:
-            if got.message_group is not None:
-                step = int(str(label(got)).rpartition("-")[2])
-                assert step == last[got.message_group] + 1, f"{label(got)} overtakes"
-                last[got.message_group] = step
-        store.ack(run)
-    assert set(last.values()) == {3}
-    assert [topic.group_queues for topic in store.topics.list()] == [2]
-
-
 def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores: Stores) -> None:
     """P9: it is made with ``fifo_queues``, after a first pop as well; what ``topics.create`` asked for, or a message found, stays."""
     store = stores.open(fifo_queues=5)

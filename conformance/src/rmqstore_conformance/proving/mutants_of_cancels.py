@@ -193,7 +193,7 @@ class KeysAreRefusedTooLate(Timers):
 # ---------------------------------------------------------------- what is pending (T10)
 
 
-@mutant("T10", "T10.counts_with_random_edges")
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact")
 class CancelledStaysPending(Timers):
     """What was cancelled is counted as pending still."""
 
@@ -208,7 +208,7 @@ class CancelledStaysPending(Timers):
         return msgspec.structs.replace(counts, total=counts.total + self.noted.get("cancelled", 0))
 
 
-@mutant("T10", "T10.counts_with_random_edges")
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact")
 class EdgesAreCountedTwice(Timers):
     """What is due at the very end of a bucket is counted in it, and in the next one too."""
 
@@ -226,7 +226,7 @@ class HandedOverIsPendingUntilReclaimed(Timers):
         return super().pending(edges_ms)
 
 
-@mutant("T10", "T10.counts_with_random_edges")
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact")
 class PagesLeaveOneOut(Timers):
     """A page of a scan that does not end it lacks its last timer, and the next page begins behind that."""
 

@@ -85,7 +85,7 @@ class TakesAnyDelay(Timers):
             return super().put(batch, max(values_of(batch, "deliver_at_ms")), marks)
 
 
-@mutant("K1", "K1.a_day_ahead_and_back", "K1.back_gives_nothing_twice_and_nothing_early")
+@mutant("K1", "K1.a_day_ahead_and_back")
 class TimersNeverTurnBack(Timers):
     """A tick closes what is due by the latest time that was ever seen, so after a step back all is early."""
 

@@ -44,7 +44,7 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import Messages
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.reclaim.liveness import FileLook, Liveness, Slices
-from rmqstore_wheel.timers.copies import read_sound, with_keys, without_frames
+from rmqstore_wheel.timers.copies import Stretch, copies_of
 from rmqstore_wheel.timers.index import TimerIndex
 
 AGAIN_MS: Final = 10 * 60_000
@@ -193,13 +193,10 @@ class FileCopy(Slices):
         pieces: list[Messages] = []
         timers: Ints = np.zeros(0, np.int64)
         for live in self._liveness.of(self.file_start, starts, sizes):
-            records, store_ms = without_frames(view, self.file_start, starts[live.rows], sizes[live.rows], live.spare)
-            entries = None
             if live.topic == WHEEL_TOPIC:
                 timers = live.offsets + 1
-                found = read_sound(self._index, view, self.file_start, starts[live.rows], sizes[live.rows])
-                entries = with_keys(self._index, found, self.file_start, starts[live.rows])
             codes = live.units["tags_code"].astype(np.int64)
-            pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, entries))
+            place = Stretch(view, self.file_start, starts[live.rows], sizes[live.rows])
+            pieces.append(copies_of(self._index, place, live.topic, live.queue, live.offsets, live.spare, codes))
         if pieces:
             self._ledger.append(pieces, noted=[self._index.copied(timers)])

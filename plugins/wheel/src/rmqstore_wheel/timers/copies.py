@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats import log_reading
-from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import frames
@@ -20,7 +20,7 @@ from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import sound_rows
 from rmqstore_wheel.records.parts import body_places, topic_places
 from rmqstore_wheel.timers.index import TimerIndex
-from rmqstore_wheel.timers.records import ReadTimers, read_timers
+from rmqstore_wheel.timers.records import read_timers
 
 
 def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
@@ -46,31 +46,42 @@ def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
         rows = begin + np.flatnonzero(sound)
         if not len(rows):
             continue
-        view, starts = log.chain.view(file_start), starts[sound]
-        found = read_sound(index, view, file_start, starts, sizes[rows])
-        records, store_ms = without_frames(view, file_start, starts, sizes[rows], np.zeros(len(rows), np.bool_))
-        copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, entries=with_keys(index, found, file_start, starts))
+        place = Stretch(log.chain.view(file_start), file_start, starts[sound], sizes[rows])
+        copies = copies_of(index, place, WHEEL_TOPIC, 0, seqs[rows] - 1, np.zeros(len(rows), np.bool_))
         ledger.append([copies], noted=[index.copied(seqs[rows])])
 
 
-def read_sound(index: TimerIndex, view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> ReadTimers:
-    """Read timers whose epochs are not asked for."""
-    return read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
+class Stretch(NamedTuple):
+    """Sound records of a file of the log: what it holds, where it starts, and where in it they are."""
+
+    view: memoryview
+    file_start: int
+    starts: Ints
+    sizes: Ints
 
 
-def with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> Entries:
-    """Return what enters the keys of timers, read from ``starts`` of a file, for their new places."""
-    by_start = np.argsort(starts)
-    rows = by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)]
-    return lambda offsets, _: partial(index.keys.add_many, found.key_hashes, offsets[rows], found.key_times)
-
-
-def without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints, spare: Any) -> tuple[Encoded, int]:
-    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay.
+def copies_of(index: TimerIndex, place: Stretch, topic: str, queue: int, offsets: Ints, spare: Flags, codes: Ints | int = 0) -> Messages:
+    """Return copies of records of a queue, and for those of timers what enters their keys for the new places.
 
     Args:
         spare: which of them are copied without their bodies.
+        codes: hashes of their tags.
     """
+    records, store_ms = without_frames(place, spare)
+    return Messages(topic, queue, offsets, records, store_ms, codes, _with_keys(index, place) if topic == WHEEL_TOPIC else None)
+
+
+def _with_keys(index: TimerIndex, place: Stretch) -> Entries:
+    starts = place.starts
+    found = read_timers(*place, np.zeros(len(starts), np.int64), index.precision_ms)
+    by_start = np.argsort(starts)
+    rows = by_start[np.searchsorted(starts, found.key_offsets - place.file_start, sorter=by_start)]
+    return lambda offsets, _: partial(index.keys.add_many, found.key_hashes, offsets[rows], found.key_times)
+
+
+def without_frames(place: Stretch, spare: Flags) -> tuple[Encoded, int]:
+    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay."""
+    view, file_start, starts, sizes = place
     found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start)
     source = np.frombuffer(view, np.uint8)
     ends, bare = frames.ends_of(source, starts, sizes), np.flatnonzero(spare)

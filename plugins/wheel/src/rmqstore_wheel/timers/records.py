@@ -73,10 +73,7 @@ def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> Encode
     ticks, dues = ticks_and_dues(delivers, now_ms, precision_ms)
     slots = _slot_times(ticks, precision_ms)
     out_ms = pa.array(slots, mask=delivers < 0) if (delivers < 0).any() else pa.array(slots)
-    system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, out_ms), sums.ROOM]
-    encoded = _encode(messages.encode_batch(columns, store_ms=now_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
-    topics = columns.column("topic")
-    return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), *_keys_of(topics, columns.column("keys")))
+    return _encoded(columns, texts.property_part(texts.OUT_MS, out_ms), now_ms, ticks, dues)
 
 
 def encode_timers_as_they_were(rows: pa.RecordBatch, precision_ms: int) -> EncodedTimers:
@@ -85,16 +82,19 @@ def encode_timers_as_they_were(rows: pa.RecordBatch, precision_ms: int) -> Encod
     ticks, delivers = rows.column("tick").to_numpy(), rows.column("deliver_at_ms")
     slots = pc.if_else(delivers.is_valid(), pa.array(_slot_times(ticks, precision_ms)), pa.scalar(None, pa.int64()))
     system = [
-        *messages.timer_parts(columns),
         *texts.property_part(texts.OUT_MS, slots),
         *texts.property_part(TICK, rows.column("tick")),
         *texts.property_part(EPOCH, rows.column("epoch")),
-        sums.ROOM,
     ]
-    stores = rows.column("store_ms").to_numpy()
-    encoded = _encode(messages.encode_batch(columns, store_ms=stores, topic=WHEEL_TOPIC, queue_id=0, system=system))
-    topics = columns.column("topic")
     dues = pc.coalesce(delivers, rows.column("tick")).to_numpy()
+    return _encoded(columns, system, rows.column("store_ms").to_numpy(), ticks, dues)
+
+
+def _encoded(columns: pa.RecordBatch, system: Sequence[Piece], store_ms: Ints | int, ticks: Ints, dues: Ints) -> EncodedTimers:
+    """Return messages as timers, with further properties."""
+    system = [*messages.timer_parts(columns), *system, sums.ROOM]
+    encoded = _encode(messages.encode_batch(columns, store_ms=store_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
+    topics = columns.column("topic")
     return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), *_keys_of(topics, columns.column("keys")))
 
 

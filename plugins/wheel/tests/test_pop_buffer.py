@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-import rmqstore
 from plugins.wheel.tests.breaking import WheelStores, refusing_writes
 from plugins.wheel.tests.broker_view import NOW, bodies_of, opened, send, take
-from rmqstore import UnsupportedOperationError
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     AckOutcome,
@@ -36,7 +34,7 @@ from rmqstore.engine.schema import ATTEMPT, LEASES, after_prefix
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
 from rmqstore_conformance.model.history import Histories
-from rmqstore_conformance.stores import Pair, installed
+from rmqstore_conformance.stores import Pair
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.plugin import INFO
@@ -454,12 +452,3 @@ def test_the_weaker_durability_is_declared() -> None:
         weak = operation in (Operation.POP, Operation.ACK)
         assert declared.durability_of(operation, Flush.SYNC, LIMITS) is (Durability.NONE if weak else Durability.POWER_LOSS)
         assert declared.durability_of(operation, Flush.SYNC) is Durability.POWER_LOSS
-
-
-@pytest.mark.parametrize("engine", [name for name in installed() if name != "wheel"])
-def test_an_engine_without_one_refuses_the_setting(tmp_path: Path, engine: str) -> None:
-    with pytest.raises(
-        UnsupportedOperationError, match=f"pop__buffer: pop.buffer = true needs an engine with a pop buffer, which '{engine}'"
-    ):
-        rmqstore.open(tmp_path / "store", engine=engine, pop__buffer=True)
-    assert not (tmp_path / "store").exists()

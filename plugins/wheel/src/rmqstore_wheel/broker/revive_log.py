@@ -79,20 +79,15 @@ class ReviveLog:
         self._broker = broker
         self.topic = f"{TOPIC_PREFIX}{broker}"
         self._form = log.Form(self.topic.encode())
-        self._names: dict[int, str] = {}
-        self._note_names(entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table)))
+        # No id is ever given to another one, unless the call failed that gave it first.
+        entries = [entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table))]
+        self._names = {U32.unpack_from(value)[0]: key[1:].decode() for key, value in entries}
         # Where their check points are was not kept, only that it is behind the first offset of the queue.
         older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
         self.queues = [
             ReviveQueue(ledger, self.topic, queue, [key for key in older if revive_qid_of(_pop_ms_of(key)) == queue])
             for queue in range(REVIVE_QUEUES)
         ]
-
-    def _note_names(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Note names by id. No id is ever given to another one, unless the call failed that gave it first."""
-        for key, value in entries:
-            number, name = U32.unpack_from(value)[0], key[1:].decode()
-            self._names[number] = name
 
     # ------------------------------------------------------------ a call
 
@@ -105,7 +100,7 @@ class ReviveLog:
                 if change.space == META:
                     for key, value in change.items:
                         if key[0] in _NAME_BYTES:
-                            self._note_names(((key, value),))
+                            self._names[U32.unpack_from(value)[0]] = key[1:].decode()
                         elif key[0] == _PROGRESS_BYTE or key[0] == _REGISTERED_BYTE:
                             meta[key] = value
                 elif change.space == LEASES:

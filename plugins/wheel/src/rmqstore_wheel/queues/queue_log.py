@@ -197,14 +197,15 @@ class WheelQueueLog(QueueLog):
     # ------------------------------------------------------------ adding
 
     def encode(self, batch: MessageBatch) -> Sequence[bytes]:
-        return batch.source if isinstance(batch.source, LogRecords) else super().encode(batch)
+        source = batch.source
+        return source if isinstance(source, LogRecords) else super().encode(batch)
 
     def routed(self, records: Sequence[bytes]) -> Iterable[tuple[bytes, int, Sequence[bytes]]]:
         return records.by_route() if isinstance(records, LogRecords) else super().routed(records)
 
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         write.parts.append(Append(topic.name, queue, offset, records, now_ms))
-        return len(records.encoded.data) if isinstance(records, LogRecords) else sum(map(len, records))
+        return len(records.encoded.data) if isinstance(records, LogRecords) and len(records) > 1 else sum(map(len, records))
 
     def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
         write.parts += [Append(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs]

@@ -283,9 +283,13 @@ class LogRecords(Sequence[bytes]):
         may_have_tags: False when none of them has one.
     """
 
-    def __init__(self, encoded: Encoded, routes: Routes | None = None, *, may_have_tags: bool = True) -> None:
+    def __init__(self, encoded: Encoded | list[bytes], routes: Routes | None = None, *, may_have_tags: bool = True) -> None:
         """``routes`` are looked up when they are not given."""
-        self.encoded = encoded
+        if isinstance(encoded, Encoded):
+            self.encoded = encoded
+        else:
+            self.records = encoded
+        self._count = len(encoded.starts if isinstance(encoded, Encoded) else encoded)
         self.may_have_tags = may_have_tags
         self._routes = routes
 
@@ -295,7 +299,7 @@ class LogRecords(Sequence[bytes]):
         return cls(log_columns.joined(records))
 
     def __len__(self) -> int:
-        return len(self.encoded.starts)
+        return self._count
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -303,6 +307,11 @@ class LogRecords(Sequence[bytes]):
     def __getitem__(self, at: slice) -> list[bytes]: ...
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
         return self.records[at]
+
+    @functools.cached_property
+    def encoded(self) -> Encoded:
+        """The records, one behind the other."""
+        return log_columns.joined(self.records)
 
     @functools.cached_property
     def records(self) -> list[bytes]:
@@ -324,7 +333,7 @@ class LogRecords(Sequence[bytes]):
 
     def by_route(self) -> list[tuple[bytes, int, Sequence[bytes]]]:
         """Return (topic, queue, its records in their order) of each queue that they go to, in the order in which the first ones stand."""
-        count = len(self.encoded.starts)
+        count = self._count
         if not count:
             return []
         if count == 1:

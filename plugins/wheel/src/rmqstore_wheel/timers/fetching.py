@@ -63,7 +63,7 @@ class Fetcher:
         offsets, sizes = self._locate(seqs, units)
         if len(seqs) <= _FEW:
             places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
-            return MessageBatch(source=LogRecords.of(list(starmap(self._message, places))))
+            return MessageBatch(source=LogRecords(list(starmap(self._message, places))))
         log = self._ledger.log
         made: list[Bytes] = [b""] * len(seqs)
         for file_start, rows in _by_file(log, offsets):

@@ -161,16 +161,15 @@ class TimerIndex:
 
     def cancel(self, seqs: Ints) -> None:
         """Take timers out that are pending."""
-        facts = self.facts.gather(seqs - 1)
         self.cancelled.set_many(seqs)
-        self._leave(seqs, facts["tick"])
-        self.pending -= len(seqs)
+        self.leave(seqs, self.facts.gather(seqs - 1)["tick"])
 
-    def _leave(self, seqs: Ints, ticks: Ints) -> None:
-        """Count timers off where they are."""
+    def leave(self, seqs: Ints, ticks: Ints) -> None:
+        """Count timers off that were pending."""
+        self.pending -= len(seqs)
         rolled = self.rolled.get_many(seqs)
         own = ~rolled
-        if own.any():
+        if True in own:
             self.wheel.count_off(self.wheel.slots_of(ticks[own]))
         if self.aside:
             for seq in seqs[rolled].tolist():
@@ -316,12 +315,6 @@ class TimerIndex:
         return pieces
 
     # ------------------------------------------------------------ forgetting
-
-    def forget(self, gone: Due) -> None:
-        """Take timers out that were handed over."""
-        if len(gone.seqs):
-            self._leave(gone.seqs, gone.ticks)
-            self.pending -= len(gone.seqs)
 
     def drop_answers(self, before_tick: int) -> bool:
         """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any.

@@ -237,7 +237,7 @@ class WheelTimers(TimerSide):
                 self._roll(until_ms)
                 if self._closes_anything(until_ms):
                     self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
-                    sealed = self._trimmed(self._sealed.join([(until_ms, self._index.last_seq)]))
+                    sealed = self._trimmed(self._sealed.join([(until_ms, self._index.facts.count)]))
                     write = WriteBatch()
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
@@ -273,7 +273,7 @@ class WheelTimers(TimerSide):
             due, bound = self._index.window(low, until_ms)
             window = Window(low, until_ms, due, bound) if window is None else window
             left = ~(self._sealed.covers_each(due.ticks, due.seqs) | self._index.forgotten.covers_each(due.ticks, due.seqs))
-            if left.any():
+            if True in left:
                 self._window = window
                 return True
             low = None if bound is None else bound + 1
@@ -284,7 +284,7 @@ class WheelTimers(TimerSide):
         while low is not None and low <= high:
             due, bound = self._window_from(low, high)
             left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
-            due = due if left.all() else due.select(left)
+            due = due.select(left) if False in left else due
             if low == self._low_tick:
                 # All that is before was looked at.
                 self._low_tick = int(due.ticks[0]) if len(due.ticks) else (high if bound is None else bound) + 1
@@ -334,7 +334,7 @@ class WheelTimers(TimerSide):
                 self._closed_tick = self._first_closed_beyond(after)
             if not more:
                 self._final = cursor
-            messages = self._fetcher.messages(given.seqs, np.concatenate(places) if places else None)
+            messages = self._fetcher.messages(given.seqs, np.concatenate(places) if len(places) > 1 else places[0] if places else None)
             return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position, more)
 
     def _next_waiting(self, after: TimerCursor) -> Due | None:
@@ -378,7 +378,7 @@ class WheelTimers(TimerSide):
             return
         with self._lock, self._call:
             self._received = self._received.join(upto.corners)
-            if any(cursor == upto for cursor, _ in self._handed):
+            if upto in dict(self._handed):
                 self._forget_handed(upto)
             else:
                 self._forget_all(upto)
@@ -400,7 +400,7 @@ class WheelTimers(TimerSide):
             pieces.append(given)
         handed = joined(pieces)
         gone = upto.covers_each(handed.ticks, handed.seqs) & ~self._index.forgotten.covers_each(handed.ticks, handed.seqs)
-        handed = handed if gone.all() else handed.select(gone)
+        handed = handed.select(gone) if False in gone else handed
         if len(pieces) > 1:
             # A batch that was not taken was given again.
             handed = handed.select(np.unique(handed.seqs, return_index=True)[1])
@@ -418,7 +418,7 @@ class WheelTimers(TimerSide):
         self._restart()
 
     def _forget(self, gone: Due) -> None:
-        self._index.forget(gone)
+        self._index.leave(gone.seqs, gone.ticks)
         if self._options.congestion_limit:
             self._congestion.lose(gone.ticks.tolist())
 

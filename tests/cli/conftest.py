@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,11 +49,10 @@ class Result(NamedTuple):
 class Command:
     """Runs ``rmqstore`` commands on a store named ``data``; the name ``data`` in the arguments becomes its path."""
 
-    def __init__(self, root: Path, clock: ManualClock, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path, clock: ManualClock) -> None:
         self.root = root
         self.data = root / "data"
         self.clock = clock
-        self._patch = patch
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Result:
         """Run a command to its end."""
@@ -116,16 +116,26 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     time.tzset()
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, utc: Callable[[str], None]) -> Iterator[Command]:
-    """The command line, for a store that is not there yet."""
+@contextmanager
+def command_line() -> Iterator[Command]:
+    """Give the command line, for a store that is not there yet."""
     clock = ManualClock(START_MS)
-    monkeypatch.setattr(typer.main, "get_command", _built_once)  # it takes longer than most commands
-    monkeypatch.setattr(stores, "clock_factory", lambda: clock)
-    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
-    with directory() as root:
-        yield Command(root, clock, monkeypatch)
+    with pytest.MonkeyPatch.context() as patch, directory() as root:
+        patch.setattr(typer.main, "get_command", _built_once)  # it takes longer than most commands
+        patch.setattr(stores, "clock_factory", lambda: clock)
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+            patch.delenv(name, raising=False)
+        yield Command(root, clock)
+    time.tzset()
+
+
+@pytest.fixture
+def cli() -> Iterator[Command]:
+    """The command line, for a store that is not there yet."""
+    with command_line() as command:
+        yield command
 
 
 @pytest.fixture

@@ -56,12 +56,6 @@ def test_what_settings_mean(cli: Command) -> None:
     assert "Takes 1000, 500, 200 or 100. Fixed when the store is made." in text
 
 
-def test_a_store_that_is_in_use(cli: Command) -> None:
-    cli.send()
-    with cli.owner():
-        assert settings(cli)["pop_engine"]["value"] == ENGINE
-
-
 def test_a_directory_that_is_no_store_yet(cli: Command) -> None:
     document = cli.good("config", "data", "--json").json
     assert document["is_store"] is False

@@ -48,13 +48,6 @@ def test_groups_that_have_any(cli: Command) -> None:
     assert cli.good("lag", "data", "-g", "g", "--json").json["lags"][0]["dead"] == 3
 
 
-@pytest.mark.parametrize("command", [("list",), ("resend", "--all"), ("drop", "--all"), ("drop", "--older-than", "1d")], ids=" ".join)
-def test_a_group_that_nobody_knows_is_an_error(cli: Command, command: tuple[str, ...]) -> None:
-    name, *rest = command
-    assert "has no group 'gg'; did you mean g?" in cli.bad(1, "dlq", name, "data", "gg", *rest)
-    assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
-
-
 def test_a_group_is_known_by_its_dead_letters_alone(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "list", lambda groups: [])
     assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
@@ -87,26 +80,3 @@ def test_parked_entries(cli: Command) -> None:
     assert cli.good("dlq", "list", "data", "--parked").out == "Nothing is parked.\n"
     assert cli.good("dlq", "list", "data", "--parked", "--json").json["dead_letters"] == []
     assert cli.good("dlq", "drop", "data", "--parked", "--all").out == "0 dead letters dropped\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("list", "data", "g", "--parked"), "give a group, or --parked"),
-        (("drop", "data", "--all"), "give a group, or --parked"),
-        (("drop", "data", "g"), "say which: --id, which may be given again, or --all"),
-        (("resend", "data", "g"), "say which"),
-        (("resend", "data", "g", "--all", "--id", "m1"), "say which"),
-        (("drop", "data", "g", "--older-than", "old"), "Invalid value for --older-than: 'old' is no duration"),
-        (("resend", "data"), "GROUP"),
-    ],
-)
-def test_a_command_line_that_is_not_understood(cli: Command, arguments: tuple[str, ...], said: str) -> None:
-    assert said in cli.bad(2, "dlq", *arguments)
-    assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
-
-
-def test_listing_works_beside_an_owner_and_changing_does_not(cli: Command) -> None:
-    with cli.owner():
-        assert len(cli.good("dlq", "list", "data", "g").lines) == 4
-        assert "is open elsewhere" in cli.bad(1, "dlq", "resend", "data", "g", "--all")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
-import rmqstore
 from rmqstore import Message
 from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
@@ -100,22 +98,6 @@ def test_lag_of_a_group_and_of_a_topic(cli: Command) -> None:
     assert "has no topic 'c'; it has a, b" in cli.bad(1, "lag", "data", "-t", "c")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("leases", "data", "-t", "aa"), "has no topic 'aa'; did you mean a?"),
-        (("leases", "data", "-t", "zzz", "--json"), "has no topic 'zzz'; it has a, b"),
-        (("leases", "data", "-g", "gg"), "has no group 'gg'; did you mean g?"),
-        (("leases", "data", "-g", "new", "-t", "a"), "has no group 'new'; it has g"),
-        (("lag", "data", "-g", "gg"), "has no group 'gg'; did you mean g?"),
-        (("lag", "data", "-g", "new", "-t", "a", "--json"), "has no group 'new'; it has g"),
-    ],
-    ids=" ".join,
-)
-def test_a_topic_or_group_that_is_not_there_is_an_error(cli: Command, arguments: tuple[str, ...], said: str) -> None:
-    assert said in cli.bad(1, *arguments)
-
-
 def test_a_topic_or_group_without_leases_is_none(cli: Command) -> None:
     assert cli.good("leases", "data", "-t", "b").err == "No message is leased.\n"
     cli.good("pop", "data", "b", "-g", "other")
@@ -157,19 +139,6 @@ def test_peek_by_id(cli: Command) -> None:
     assert cli("peek", "data", "--id", "none", "--json").json == {"messages": [], "next_offset": None}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ((), 2, "give a topic, or --id"),
-        (("a", "--id", "x"), 2, "give a topic, or --id"),
-        (("a", "--queue", "1"), 2, "topic a has 1 queue, counted from 0"),
-        (("aa",), 1, "has no topic 'aa'; did you mean a?"),
-    ],
-)
-def test_peek_refuses(cli: Command, arguments: tuple[str, ...], code: int, said: str) -> None:
-    assert said in cli.bad(code, "peek", "data", *arguments)
-
-
 # ---------------------------------------------------------------- where
 
 
@@ -188,11 +157,6 @@ def test_what_is_nowhere(cli: Command, asked: tuple[str, ...]) -> None:
     missing = cli("where", "data", *asked)
     assert (missing.code, missing.out) == (3, "")
     assert "every group is done with it" in missing.err
-
-
-@pytest.mark.parametrize("asked", [(), ("--id", "m1", "--key", "k")])
-def test_where_takes_an_id_or_a_key(cli: Command, asked: tuple[str, ...]) -> None:
-    assert "--id or --key, and not both" in cli.bad(1, "where", "data", *asked)
 
 
 # ---------------------------------------------------------------- leases
@@ -236,43 +200,6 @@ def test_no_leases(cli: Command) -> None:
     with cli.owner() as store:
         store.groups.reset_offset("a", "g", 5)
     assert cli.good("leases", "data").err == "No message is leased.\n"
-
-
-# ---------------------------------------------------------------- all of them
-
-
-READING = [("topics",), ("lag",), ("peek", "a"), ("leases",), ("timers",), ("verify",)]
-
-
-@pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
-def test_reading_works_beside_an_owner_and_sees_what_it_does(cli: Command, command: tuple[str, ...]) -> None:
-    name, *rest = command
-    before = cli.good(name, "data", *rest, "--json").json
-    with cli.owner() as store:
-        store.send(Message("new", b"x"))
-        store.send(Message("a", b"x"), delay_ms=1000)
-        store.pop("a", "g", max_messages=1)
-        assert cli.good(name, "data", *rest).code == 0
-        after = cli.good(name, "data", *rest, "--json").json
-    assert (after != before) == (name not in ("peek", "verify"))
-
-
-@pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
-def test_reading_needs_a_store(cli: Command, command: tuple[str, ...]) -> None:
-    name, *rest = command
-    said = cli.bad(1, name, str(cli.root / "none"), *rest)
-    assert "there is no store in" in said
-    assert not (cli.root / "none").exists()
-
-
-def test_an_engine_that_cannot_be_read_beside_its_owner_is_opened_for_a_moment(cli: Command) -> None:
-    path = str(cli.root / "memory")
-    cli.good("send", path, "t", "x", "--create", "--engine", "memory")
-    assert cli.good("topics", path, "--json").json == {"topics": []}, "this engine keeps nothing"
-    with rmqstore.open(path, services=False):
-        said = cli.bad(1, "topics", path)
-    assert f"is open elsewhere, by this process (pid {os.getpid()}); its engine cannot be read beside its owner" in said
-    assert "work beside it" not in said
 
 
 # ---------------------------------------------------------------- group

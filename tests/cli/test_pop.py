@@ -174,34 +174,6 @@ def test_an_attempt_that_is_repeated_gives_the_same_leases(cli: Command) -> None
     assert [each["receipt"] for each in popped(cli, "--attempt-id", "a1", "--no-ack", "--max", "2")] == [each["receipt"] for each in first]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("pop", "data", "orders"), 2, "--group"),
-        ((*POP, "--invisible", "0s"), 2, "'0s' is too short; at least 1 ms"),
-        ((*POP, "--wait", "soon"), 2, "Invalid value for --wait: 'soon' is no duration"),
-        ((*POP, "--max", "0"), 2, "--max"),
-        ((*POP, "--follow", "--attempt-id", "a"), 2, "exclude each other"),
-        ((*POP, "--max", "2000", "--attempt-id", "a"), 2, "at most 1024"),
-        (("pop", "data", "odrers", "-g", "g"), 1, "has no topic 'odrers'; did you mean orders?"),
-        (("pop", "data", "zzz", "-g", "g"), 1, "has no topic 'zzz'; it has orders"),
-        (("pop", "data", "orders", "-g", "a b"), 1, "group name 'a b' is not made of"),
-    ],
-)
-def test_what_is_refused(cli: Command, arguments: tuple[str, ...], code: int, said: str) -> None:
-    cli.send()
-    assert said in cli.bad(code, *arguments)
-
-
-@pytest.mark.parametrize("command", [POP, ("ack", "data", "x"), ("cancel", "data", "x"), ("cancel", "data", "-t", "t", "-k", "k")])
-def test_no_store_and_a_locked_store(cli: Command, command: tuple[str, ...]) -> None:
-    assert "there is no store in" in cli.bad(1, *command)
-    assert not cli.data.exists()
-    cli.send()
-    with cli.owner():
-        assert "is open elsewhere, by this process (pid" in cli.bad(1, *command)
-
-
 # ---------------------------------------------------------------- when printing ends early
 
 
@@ -294,9 +266,3 @@ def test_cancel_by_key_of_a_topic_that_is_not_there(cli: Command) -> None:
     assert "did you mean orders?" in cli.bad(1, *wrong, "--json")
     assert cli("cancel", "data", "-t", "orders", "-k", "43").code == 3, "its timers make it known, although no message is there"
     cli.good("cancel", "data", "-t", "orders", "-k", "42")
-
-
-@pytest.mark.parametrize("arguments", [(), ("h", "--topic", "t", "--key", "k"), ("--topic", "t"), ("--key", "k")])
-def test_cancel_takes_handles_or_a_key(cli: Command, arguments: tuple[str, ...]) -> None:
-    cli.send()
-    assert "--key" in cli.bad(2, "cancel", "data", *arguments)

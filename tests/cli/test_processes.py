@@ -77,13 +77,6 @@ with rmqstore.open(sys.argv[1], services=False) as store:
             process.wait(_PATIENCE_S)
 
 
-def test_bodies_and_rows_from_a_pipe(data: Path) -> None:
-    assert run("send", data, "u", "--id", "m", stdin=b"from a pipe\xff").stdout == b"id  m\n"
-    assert run("send", data, "u", "-f", "-", stdin=b'{"body": "row"}\n').stdout == b"1 message stored in 1 batch\n"
-    with rmqstore.open(data, services=False) as store:
-        assert [message.body for message in store.pop("u", "g")] == [b"from a pipe\xff", b"row"]
-
-
 @pytest.mark.parametrize("command", ["peek {} t --max 200", "timers {} --list --json", "config {} --explain", "pop {} t -g g --max 200"])
 def test_a_reader_that_goes_away_is_no_error(data: Path, command: str) -> None:
     with rmqstore.open(data, services=False) as store:

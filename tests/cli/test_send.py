@@ -33,11 +33,6 @@ def test_a_directory_of_something_else_is_left_alone(cli: Command) -> None:
     assert "is no store and not empty" in cli.bad(1, "send", "data", "orders", "hi", "--create", "--engine", ENGINE)
 
 
-def test_an_empty_path_is_not_the_current_directory(cli: Command) -> None:
-    assert "directory's name" in cli.bad(2, "send", "", "orders", "hi", "--create", "--engine", ENGINE)
-    assert not cli.data.exists()
-
-
 def test_all_fields(cli: Command) -> None:
     fields = ("--tag", "new", "-k", "42", "--key", "x", "-p", "region=eu", "-p", "a=b=c", "--group-key", "g", "--id", "m1", "--queue", "0")
     assert cli.good("send", "data", "orders", "close 42", *fields, "--create", "--engine", ENGINE).out == "id  m1\n"
@@ -87,53 +82,6 @@ def test_what_is_printed_for_a_later_message(cli: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--delay", "5 minutes"), "Invalid value for --delay: '5 minutes' is no duration; write 90s, 5m"),
-        (("--at", "soon"), "Invalid value for --at: 'soon' is no time; write 2026-12-01"),
-        (("--delay", "5m", "--at", "2026-12-01"), "--delay and --at exclude each other"),
-        (("--delay=-5m",), "Invalid value for --delay: '-5m' is less than nothing; a duration must not be negative"),
-        (("--delay-level", "99"), "Invalid value for --delay-level: it must be 1 to 18 (1 s to 2 h), not 99; give --delay"),
-        (("--delay-level", "0"), "it must be 1 to 18 (1 s to 2 h), not 0"),
-        (("--property", "x"), "'x' has no '='; write NAME=VALUE"),
-        (("--queue", "-1"), "--queue"),
-    ],
-)
-def test_a_command_line_that_is_not_understood(cli: Command, arguments: tuple[str, ...], said: str) -> None:
-    cli.send()
-    assert said in cli.bad(2, "send", "data", "orders", "x", *arguments)
-    assert cli.good("topics", "data", "--json").json["topics"][0]["queues"] == [{"queue_id": 0, "min_offset": 0, "next_offset": 1}]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--tag", "a b"), "tag 'a b' holds a blank"),
-        (("--group-key", "g", "--delay", "5m"), "exclude each other"),
-        (("--set", "precision_ms"), "write key=value"),
-        (("--set", "precisoin_ms=100"), "did you mean precision_ms?"),
-        (("--set", "precision_ms=7"), "precision_ms must be"),
-        (("--engine", "no_such_engine"), "no engine is called 'no_such_engine'"),
-    ],
-)
-def test_a_refused_message_or_setting_makes_no_store(cli: Command, arguments: tuple[str, ...], said: str) -> None:
-    assert said in cli.bad(1, "send", "data", "orders", "x", "--create", *arguments)
-    assert not (cli.data / "rmqstore.json").exists()
-
-
-def test_a_topic_is_needed(cli: Command) -> None:
-    cli.send()
-    assert "give the topic" in cli.bad(2, "send", "data")
-    assert "is not made of letters" in cli.bad(1, "send", "data", "a b", "x")
-
-
-def test_a_store_that_is_in_use_names_its_holder(cli: Command) -> None:
-    cli.send()
-    with cli.owner():
-        assert "is open elsewhere, by this process (pid" in cli.bad(1, "send", "data", "orders", "x")
-
-
-@pytest.mark.parametrize(
     ("holder", "said"),
     [
         (f"pid {os.getpid()}, started 1\n", f"by pid {os.getpid()}; one process"),
@@ -149,8 +97,3 @@ def test_the_holder_is_named_without_what_nobody_can_read(cli: Command, holder: 
     with cli.owner():
         cli.file("data/LOCK", holder)
         assert f"is open elsewhere, {said}" in cli.bad(1, "send", "data", "orders", "x")
-
-
-def test_a_setting_that_cannot_change_is_refused(cli: Command) -> None:
-    cli.send()
-    assert "was made with precision_ms = 1000" in cli.bad(1, "send", "data", "orders", "x", "--set", "precision_ms=100")

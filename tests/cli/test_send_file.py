@@ -298,13 +298,6 @@ def test_files_that_are_not_there_or_of_no_known_kind(cli: Command) -> None:
     assert "is no Parquet file" in cli.bad(1, "send", "data", "orders", "-f", cli.file("rows.parquet", GOOD))
 
 
-@pytest.mark.parametrize("option", [("--tag", "x"), ("--key", "x"), ("--id", "x"), ("--queue", "0"), ("--body-file", "x"), ("-p", "a=b")])
-def test_what_a_file_says_itself_cannot_be_given_beside_it(cli: Command, option: tuple[str, str]) -> None:
-    cli.send()
-    assert "exclude each other" in cli.bad(2, "send", "data", "orders", "-f", "rows.csv", *option)
-    assert "BODY and --from-file exclude" in cli.bad(2, "send", "data", "orders", "body", "-f", "rows.csv")
-
-
 def test_an_empty_file_stores_nothing(cli: Command) -> None:
     assert cli.good("send", "data", "orders", "-f", "-", *MAKE).out == "0 messages stored in 0 batches\n"
 

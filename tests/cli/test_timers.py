@@ -127,28 +127,6 @@ def test_no_timer_and_no_store(cli: Command) -> None:
     assert "there is no store in" in cli.bad(1, "timers", str(cli.root / "other"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--within", "1x"), "Invalid value for --within: '1x' is no duration"),
-        (("--within", "0s"), "too short"),
-        (("--within", "5"), "is no duration; write 90s"),
-        (("--from", "noon"), "Invalid value for --from: 'noon' is no time"),
-        (("--from", "2024-01-02", "--to", "2024-01-01"), "must be later than --from"),
-        (("--within", "1h", "--to", "2024-01-01"), "exclude each other"),
-        (("--buckets", "0"), "--buckets"),
-    ],
-)
-def test_a_command_line_that_is_not_understood(cli: Command, arguments: tuple[str, ...], said: str) -> None:
-    assert said in cli.bad(2, "timers", "data", *arguments)
-
-
-def test_it_works_beside_an_owner(cli: Command) -> None:
-    with cli.owner() as store:
-        store.send(Message("a", b"x"), delay_ms=HOUR_MS)
-        assert cli.good("timers", "data", "--json").json["total"] == 7
-
-
 @given(st.integers(0, 2**62 - 1), st.integers(1, 2**62), st.integers(1, 1000))
 def test_edges_rise_and_cover_what_was_asked_for(start_ms: int, length_ms: int, buckets: int) -> None:
     end_ms = min(start_ms + length_ms, 2**62)

@@ -56,17 +56,6 @@ def test_dump_writes_files_and_says_how_many_rows(cli: Command) -> None:
     assert "holds a dump already" in cli.bad(1, "dump", "data", path)
 
 
-def test_dump_works_beside_an_owner(cli: Command) -> None:
-    path = str(cli.root / "dump")
-    with cli.owner() as store:
-        store.send(Message("a", b"y"))
-        document = cli.good("dump", "data", path, "--json").json
-    assert document["path"] == path
-    assert document["tables"]["messages"] == 4
-    assert document["reused_files"] == 0
-    assert document["bytes"] > 0
-
-
 def test_an_interrupted_dump_goes_on_when_asked(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(cli.root / "dump")
 
@@ -141,29 +130,6 @@ def test_a_damaged_dump_is_refused_by_name(cli: Command, dumped: str, name: str)
     assert not (cli.root / "copy").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("load", "none.dump", "copy"), 1, "none.dump"),
-        (("load", "copy"), 2, "STORE"),
-        (("load", "none.dump", "copy", "--precision", "soon"), 2, "Invalid value for --precision: 'soon' is no duration"),
-        (("load", "none.dump", "copy", "--set", "x=1"), 1, "setting x is unknown"),
-        (("migrate", "data"), 2, "say what to change: --engine, --precision, or both"),
-        (("migrate", "data", "--precision", "7ms"), 2, "'7ms' is no width of a tick; it may be 1000, 500, 200 or 100 ms"),
-        (("migrate", "data", "--engine", "wheelie"), 1, "no engine is called 'wheelie'"),
-        (("migrate", "data", "--engine", ENGINE), 1, f"is of engine {ENGINE!r} already"),
-        (("migrate", "no-store", "--engine", ENGINE), 1, "there is no store"),
-        (("migrate", "no-store", "--precision", "100ms"), 1, "there is no store"),
-        (("dump", "no-store", "dump"), 1, "there is no store"),
-    ],
-)
-def test_what_is_refused(cli: Command, arguments: tuple[str, ...], code: int, said: str) -> None:
-    before = sorted(entry.name for entry in cli.root.iterdir())
-    assert said in cli.bad(code, *arguments)
-    assert sorted(entry.name for entry in cli.root.iterdir()) == before
-    assert contents(cli, "data") == (1, ["m0", "m1", "m2"], 1)
-
-
 # ---------------------------------------------------------------- migrate
 
 
@@ -186,8 +152,3 @@ def test_migrate_the_precision_only(cli: Command) -> None:
     with cli.owner() as store:
         assert (store.engine.config.precision_ms, store.engine.config.timer_engine) == (100, ENGINE)
     assert contents(cli, "data") == before
-
-
-def test_a_store_that_is_in_use_is_not_migrated(cli: Command) -> None:
-    with cli.owner():
-        assert "is open elsewhere" in cli.bad(1, "migrate", "data", "--precision", "100ms")

@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterable, Iterator
-from typing import IO, Final, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -180,67 +179,34 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
     Raises:
         RmqstoreError: what went wrong in the first shard that failed; the others are as far as they came.
     """
-    processes = processes or len(os.sched_getaffinity(0))
-    waiting = job.missing_shards()
-    attempts = dict.fromkeys(waiting, 0)
-    running: list[_Child] = []
-    answers: list[str] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < processes:
-                attempts[waiting[0]] += 1
-                running.append(_started(job, waiting.pop(0), wait_ms))
-            ended = next((child for child in running if child.process.poll() is not None), None)
-            if ended is None:
-                time.sleep(0.01)
-                continue
-            running.remove(ended)
-            answer = _answer(ended)
-            if attempts[ended.shard] < ATTEMPTS and _may_pass(answer):
-                waiting.append(ended.shard)
-            else:
-                answers.append(answer)
-    finally:
-        for child in running:
-            child.process.terminate()
-            child.process.wait()
-            child.close()
+    with ThreadPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
+        answers = list(pool.map(lambda shard: _in_a_process(job, shard, wait_ms), job.missing_shards()))
     found = reports(answers, ShardReport)
     job.finish()
-    return sorted(found, key=lambda report: report.shard)
+    return found
 
 
-class _Child(NamedTuple):
-    """A process and what it says; into files, since a pipe that is not read yet holds it up."""
-
-    shard: int
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    errors: IO[bytes]
-
-    def close(self) -> None:
-        self.output.close()
-        self.errors.close()
-
-
-def _started(job: Job, shard: int, wait_ms: int) -> _Child:
+def _in_a_process(job: Job, shard: int, wait_ms: int) -> str:
+    """Let a process take a shard in, and another one as long as that may help; returns the answer of the last."""
     command = [sys.executable, "-c", _PROGRAM, str(job.dataset.path), job.id, str(shard), str(wait_ms)]
     # What this process can import, the child can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    output, errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - closed with the child
-    return _Child(shard, subprocess.Popen(command, stdout=output, stderr=errors, env=environment), output, errors)
+    for attempt in range(1, ATTEMPTS + 1):
+        child = subprocess.run(command, capture_output=True, env=environment, check=False)
+        answer = _answer(shard, child)
+        # Ctrl-C reaches the processes as well.
+        if attempt == ATTEMPTS or child.returncode == -signal.SIGINT or not _may_pass(answer):
+            break
+    return answer
 
 
-def _answer(child: _Child) -> str:
-    with child.output as output, child.errors as errors:
-        output.seek(0)
-        errors.seek(0)
-        code = child.process.returncode
-        if code:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-            said = errors.read().decode(errors="replace")[-2000:].strip()
-            return encoded(Failure.of_text(f"the process that takes shard {child.shard} in {how}{said and f': {said}'}"))
-        return output.read().decode()
+def _answer(shard: int, child: subprocess.CompletedProcess[bytes]) -> str:
+    code = child.returncode
+    if not code:
+        return child.stdout.decode()
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    said = child.stderr.decode(errors="replace")[-2000:].strip()
+    return encoded(Failure.of_text(f"the process that takes shard {shard} in {how}{said and f': {said}'}"))
 
 
 def _may_pass(answer: str) -> bool:

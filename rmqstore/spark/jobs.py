@@ -376,3 +376,13 @@ def jobs_of(dataset: Dataset) -> list[Job]:
 def unfinished_jobs(dataset: Dataset) -> list[Job]:
     """Return the jobs that were committed and not finished."""
     return [job for job in jobs_of(dataset) if (record := job.record()) is not None and not record.is_done]
+
+
+def check_no_job_waits(dataset: Dataset) -> None:
+    """Refuse to move a data set while a job is half done: time that goes on makes its marks forgotten.
+
+    Raises:
+        TransferError: naming the job.
+    """
+    for job in unfinished_jobs(dataset):
+        raise job.half_done()

@@ -15,7 +15,7 @@ from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset
-from rmqstore.spark.handing import check_no_job_waits
+from rmqstore.spark.jobs import check_no_job_waits
 from rmqstore.store.directory import StoreDirectory
 
 

@@ -19,9 +19,8 @@ from rmqstore.spark import migrating
 from rmqstore.spark.columns import check_columns, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
-from rmqstore.spark.handing import ShardTick, check_no_job_waits, tick_shard
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
-from rmqstore.spark.jobs import Job, job_of_write
+from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, unfinished_jobs
 from rmqstore.spark.stagedfiles import StagedFile, counted
 from rmqstore.spark.staging import stage
 from rmqstore.when import time_ms
@@ -48,6 +47,17 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     repeated: int
     shards: tuple[ShardReport, ...]
+
+
+class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What the tick of one shard moved; as ``rmqstore.TickReport``."""
+
+    shard: int
+    handed_over: int
+    retried: int = 0
+    dead: int = 0
+    parked: int = 0
+    expired: int = 0
 
 
 class HandOverReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +166,21 @@ def hand_over(
     place = str(dataset.path)
     found = _run(spark, dataset.shards, lambda shard: tick_shard(Dataset.open(place), shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
     return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))
+
+
+def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardTick:
+    """Do a tick of one shard as of ``until_ms``; done again, it moves what the first one left.
+
+    Raises:
+        StoreLockedError: the shard is held for longer than ``wait_ms``.
+        TransferError: a job has begun in it meanwhile and did not come to its end.
+    """
+    with dataset.open_shard(shard, now_ms=until_ms, wait_ms=wait_ms) as store:
+        for job in unfinished_jobs(dataset):
+            progress = job.progress(shard)
+            if progress is not None and not progress.is_done:
+                raise job.half_done()
+        return ShardTick(shard=shard, **msgspec.structs.asdict(store.tick()))
 
 
 def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> tuple[migrating.ShardMigration, ...]:

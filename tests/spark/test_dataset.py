@@ -13,9 +13,8 @@ import pytest
 import rmqstore
 from rmqstore.batch import MessageBatch
 from rmqstore.spark import Dataset, migrating, repair, shard_of
-from rmqstore.spark.handing import check_no_job_waits
 from rmqstore.spark.ingest import ingest_shard
-from rmqstore.spark.jobs import Job
+from rmqstore.spark.jobs import Job, check_no_job_waits
 from rmqstore.spark.routing import crc32_column, shard_column
 from tests.spark.datasets import ENGINE, ENGINES, committed, creation_left_behind, ingested, rows, staged, timers_of
 

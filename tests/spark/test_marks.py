@@ -10,10 +10,10 @@ import pytest
 import rmqstore
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.spark import Dataset
-from rmqstore.spark.handing import tick_shard
 from rmqstore.spark.ingest import ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress
 from rmqstore.spark.readout import View
+from rmqstore.spark.running import tick_shard
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, numbers_of, rows, staged
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")

@@ -10,9 +10,9 @@ import pytest
 
 import rmqstore
 from rmqstore.spark import Dataset
-from rmqstore.spark.handing import tick_shard
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
+from rmqstore.spark.running import tick_shard
 from rmqstore.spark.staging import stage
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, timers_of
 

@@ -9,8 +9,9 @@ import pytest
 
 from rmqstore.spark.sessions import why_not
 from rmqstore_benchmarks.grid import harness
-from rmqstore_benchmarks.grid.harness import Run, Told
+from rmqstore_benchmarks.grid.harness import Told
 from rmqstore_benchmarks.grid.spec import parse_spec
+from rmqstore_benchmarks.grid.stores import Run
 from rmqstore_benchmarks.grid.tables import TABLES
 
 SPEC = {
@@ -31,6 +32,7 @@ SPEC = {
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(why_not() is not None, reason=f"Spark cannot run: {why_not()}")
 def test_a_grid_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     spec = parse_spec(SPEC)

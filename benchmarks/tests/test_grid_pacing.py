@@ -9,7 +9,7 @@ from rmqstore_benchmarks.grid.pacing import MachineTime, SimulatedTime, Stream, 
 MS = 1_000_000
 
 
-class FakeTime:
+class FakeTime(MachineTime):
     """A clock that moves when it is waited for, or when a test says so."""
 
     def __init__(self) -> None:

@@ -21,28 +21,17 @@ from rmqstore_benchmarks.grid import aside
 from rmqstore_benchmarks.grid.load import Load, ticks_of
 from rmqstore_benchmarks.grid.named import START_MS, workload_named
 from rmqstore_benchmarks.grid.shard import Outcome, outcome_of, run_shard
-from rmqstore_benchmarks.grid.stores import NULL_ENGINE, RAW, ShardTask, open_store
+from rmqstore_benchmarks.grid.stores import NULL_ENGINE, RAW, Cell, Run, ShardTask, Variant, open_store
 from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
 
 SHORT_S = 0.1
 
 
-def task(place: Path, **given: Any) -> ShardTask:
-    fields: dict[str, Any] = {
-        "run_id": "r",
-        "engine": "memory",
-        "settings": {},
-        "workload": "order-timeout",
-        "body_bytes": 64,
-        "backlog": 1500,
-        "flush": "sync",
-        "shard": 0,
-        "seed": 1,
-        "seconds": SHORT_S,
-        "phases": ("fill", "schedule", "cancel", "hand_over", "pop_ack", "mixed", "open_80"),
-        "directory": str(place / "shard"),
-    }
-    return ShardTask(**(fields | given))
+def task(place: Path, engine: str = "memory", settings: dict[str, Any] | None = None, **given: Any) -> ShardTask:
+    fields: dict[str, Any] = {"workload": "order-timeout", "body_bytes": 64, "backlog": 1500, "flush": "sync", "seconds": SHORT_S}
+    fields |= {"phases": ("fill", "schedule", "cancel", "hand_over", "pop_ack", "mixed", "open_80")}
+    cell = Cell(variant=Variant(engine, engine, settings or {}), durability="nothing", shards=1, repeats=1, **(fields | given))
+    return ShardTask(Run(cell, 0, 1), 0, str(place / "shard"))
 
 
 def phase(outcome: Any, name: str) -> dict[str, Any]:
@@ -54,7 +43,7 @@ def test_every_phase_leaves_its_rows(tmp_path: Path) -> None:
     given = task(tmp_path, seconds=0.3)
     outcome = run_shard(given)
     assert outcome.wrong == ""
-    assert [row["phase"] for row in outcome.rows["phases"]] == list(given.phases)
+    assert [row["phase"] for row in outcome.rows["phases"]] == list(given.cell.phases)
     assert phase(outcome, "fill")["messages"] == 1500
     assert phase(outcome, "fill")["user_bytes"] == 1500 * (len("orders") + 64 + 10)
     assert phase(outcome, "open_80")["offered_rate"] == pytest.approx(

@@ -136,7 +136,7 @@ def cold_drain(shard: _Shard) -> None:
 
 def load_of(task: ShardTask) -> Load:
     """Return the load of a shard, of which nothing is made yet."""
-    return Load(workload_named(task.workload), task.body_bytes, task.seed, task.shard)
+    return Load(workload_named(task.cell.workload), task.cell.body_bytes, task.run.seed, task.shard)
 
 
 def tail_batches(load: Load, now_ms: int, count: int) -> Iterator[Made]:
@@ -280,8 +280,8 @@ def drain(job: ChildJob) -> None:
     clock = rmqstore.ManualClock(job.now_ms)
     probes = Probes(Path(job.task.directory))
     with open_store(job.task, clock) as store:
-        calls = _Told(store, clock, load, job.task.seed)
-        phase = Phase(job.task.run_id, job.task.shard, "cold_drain", lambda: job.count - calls.handed)
+        calls = _Told(store, clock, load, job.task.run.seed)
+        phase = Phase(job.task.run.run_id, job.task.shard, "cold_drain", lambda: job.count - calls.handed)
         spent = Spent(probes)
         with looking(phase):
             step_ms = max(int(load.mean_wait_ms / _STEPS), 1)

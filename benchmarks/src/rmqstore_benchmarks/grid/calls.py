@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -114,39 +115,28 @@ class Calls:
 
     def pop(self, phase: Phase, intended_ns: int | None = None, most: int = POP_MESSAGES) -> tuple[int, Ids]:
         """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time."""
-        begin_ns = time.perf_counter_ns()
-        messages = self.store.pop(TOPIC, GROUP, max_messages=most, invisible_ms=INVISIBLE_MS)
-        end_ns = time.perf_counter_ns()
-        if not messages:
-            return 0, np.zeros(0, np.int64)
-        phase.call("pop", begin_ns, end_ns, len(messages), intended_ns)
-        ids, ticks = self._popped(messages)
-        if self.load.workload.acked == 1 or self._chance.random() < self.load.workload.acked:
-            begin_ns = time.perf_counter_ns()
-            outcomes = self.store.ack(messages)
-            end_ns = time.perf_counter_ns()
-            self.note_acks(ids, outcomes)
-            phase.call("ack", begin_ns, end_ns, len(messages))
-        return len(messages), ticks
+        lives = self.load.workload.acked == 1 or self._chance.random() < self.load.workload.acked
+        return self._pop_ack(phase, partial(self.store.pop, max_messages=most), lives, intended_ns)
 
     def pop_many(self, phase: Phase) -> int:
         """Pop a large batch as columns and ack all of it; returns how many came."""
-        begin_ns = time.perf_counter_ns()
         most = page_messages(self.load.body_bytes, MAX_POP)
-        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=most, invisible_ms=INVISIBLE_MS)
-        if not len(batch):
-            return 0
-        end_ns = time.perf_counter_ns()
-        phase.call("pop", begin_ns, end_ns, len(batch))
-        ids = ids_in(batch.columns.column("body"))
-        attempts = batch.columns.column("attempt").to_numpy().astype(np.int64)
-        self.note_pops(ids, attempts, *ends_of(batch.columns.column("body")), np.full(len(batch), self.clock.now_ms()))
+        return self._pop_ack(phase, partial(self.store.pop_batch, max_messages=most), True)[0]
+
+    def _pop_ack(self, phase: Phase, pop: Callable[..., Any], lives: bool, intended_ns: int | None = None) -> tuple[int, Ids]:
         begin_ns = time.perf_counter_ns()
-        outcomes = self.store.ack(batch)
-        phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
-        self.note_acks(ids, outcomes)
-        self.ready -= len(batch)
-        return len(batch)
+        popped = pop(TOPIC, GROUP, invisible_ms=INVISIBLE_MS)
+        end_ns = time.perf_counter_ns()
+        if not len(popped):
+            return 0, np.zeros(0, np.int64)
+        phase.call("pop", begin_ns, end_ns, len(popped), intended_ns)
+        ids, ticks = self._popped(popped)
+        if lives:
+            begin_ns = time.perf_counter_ns()
+            outcomes = self.store.ack(popped)
+            phase.call("ack", begin_ns, time.perf_counter_ns(), len(popped))
+            self.note_acks(ids, outcomes)
+        return len(popped), ticks
 
     def taken(self, phase: Phase, begin_ns: int, popped_ns: int, acked_ns: int, messages: Sequence[Any], outcomes: Any) -> None:
         """Enter a pop and the ack of all that it gave, which a thread of its own made."""
@@ -155,15 +145,17 @@ class Calls:
         ids, _ = self._popped(messages)
         self.note_acks(ids, outcomes)
 
-    def _popped(self, messages: Sequence[Any]) -> tuple[Ids, Ids]:
+    def _popped(self, popped: rmqstore.MessageBatch | Sequence[Any]) -> tuple[Ids, Ids]:
         """Enter what was popped; returns the numbers, and the ticks of those that came for the first time."""
-        rows = [
-            (int.from_bytes(each.body[:8], "little"), each.attempt, len(each.body), int.from_bytes(each.body[-8:], "little", signed=True))
-            for each in messages
-        ]
-        ids, attempts, lengths, tails = np.asarray(rows, np.int64).T
-        self.ready -= len(messages)
-        return ids, self.note_pops(ids, attempts, lengths, tails, np.full(len(messages), self.clock.now_ms()))
+        self.ready -= len(popped)
+        if isinstance(popped, rmqstore.MessageBatch):
+            bodies, attempts = popped.columns.column("body"), popped.columns.column("attempt").to_numpy().astype(np.int64)
+            ids, (lengths, tails) = ids_in(bodies), ends_of(bodies)
+        else:  # by Arrow it would take twice as long
+            word = int.from_bytes
+            rows = [(word(m.body[:8], "little"), m.attempt, len(m.body), word(m.body[-8:], "little", signed=True)) for m in popped]
+            ids, attempts, lengths, tails = np.asarray(rows, np.int64).T
+        return ids, self.note_pops(ids, attempts, lengths, tails, np.full(len(popped), self.clock.now_ms()))
 
     def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
         """Enter deliveries in the ledger, bodies checked by their ends; returns the ticks of those that came for the first time."""

@@ -25,8 +25,8 @@ from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.grid.recording import Rows, merged, no_rows
 from rmqstore_benchmarks.grid.results import write_results
 from rmqstore_benchmarks.grid.shard import RESULT_DDL, Outcome, runner
-from rmqstore_benchmarks.grid.spec import Cell, Spec
-from rmqstore_benchmarks.grid.stores import ShardTask
+from rmqstore_benchmarks.grid.spec import Spec
+from rmqstore_benchmarks.grid.stores import Cell, Run, ShardTask
 from rmqstore_benchmarks.grid.tables import TABLES
 from rmqstore_benchmarks.machine import described
 from rmqstore_benchmarks.statistics import in_turn
@@ -38,19 +38,6 @@ _STORED_FACTOR: Final = 8
 """Bytes on disk for a byte of the backlog that a run may take at its worst: timers, messages, what is added on top, dead versions."""
 
 _OVERHEAD_BYTES: Final = 256
-
-
-class Run(msgspec.Struct, frozen=True):
-    """One repeat of one cell."""
-
-    cell: Cell
-    repeat: int
-    seed: int
-
-    @property
-    def run_id(self) -> str:
-        """The run in one word."""
-        return f"{self.cell.cell_id}.{self.repeat}"
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -163,31 +150,9 @@ def _is_finished(out: Path, run: Run) -> bool:
     return file.exists() and pq.read_table(file, schema=TABLES["runs"]).column("outcome")[0].as_py() != "failed"
 
 
-def tasks_of(run: Run, stores: Path) -> tuple[ShardTask, ...]:
-    """Return the tasks of a run, one a shard."""
-    cell = run.cell
-    return tuple(
-        ShardTask(
-            run_id=run.run_id,
-            engine=cell.variant.engine,
-            settings=cell.variant.settings,
-            workload=cell.workload,
-            body_bytes=cell.body_bytes,
-            backlog=cell.backlog // cell.shards,
-            flush=cell.flush,
-            shard=shard,
-            seed=run.seed,
-            seconds=cell.seconds,
-            phases=cell.phases,
-            directory=str(stores / f"shard-{shard:03d}"),
-        )
-        for shard in range(cell.shards)
-    )
-
-
 def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path) -> tuple[str, str]:
     started_ms, start_s = time.time_ns() // 1_000_000, time.perf_counter()
-    tasks = tasks_of(run, stores)
+    tasks = tuple(ShardTask(run, shard, str(stores / f"shard-{shard:03d}")) for shard in range(run.cell.shards))
     shards = spark.range(0, len(tasks), 1, len(tasks)).selectExpr("cast(id as int) shard")
     outcomes: list[Outcome] = []
     failed: list[str] = []

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,23 +30,15 @@ _SPIN_NS: Final = 200_000
 """Sleeping wakes late by about so much; the rest of a wait is spent looking at the clock."""
 
 
-class RealTime(Protocol):
+class MachineTime:
     """The clock of a loop; a test gives one of its own."""
 
     def now_ns(self) -> int:
         """Return a time that only grows, ns."""
-
-    def wait_until(self, at_ns: int) -> None:
-        """Return when the clock shows ``at_ns``."""
-
-
-class MachineTime:
-    """The machine's own clock."""
-
-    def now_ns(self) -> int:
         return time.perf_counter_ns()
 
     def wait_until(self, at_ns: int) -> None:
+        """Return when the clock shows ``at_ns``."""
         left_ns = at_ns - time.perf_counter_ns()
         if left_ns > _SPIN_NS:
             time.sleep((left_ns - _SPIN_NS) / 1e9)
@@ -91,7 +83,7 @@ class Stream(msgspec.Struct):
     next_ns: float = 0.0
 
 
-def open_loop(streams: Sequence[Stream], clock: RealTime, seconds: float, slipped: Callable[[int], None]) -> None:
+def open_loop(streams: Sequence[Stream], clock: MachineTime, seconds: float, slipped: Callable[[int], None]) -> None:
     """Run the streams for so long, one call after the other, the one with the earliest intended begin first.
 
     What was intended within the time is done even when it is late, but not later than twice the time.
@@ -155,7 +147,7 @@ def mixed(calls: Calls, phase: Phase, seconds: float, backlog: int) -> int:
     return sent
 
 
-def at_rate(calls: Calls, phase: Phase, seconds: float, backlog: int, rate: float, clock: RealTime) -> int:
+def at_rate(calls: Calls, phase: Phase, seconds: float, backlog: int, rate: float, clock: MachineTime) -> int:
     """Do the same in an open loop at ``rate`` messages sent a second; returns how many were sent."""
     load, workload = calls.load, calls.load.workload
     made_before, first_tick = calls.account.made, len(calls.hand_over_ms)

@@ -58,14 +58,14 @@ class _Shard:
         self.rows = no_rows()
         self.notes: list[str] = []
         self.sustainable_rate: float | None = None
-        self.calls = Calls(opener(task, self.clock), self.clock, self.load, task.seed)
-        self.wanted = [name for name in task.phases if name in workload.phases]
+        self.calls = Calls(opener(task, self.clock), self.clock, self.load, task.run.seed)
+        self.wanted = [name for name in task.cell.phases if name in workload.phases]
         if task.engine in HOLLOW:
             self.wanted = [name for name in self.wanted if name in (NULL_PHASES if task.engine == NULL_ENGINE else RAW_PHASES)]
 
     def begin(self, name: str) -> Phase:
         """Return a phase that is noted."""
-        return Phase(self.task.run_id, self.task.shard, name, lambda: self.calls.pending)
+        return Phase(self.task.run.run_id, self.task.shard, name, lambda: self.calls.pending)
 
     def aside(self) -> Phase:
         """Return a phase that nobody reads."""
@@ -104,7 +104,7 @@ def run_shard(task: ShardTask, opener: StoreOpener = open_store) -> Outcome:
     Args:
         opener: opens the store; tests give one that loses messages.
     """
-    workload = workload_named(task.workload)
+    workload = workload_named(task.cell.workload)
     directory = Path(task.directory)
     shutil.rmtree(directory, ignore_errors=True)  # what an attempt left that was killed
     directory.mkdir(parents=True)
@@ -118,7 +118,7 @@ def _run(shard: _Shard) -> Outcome:
     calls, task = shard.calls, shard.task
     is_hollow = task.engine in HOLLOW
     try:
-        with flushing(calls.store, task.flush):
+        with flushing(calls.store, task.cell.flush):
             for name in _ORDER:
                 if name in shard.wanted:
                     _run_phase(shard, name)
@@ -137,13 +137,13 @@ def _run(shard: _Shard) -> Outcome:
 def _run_phase(shard: _Shard, name: str) -> None:
     calls, task, workload = shard.calls, shard.task, shard.workload
     if name in _CLOSED_LOOPS:
-        shard.measured(name, lambda phase: _CLOSED_LOOPS[name](calls, phase, task.seconds, task.backlog))
+        shard.measured(name, lambda phase: _CLOSED_LOOPS[name](calls, phase, task.cell.seconds, task.backlog))
     elif name == "fill":
         origin_ms = START_MS + (ROLL_SPAN_MS if "roll" in shard.wanted else 0)
         shard.measured(name, lambda phase: calls.fill(phase, task.backlog, origin_ms, _FILL_PATIENCE_S))
     elif name == "hand_over":
         hand_over = phases.hand_over_at_once if workload.at_once else phases.hand_over
-        shard.measured(name, lambda phase: hand_over(calls, phase, task.seconds))
+        shard.measured(name, lambda phase: hand_over(calls, phase, task.cell.seconds))
     elif name in _CONSUMERS:
         calls.make_ready(shard.aside(), task.backlog)
         consumers = phases.Consumers(calls, _CONSUMERS[name])
@@ -166,7 +166,7 @@ _CLOSED_LOOPS: Final[dict[str, Callable[[Calls, Phase, float, int], int]]] = {
 
 def _run_steady(shard: _Shard, name: str) -> None:
     """Run the closed loop of everything, or the open loop at a share of its rate, on a backlog that has its size again."""
-    calls, seconds, backlog = shard.calls, shard.task.seconds, shard.task.backlog
+    calls, seconds, backlog = shard.calls, shard.task.cell.seconds, shard.task.backlog
     if shard.task.engine not in HOLLOW:
         calls.drain_ready(shard.aside())
         calls.ready = 0

@@ -45,7 +45,7 @@ from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, checked
 from rmqstore_benchmarks.grid.load import ID_BYTES, MAX_BATCH_BYTES
 from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.stores import HOLLOW
+from rmqstore_benchmarks.grid.stores import HOLLOW, Cell, Variant
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES
 
 DURABILITIES: Final = {"power_loss": Durability.POWER_LOSS, "process_crash": Durability.PROCESS_CRASH, "nothing": Durability.NONE}
@@ -57,14 +57,6 @@ _Backlog = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 _Shards = Annotated[int, Meta(ge=1, le=1024)]
 _Item = TypeVar("_Item")
 _Some = Annotated[tuple[_Item, ...], Meta(min_length=1)]
-
-
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[[variants]]``: an engine with its settings, under a name."""
-
-    name: Annotated[str, Meta(pattern="^[\\w-]+$")]
-    engine: str
-    settings: dict[str, Any] = {}
 
 
 class _Grid(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,26 +81,6 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     seed: _Seed = 1
     repeats: _Repeats = 1
     seconds: _Seconds = 3.0
-
-
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of the grid. ``flush`` is what its durability asks of the engine, ``backlog`` that of all shards together."""
-
-    variant: Variant
-    workload: str
-    body_bytes: int
-    backlog: int
-    durability: str
-    flush: str
-    shards: int
-    phases: tuple[str, ...]
-    repeats: int
-    seconds: float
-
-    @property
-    def cell_id(self) -> str:
-        """The cell in one word, a good name for a directory."""
-        return f"{self.variant.name}.{self.workload}.{self.body_bytes}.{self.backlog}.{self.durability}.{self.shards}"
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,10 +13,11 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import pyarrow as pa
+from msgspec import Meta
 
 import rmqstore
 from rmqstore import MessageBatch
@@ -38,29 +39,68 @@ _ID_BYTES: Final = 34
 _TICK_SEQ: Final = struct.Struct(">QQ")
 
 
-class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of one run.
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[[variants]]``: an engine with its settings, under a name."""
 
-    Attributes:
-        settings: of the engine, by dotted key.
-        flush: "sync" or "async", what the durability of the cell asks for.
-        backlog: timers pending on this shard.
-        seconds: how long a timed phase lasts.
-        directory: where the store goes; made by the task, removed when it ends.
-    """
-
-    run_id: str
+    name: Annotated[str, Meta(pattern="^[\\w-]+$")]
     engine: str
-    settings: dict[str, Any]
+    settings: dict[str, Any] = {}
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of the grid. ``flush`` is what its durability asks of the engine, ``backlog`` that of all shards together."""
+
+    variant: Variant
     workload: str
     body_bytes: int
     backlog: int
+    durability: str
     flush: str
-    shard: int
-    seed: int
-    seconds: float
+    shards: int
     phases: tuple[str, ...]
+    repeats: int
+    seconds: float
+
+    @property
+    def cell_id(self) -> str:
+        """The cell in one word, a good name for a directory."""
+        return f"{self.variant.name}.{self.workload}.{self.body_bytes}.{self.backlog}.{self.durability}.{self.shards}"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One repeat of one cell."""
+
+    cell: Cell
+    repeat: int
+    seed: int
+
+    @property
+    def run_id(self) -> str:
+        """The run in one word."""
+        return f"{self.cell.cell_id}.{self.repeat}"
+
+
+class ShardTask(msgspec.Struct, frozen=True):
+    """One shard of one run; its store is made in ``directory`` by the task, and removed when it ends."""
+
+    run: Run
+    shard: int
     directory: str
+
+    @property
+    def cell(self) -> Cell:
+        """The cell of the run."""
+        return self.run.cell
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine, or of what is none."""
+        return self.cell.variant.engine
+
+    @property
+    def backlog(self) -> int:
+        """Timers pending on this shard."""
+        return self.cell.backlog // self.cell.shards
 
 
 def open_store(task: ShardTask, clock: rmqstore.ManualClock) -> Any:
@@ -69,16 +109,16 @@ def open_store(task: ShardTask, clock: rmqstore.ManualClock) -> Any:
         return NullStore()
     if task.engine in RAW:
         return RAW[task.engine](store_path(task))
-    given = {key.replace(".", "__"): value for key, value in task.settings.items()}
+    given = {key.replace(".", "__"): value for key, value in task.cell.variant.settings.items()}
     # Messages are handed over in pages of bounded bytes, not only of bounded number, as who stores large ones would set it.
-    limit = page_messages(task.body_bytes, 4096)
+    limit = page_messages(task.cell.body_bytes, 4096)
     # Simulated months go by within a run, so nothing may go by its age; what was consumed goes.
     settings: dict[str, Any] = {
         "retention_ms": 0,
         "reclaim": "consumed",
         "group_expiry_ms": 0,
         "hand_over_limit": limit,
-        "flush": task.flush,
+        "flush": task.cell.flush,
     } | given
     return rmqstore.open(store_path(task), engine=task.engine, clock=clock, services=False, **settings)
 

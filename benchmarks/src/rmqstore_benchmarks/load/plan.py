@@ -67,7 +67,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         directory: where its stores, its ledger and its tables are; every executor must reach it under this path.
-        run: part of every mark.
         seed: decides, with the id, what becomes of a message, and where failures are injected.
         rounds: jobs that send; in each of them every shard is opened by another task. One more job drains.
         chunk: messages of one ``send_batch``.
@@ -81,7 +80,6 @@ class Plan(msgspec.Struct, frozen=True):
     shards: int
     seed: int = 0
     failures: tuple[Failure, ...] = ()
-    run: str = "load"
     rounds: int = 3
     chunk: int = 1000
     consumers: int = 2
@@ -141,7 +139,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def mark(self, shard: int, chunk: int) -> bytes:
         """Return the mark of a chunk: the same on every attempt."""
-        return f"{self.run}/{shard}/{chunk}".encode()
+        return f"load/{shard}/{chunk}".encode()
 
     def sent_ms(self, chunks: Ids) -> Ids:
         """Return the simulated time at which each chunk is sent, at the earliest."""

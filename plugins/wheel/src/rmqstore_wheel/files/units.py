@@ -1,8 +1,8 @@
 """``UnitLog``: a cache file set of units of one size, numbered from 0: consume queues, the timer log, what is known of each timer.
 
 A cache can always be made again from the commit log. So it needs no order among its writes; it needs to know damage when it meets it. Every
-block of :data:`BLOCK` units has a CRC-32, kept in the check point (:class:`Sums`); a block that a check point vouches for is checked when
-it is first looked into, and what was written since the store was opened needs no check.
+block of :data:`BLOCK` units has a CRC-32, made at the check point that keeps it (:class:`Sums`); a block that a check point vouches for is
+checked when it is first looked into, and what was written since the store was opened needs no check.
 
 Numbers may leave gaps, which a load makes by the million: a fill unit stands at a number that nothing was written to, and a file that would
 hold nothing else is not there.
@@ -84,12 +84,14 @@ class UnitLog:
         self._blank = blank
         self._fill = np.frombuffer(fill or bytes(unit.itemsize), unit)
         self._fill_crc = crc32(np.repeat(self._fill, BLOCK).tobytes())
+        # Blocks whose sums the next check point makes.
         self._stale: set[int] = set()
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
-        self._open_crc = 0
+        # The next number when the sums were made.
+        self._summed = 0
         # What was rewritten since the last sync: numbers that rise, and their units.
         self._new_numbers: Ints = np.zeros(0, np.int64)
         self._new_units: Units = np.zeros(0, unit)
@@ -126,8 +128,7 @@ class UnitLog:
         self._stale.clear()
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
-        # What was summed of the last block goes on to be summed, and is checked with it.
-        self._open_crc = int(self._crcs[-1]) if self.count > self.first and self.count % BLOCK else 0
+        self._summed = self.count
         end = self.position(self.count)
         if self.count > self.first and not all(self.chain.has(file * self.chain.file_bytes) for file in self._held_files(sums.absent)):
             path = str(self.chain.directory)
@@ -196,31 +197,17 @@ class UnitLog:
 
     def advance(self, data: Bytes) -> None:
         """Count in what was written ahead."""
-        view = memoryview(data).cast("B")
-        size, first, at = self.unit.itemsize, self.count, self.count
-        behind = first + len(view) // size
-        crcs = []
-        while at < behind:
-            stop = min(behind, (at // BLOCK + 1) * BLOCK)
-            self._open_crc = crc32(view[(at - first) * size : (stop - first) * size], self._open_crc)
-            crcs.append(self._open_crc)
-            if stop % BLOCK == 0:
-                self._open_crc = 0
-            at = stop
-        blocks = first // BLOCK
-        if len(self._crcs) < blocks:
-            # Nothing is before the first unit.
-            missing = blocks - len(self._crcs)
-            self._crcs = np.append(self._crcs, np.zeros(missing, np.uint32))
-            self._trusted = np.append(self._trusted, np.ones(missing, np.bool_))
-        if first % BLOCK and len(self._crcs) > blocks and crcs:
-            # A block whose older part is not checked yet stays so.
-            self._crcs[blocks] = crcs.pop(0)
-            blocks += 1
-        if crcs:
-            self._crcs = np.append(self._crcs[:blocks], np.asarray(crcs, np.uint32))
-            self._trusted = np.append(self._trusted[:blocks], np.ones(len(crcs), np.bool_))
-        self.count = behind
+        first, self.count = self.count, self.count + memoryview(data).nbytes // self.unit.itemsize
+        self._add_blocks(first // BLOCK)
+
+    def _add_blocks(self, first: int) -> None:
+        """Let blocks from ``first`` on, whose units were not there, have a sum; those that are missing before them have only what fills."""
+        blocks = -(-self.count // BLOCK)
+        more = blocks - len(self._crcs)
+        if more:
+            self._crcs = np.append(self._crcs, np.full(more, self._fill_crc, np.uint32))
+            self._trusted = np.append(self._trusted, np.ones(more, np.bool_))
+        self._stale.update(range(first, blocks))
 
     def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
         """Write units at numbers that rise, where no reader sees them, and make room; returns what makes them seen.
@@ -288,8 +275,6 @@ class UnitLog:
         self._new_numbers, rows = np.unique(every, return_index=True)
         self._new_units = np.concatenate([units, self._new_units])[rows]
         self._stale.update(blocks)
-        if blocks[-1] == self.count // BLOCK:
-            self._sum_block(blocks[-1])
 
     def _write_replaced(self) -> None:
         """Write what was replaced, what is near by in one piece."""
@@ -317,23 +302,17 @@ class UnitLog:
 
     def _pass_over(self, number: int) -> None:
         """Count numbers up to ``number`` whose files are not there."""
-        first = self.count
-        if first % BLOCK:
-            self.check(first, 1)
+        self._stale.add(self.count // BLOCK)
         self.count = number
-        blocks = -(-number // BLOCK)
-        more = blocks - len(self._crcs)
-        self._crcs = np.append(self._crcs, np.full(more, self._fill_crc, np.uint32))
-        self._trusted = np.append(self._trusted, np.ones(more, np.bool_))
-        self._open_crc = 0
-        for block in {first // BLOCK, blocks - 1}:
-            self._sum_block(block)
+        self._add_blocks((number - 1) // BLOCK)
 
     def _sum_block(self, block: int) -> None:
+        """Make the sum of a block; of one that was not looked into so far, from the sum that was made before on."""
         first, stop = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
-        self._crcs[block] = crc32(self._raw(first, stop - first).tobytes())
-        if stop == self.count and stop % BLOCK:
-            self._open_crc = int(self._crcs[block])
+        before = 0
+        if not self._trusted[block]:
+            first, before = self._summed, int(self._crcs[block])
+        self._crcs[block] = crc32(self._raw(first, stop - first).tobytes(), before)
 
     # ------------------------------------------------------------ reading
 
@@ -402,7 +381,7 @@ class UnitLog:
         """Check the blocks of some units, as far as they were not looked into yet."""
         first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
         for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
-            begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
+            begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self._summed)
             if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 self._refuse(begin, end)
             self._trusted[block] = True
@@ -428,6 +407,7 @@ class UnitLog:
             if (block + 1) * BLOCK > self.first:
                 self._sum_block(block)
         self._stale.clear()
+        self._summed = self.count
         return Sums(self.first, self.count, self._crcs.astype("<u4").tobytes(), self._absent_files())
 
     def trim(self, number: int) -> None:
@@ -439,8 +419,9 @@ class UnitLog:
             self.check(kept, 1)
         self.first = kept
         if kept % BLOCK:
-            # Also when nothing is left of the block: what is appended to it goes on from this sum.
-            self._sum_block(kept // BLOCK)
+            # Also when nothing is left of the block: its sum begins here from now on.
+            self._trusted[kept // BLOCK] = True
+            self._stale.add(kept // BLOCK)
 
     def release(self) -> None:
         """Remove the files before what is kept, once a durable check point says so."""

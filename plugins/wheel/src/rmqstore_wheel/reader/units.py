@@ -40,7 +40,6 @@ class ReadUnits(UnitLog):
                         self.chain.file(start)
         except (CorruptStoreError, OSError) as error:
             raise OutrunError(str(error)) from error
-        self._vouched = self.count
         # By number, with room for all of their units: blocks that are written to, and the last ones that were read.
         self._own: dict[int, Units] = {}
         self._recent: dict[int, Units] = {}
@@ -98,7 +97,7 @@ class ReadUnits(UnitLog):
         if known is not None:
             return known
         base = block * BLOCK
-        begin, end = max(base, self.first), min(base + BLOCK, self._vouched)
+        begin, end = max(base, self.first), min(base + BLOCK, self._summed)
         units = np.repeat(self._fill, BLOCK)
         if begin >= end:
             return units

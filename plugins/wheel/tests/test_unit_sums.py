@@ -1,4 +1,4 @@
-"""The sums over blocks of units hold wherever a file ends."""
+"""The sums over blocks of units: of a block that grows from one check point to the next, and of one that begins to go."""
 
 from __future__ import annotations
 
@@ -6,42 +6,65 @@ from pathlib import Path
 
 import pytest
 
+from rmqstore import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import UnitLog
-from rmqstore_wheel.formats import consume_queue, timer_log
+from rmqstore_wheel.files.units import Sums, UnitLog
+from rmqstore_wheel.formats import timer_log
+
+PER_FILE = 8
+SIZE = timer_log.UNIT.itemsize
+DATA = bytes(range(256)) * 8
 
 
-def _append(log: UnitLog, data: bytes) -> None:
+def _log(path: Path, sums: Sums) -> UnitLog:
+    log = UnitLog(Disk(), path / "units", timer_log.UNIT, PER_FILE)
+    log.start(sums)
+    return log
+
+
+def _append(log: UnitLog, count: int) -> None:
+    data = DATA[log.count * SIZE : (log.count + count) * SIZE]
     log.write_ahead(data)
     log.advance(data)
 
 
-@pytest.mark.parametrize("unit", [consume_queue.UNIT, timer_log.UNIT], ids=["consume queue", "timer log"])
-def test_a_block_that_lies_in_several_files_is_what_was_written(tmp_path: Path, unit: object) -> None:
-    written = UnitLog(Disk(), tmp_path / "units", unit, 7)  # type: ignore[arg-type]
-    data = bytes(range(256)) * 20
-    count = 16
-    size = written.unit.itemsize
-    _append(written, data[: count * size])
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("is_looked_into", [False, True])
+def test_a_block_grows_over_check_points(tmp_path: Path, is_damaged: bool, is_looked_into: bool) -> None:
+    """Whoever appends to it need not look into it: what was damaged before is found by the next one who does."""
+    sums = Sums()
+    for count in (10, 9, 12):
+        log = _log(tmp_path, sums)
+        if is_looked_into:
+            assert log.read(0, log.count).tobytes() == DATA[: log.count * SIZE]
+        _append(log, count)
+        sums = log.sync()
+        log.close()
+        if is_damaged and count == 9:
+            path = log.chain.path_of(log.position(3))
+            path.write_bytes(path.read_bytes().replace(DATA[3 * SIZE : 4 * SIZE], bytes(SIZE)))
+            is_looked_into = False
+    log = _log(tmp_path, sums)
+    if is_damaged:
+        with pytest.raises(CorruptStoreError, match="units 0 to 30 are not what was written"):
+            log.read(25, 1)
+    else:
+        assert log.read(0, 31).tobytes() == DATA[: 31 * SIZE]
+    log.close()
+
+
+@pytest.mark.parametrize("more", [1, 10])
+def test_a_block_of_which_nothing_is_left_begins_anew(tmp_path: Path, more: int) -> None:
+    written = _log(tmp_path, Sums())
+    _append(written, 8)
     sums = written.sync()
     written.close()
-    read = UnitLog(Disk(), tmp_path / "units", unit, 7)  # type: ignore[arg-type]
-    read.start(sums)
-    assert read.read(3, 9).tobytes() == data[3 * size : 12 * size]
-    read.close()
-
-
-def test_a_block_of_which_nothing_is_left_begins_anew(tmp_path: Path) -> None:
-    written = UnitLog(Disk(), tmp_path / "units", timer_log.UNIT, 8)
-    size = written.unit.itemsize
-    data = bytes(range(256)) * 8
-    _append(written, data[: 8 * size])
+    written = _log(tmp_path, sums)
     written.trim(8)
-    _append(written, data[: 2 * size])
+    _append(written, more)
     sums = written.sync()
     written.release()
     written.close()
-    read = UnitLog(Disk(), tmp_path / "units", timer_log.UNIT, 8)
-    read.start(sums)
-    assert read.read(8, 2).tobytes() == data[: 2 * size]
+    read = _log(tmp_path, sums)
+    assert read.read(8, more).tobytes() == DATA[8 * SIZE : (8 + more) * SIZE]
     read.close()

@@ -249,23 +249,6 @@ def test_a_reader_stays_on_its_state_whatever_becomes_of_the_files(owner: Owner)
 # ---------------------------------------------------------------- nobody owns it
 
 
-def test_a_killed_owner_leaves_a_directory_that_can_be_read_and_stays_as_it_is(owner: Owner, tmp_path: Path) -> None:
-    owner.call(30)
-    owner.make_check_point()
-    owner.call(30, b"y" * 3000)
-    copy = owner.copy(tmp_path / "killed")
-    before = _contents(copy)
-    with touches(copy / "wheel", lambda _: None) as found, _reader(copy) as reader:
-        assert seen(reader) == owner.history[-1]
-        assert reader.verify() == []
-        reader.refresh()
-        assert seen(reader) == owner.history[-1]
-    assert found
-    assert _contents(copy) == before
-    with rmqstore.open(copy, services=False, clock=owner.clock) as store:
-        assert seen(store)[:3] == owner.history[-1][:3]
-
-
 def test_a_directory_that_nobody_may_write_to_can_be_read(owner: Owner, tmp_path: Path) -> None:
     owner.call(20)
     copy = owner.copy(tmp_path / "frozen")

@@ -35,8 +35,6 @@ null is left out.
     16   i64  next queue offset of the wheel's topic that is to be read
     24   i64  the same, as the master of a replicated broker told
     32   i64  state version      40  i64  when the version was made, ms      48  i64  its counter
-
-The first 56 bytes alone, or without the version 32, are what brokers send each other.
 """
 
 from __future__ import annotations
@@ -202,10 +200,8 @@ def decode_metrics(data: Bytes) -> TimerMetrics:
 TIMER_CHECK_FILE: Final = "timercheck"
 TIMER_CHECK_BYTES: Final = 4096
 TIMER_CHECK_USED_BYTES: Final = 56
-OLD_BYTES: Final = 32
 
 _FIELDS = struct.Struct(">7q")
-_OLD_FIELDS = struct.Struct(">4q")
 
 
 class TimerCheck(msgspec.Struct, frozen=True):
@@ -220,26 +216,16 @@ class TimerCheck(msgspec.Struct, frozen=True):
 
 def encode_timer_check(check: TimerCheck) -> bytes:
     """Return the 56 bytes that count."""
-    version = check.version
-    return _FIELDS.pack(
-        check.read_ms,
-        check.timer_log_position,
-        check.queue_offset,
-        check.master_queue_offset,
-        version.state_version,
-        version.timestamp_ms,
-        version.counter,
-    )
+    *numbers, version = msgspec.structs.astuple(check)
+    return _FIELDS.pack(*numbers, version.state_version, version.timestamp_ms, version.counter)
 
 
 def decode_timer_check(data: Bytes) -> TimerCheck:
-    """Read the file, or what a broker sends.
+    """Read the file.
 
     Raises:
         CorruptStoreError: it is too short.
     """
-    if len(data) == OLD_BYTES:
-        return TimerCheck(*_OLD_FIELDS.unpack(data))
     if len(data) < TIMER_CHECK_USED_BYTES:
         raise CorruptStoreError(f"{TIMER_CHECK_FILE} has {len(data)} bytes; at least {TIMER_CHECK_USED_BYTES} are needed", offset=len(data))
     read_ms, position, offset, master, state_version, timestamp_ms, counter = _FIELDS.unpack_from(data)

@@ -35,7 +35,6 @@ class FileChain:
         self._fill_bytes = min(fill_bytes, file_bytes)
         self._next_fill = max(self._fill_bytes // _FILL_PARTS, 1)
         self._made_above = made_above
-        self._has_new_names = False
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
         self.starts = self.listed()
@@ -112,10 +111,6 @@ class FileChain:
 
     def set_filled(self, offset: int) -> None:
         """Say up to where space is surely set aside."""
-        self._filled = offset
-
-    def begin_at(self, offset: int) -> None:
-        """Let the first file of an empty chain start at ``offset``."""
         self._filled = offset
 
     def reserve(self, upto: int) -> None:

@@ -135,8 +135,6 @@ class UnitLog:
             raise CorruptStoreError(f"{path} does not hold units {self.first} to {self.count}", file=path, offset=end)
         for begin, stop in sums.absent:
             self._drop_files(begin, stop)
-        if not self.chain.starts:
-            self.chain.begin_at(end // self.chain.file_bytes * self.chain.file_bytes)
         self.chain.set_filled(max(end, self.chain.first))
 
     def _drop_files(self, begin: int, stop: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rmqstore import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Sums, UnitLog
+from rmqstore_wheel.files.units import BLOCK, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log
 
 PER_FILE = 8
@@ -29,21 +30,24 @@ def _append(log: UnitLog, count: int) -> None:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-@pytest.mark.parametrize("is_looked_into", [False, True])
-def test_a_block_grows_over_check_points(tmp_path: Path, is_damaged: bool, is_looked_into: bool) -> None:
-    """Whoever appends to it need not look into it: what was damaged before is found by the next one who does."""
+@pytest.mark.parametrize("looks", ["never", "before", "behind"])
+def test_a_block_grows_over_check_points(tmp_path: Path, is_damaged: bool, looks: str) -> None:
+    """Who appends to it need not look into it: what was damaged before is found by the next one who does."""
     sums = Sums()
     for count in (10, 9, 12):
         log = _log(tmp_path, sums)
-        if is_looked_into:
-            assert log.read(0, log.count).tobytes() == DATA[: log.count * SIZE]
-        _append(log, count)
-        sums = log.sync()
+        for part in (count // 2, count - count // 2):
+            if looks == "before":
+                assert log.read(0, log.count).tobytes() == DATA[: log.count * SIZE]
+            _append(log, part)
+            if looks == "behind":
+                assert log.read(0, log.count).tobytes() == DATA[: log.count * SIZE]
+            sums = log.sync()
         log.close()
         if is_damaged and count == 9:
             path = log.chain.path_of(log.position(3))
             path.write_bytes(path.read_bytes().replace(DATA[3 * SIZE : 4 * SIZE], bytes(SIZE)))
-            is_looked_into = False
+            looks = "never"
     log = _log(tmp_path, sums)
     if is_damaged:
         with pytest.raises(CorruptStoreError, match="units 0 to 30 are not what was written"):
@@ -53,18 +57,36 @@ def test_a_block_grows_over_check_points(tmp_path: Path, is_damaged: bool, is_lo
     log.close()
 
 
-@pytest.mark.parametrize("more", [1, 10])
-def test_a_block_of_which_nothing_is_left_begins_anew(tmp_path: Path, more: int) -> None:
+@pytest.mark.parametrize("first", [BLOCK - 1, BLOCK, 3 * BLOCK + 5])
+def test_a_block_is_filled_by_a_gap_behind_it(tmp_path: Path, first: int) -> None:
+    sums = Sums()
+    unit = np.frombuffer(DATA[:SIZE], timer_log.UNIT)
+    for number in (PER_FILE - 1, first, 5 * BLOCK):
+        log = _log(tmp_path, sums)
+        log.reserve(np.array([number]), unit)()
+        sums = log.sync()
+        log.close()
+    log = _log(tmp_path, sums)
+    assert log.gather(np.array([PER_FILE - 1, first, 5 * BLOCK])).tobytes() == DATA[:SIZE] * 3
+    assert not any(log.read(first + 1, 2).tobytes())
+    log.close()
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, 0), (8, 1), (8, 10), (12, 0), (12, 3)])
+def test_a_block_of_which_units_go_begins_behind_them(tmp_path: Path, count: int, more: int) -> None:
+    """Also when nothing is left of it."""
     written = _log(tmp_path, Sums())
-    _append(written, 8)
+    _append(written, count)
     sums = written.sync()
     written.close()
     written = _log(tmp_path, sums)
     written.trim(8)
-    _append(written, more)
+    if more:
+        _append(written, more)
     sums = written.sync()
     written.release()
     written.close()
     read = _log(tmp_path, sums)
-    assert read.read(8, more).tobytes() == DATA[8 * SIZE : (8 + more) * SIZE]
+    assert (read.first, read.count) == (8, count + more)
+    assert read.read(8, count + more - 8).tobytes() == DATA[8 * SIZE : (count + more) * SIZE]
     read.close()

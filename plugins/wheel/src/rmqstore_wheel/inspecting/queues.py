@@ -28,13 +28,17 @@ _MOST_FOLLOWED: Final = 1_000_000
 class Queue:
     """One queue. After ``check``, ``end`` is its next offset, ``least`` the first whose message is kept, ``units`` how many those are."""
 
-    def __init__(self, name: QueueName, files: FileSet) -> None:
+    def __init__(self, name: QueueName, files: FileSet, log: LogReader, findings: Findings) -> None:
         self.name = name
         self.files = files
         self.confirmed = 0
         self.least: int | None = None
         self.end = 0
         self.units = 0
+        self._log = log
+        self._findings = findings
+        self._inside = 0
+        self._unwritten: tuple[LogFile, int] | None = None
 
     def units_at(self, first: int, count: int) -> Units:
         """Read units from queue offset ``first`` on: fewer at the end of a file."""
@@ -60,51 +64,11 @@ class Queue:
             self.confirmed += int(((mine["log_offset"] == places[at:end]) & (mine["size"] == sizes[at:end])).sum())
             at = end
 
-
-class Queues:
-    """All consume queues of a store."""
-
-    def __init__(self, root: Path, findings: Findings) -> None:
-        self._findings = findings
-        self.queues = {name: Queue(name, FileSet(path, root, findings)) for name, path in _directories(root / DIRECTORY)}
-
-    def of(self, name: QueueName) -> Queue | None:
-        """Return a queue; None when it has no directory."""
-        return self.queues.get(QueueName(consume_queue.directory_name(name.topic), name.queue_id))
-
-    def take(self, name: QueueName, records: Records, rows: Ints) -> None:
-        """Compare records of one queue with their units."""
-        queue = self.of(name)
-        if queue is not None and queue.files.files:
-            queue.confirm(records, rows)
-
-    def check(self, log: LogReader) -> None:
+    def check(self) -> None:
         """Read all units, after the log was read."""
-        for queue in self.queues.values():
-            _Check(queue, log, self._findings).run()
-
-
-def _directories(path: Path) -> Iterator[tuple[QueueName, Path]]:
-    for topic in sorted(path.iterdir()) if path.is_dir() else []:
-        for queue in sorted(topic.iterdir()) if topic.is_dir() else []:
-            if queue.name.isascii() and queue.name.isdigit() and queue.is_dir():
-                yield QueueName(topic.name, int(queue.name)), queue
-
-
-class _Check:
-    """The reading of one queue."""
-
-    def __init__(self, queue: Queue, log: LogReader, findings: Findings) -> None:
-        self._queue = queue
-        self._log = log
-        self._findings = findings
-        self._inside = 0
-        self._unwritten: tuple[LogFile, int] | None = None
-
-    def run(self) -> None:
         for file, at, units in self._windows():
             self._look(file, at, units)
-        if self._inside == self._queue.confirmed:
+        if self._inside == self.confirmed:
             return
         self._find_misled()
 
@@ -120,7 +84,7 @@ class _Check:
 
     def _windows(self) -> Iterator[tuple[LogFile, int, Units]]:
         """Yield the units of every file, and the byte at which they are in it."""
-        files = self._queue.files
+        files = self.files
         for file in files.files:
             at = 0
             while at < file.length:
@@ -156,11 +120,11 @@ class _Check:
         )
         present = np.flatnonzero(messages)
         kept = np.flatnonzero(messages & (units["log_offset"] >= self._log.files.start))
-        self._queue.units += len(kept)
+        self.units += len(kept)
         if len(present):
-            self._queue.end = self._offset(file, at, int(present[-1])) + 1
-        if len(kept) and self._queue.least is None:
-            self._queue.least = self._offset(file, at, int(kept[0]))
+            self.end = self._offset(file, at, int(present[-1])) + 1
+        if len(kept) and self.least is None:
+            self.least = self._offset(file, at, int(kept[0]))
         inside = self._leads_inside(units)
         self._inside += int(inside.sum())
         for row in kept[~inside[kept]].tolist() if self._log.files.files else []:
@@ -192,7 +156,7 @@ class _Check:
             wrong = found
         else:
             name = QueueName(found.topic.decode(errors="replace"), found.queue_id)
-            if name == self._queue.name and found.queue_offset == queue_offset:
+            if name == self.name and found.queue_offset == queue_offset:
                 return
             wrong = f"that is offset {found.queue_offset} of queue {name.queue_id} of topic {name.topic}"
         what = f"the unit of queue offset {queue_offset} leads to log offset {log_offset}: {wrong}"
@@ -201,3 +165,28 @@ class _Check:
     @staticmethod
     def _offset(file: LogFile, at: int, row: int) -> int:
         return (file.start + at) // UNIT_BYTES + row
+
+
+class Queues:
+    """All consume queues of a store."""
+
+    def __init__(self, root: Path, log: LogReader, findings: Findings) -> None:
+        found = _directories(root / DIRECTORY)
+        self.queues = {name: Queue(name, FileSet(path, root, findings), log, findings) for name, path in found}
+
+    def of(self, name: QueueName) -> Queue | None:
+        """Return a queue; None when it has no directory."""
+        return self.queues.get(QueueName(consume_queue.directory_name(name.topic), name.queue_id))
+
+    def take(self, name: QueueName, records: Records, rows: Ints) -> None:
+        """Compare records of one queue with their units."""
+        queue = self.of(name)
+        if queue is not None and queue.files.files:
+            queue.confirm(records, rows)
+
+
+def _directories(path: Path) -> Iterator[tuple[QueueName, Path]]:
+    for topic in sorted(path.iterdir()) if path.is_dir() else []:
+        for queue in sorted(topic.iterdir()) if topic.is_dir() else []:
+            if queue.name.isascii() and queue.name.isdigit() and queue.is_dir():
+                yield QueueName(topic.name, int(queue.name)), queue

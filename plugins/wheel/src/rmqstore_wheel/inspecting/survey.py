@@ -31,7 +31,8 @@ class Survey:
         self.index = index_check.find(root, self.findings)
         self._read_timers()
         self._read_log()
-        self.queues.check(self.log)
+        for queue in self.queues.queues.values():
+            queue.check()
         self._check_offsets()
         index_check.check(self.index, self.findings, self.log.end if self.log.files.files else None)
 
@@ -74,7 +75,7 @@ class Survey:
         findings, files = self.findings, self.log.files
         self.topics = Topics()
         self.frames = Frames(files, findings)
-        self.queues = Queues(self.root, findings)
+        self.queues = Queues(self.root, self.log, findings)
         self.pending = Pending(self.now_ms, self.small.timer_check, self.units.superseded)
         self.popped = Popped(self.small.revived(), files, findings)
         self.version_2 = 0

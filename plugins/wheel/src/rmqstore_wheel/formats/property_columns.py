@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,20 +16,6 @@ from rmqstore_wheel.formats.properties import decode, is_hidden
 _MAX_REGULAR = 32
 
 
-class Properties(Protocol):
-    """The properties of a batch."""
-
-    @property
-    def names(self) -> list[str]:
-        """All names, of whatever row."""
-
-    def column(self, name: str) -> pa.Array:
-        """Return one property of every row, as texts; null where a row does not have it."""
-
-    def visible(self) -> pa.Array:
-        """Return the properties that a user sees as a map column, null where a row has none."""
-
-
 class Regular(msgspec.Struct):
     """Every row has the same names in the same order: entry ``row * len(names) + place``.
 
@@ -41,13 +27,13 @@ class Regular(msgspec.Struct):
     row_count: int
 
     def column(self, name: str) -> pa.Array:
-        """See :class:`Properties`."""
+        """Return one property of every row, as texts; null where a row does not have it."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         return self._values(np.arange(self.row_count) * len(self.names) + self.names.index(name))
 
     def visible(self) -> pa.Array:
-        """See :class:`Properties`."""
+        """Return the properties that a user sees as a map column, null where a row has none."""
         places = [place for place, name in enumerate(self.names) if not is_hidden(name)]
         if not places:
             return pa.nulls(self.row_count, PROPERTIES)
@@ -71,7 +57,7 @@ class Mixed(msgspec.Struct):
     row_count: int
 
     def column(self, name: str) -> pa.Array:
-        """See :class:`Properties`."""
+        """See :meth:`Regular.column`."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         mine = np.flatnonzero(self.ids == self.names.index(name))
@@ -80,7 +66,7 @@ class Mixed(msgspec.Struct):
         return self.values.take(pa.array(picked, mask=picked < 0))
 
     def visible(self) -> pa.Array:
-        """See :class:`Properties`."""
+        """See :meth:`Regular.visible`."""
         shown = np.array([not is_hidden(name) for name in self.names], bool)
         mine = np.flatnonzero(shown[self.ids]) if len(self.names) else np.zeros(0, np.int64)
         if not len(mine):
@@ -89,6 +75,10 @@ class Mixed(msgspec.Struct):
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32(), mask=np.append(counts == 0, False))
         names = pa.array(self.names, pa.string()).take(pa.array(self.ids[mine]))
         return pa.MapArray.from_arrays(offsets, names, self.values.take(pa.array(mine)))
+
+
+Properties: TypeAlias = Regular | Mixed
+"""The properties of a batch; ``names`` are those of whatever row."""
 
 
 def decode_column(texts: pa.Array) -> Properties:

@@ -10,7 +10,7 @@ import pytest
 
 from rmqstore import ManualClock
 from rmqstore_conformance.faults.opener import Opener
-from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.rotting import Rot, judge_rot, losses_of, pairs_of, rots_of
 from rmqstore_conformance.faults.script import START_MS, open_script
 from rmqstore_conformance.faults.workload import Workload

@@ -15,7 +15,7 @@ import pytest
 
 from rmqstore_conformance.faults.failing import FAILURES, Failure, Run, crowds_of, faults_of, numbers_of, runs_of
 from rmqstore_conformance.faults.opener import Opener
-from rmqstore_conformance.faults.recorded import need, played, recorded
+from rmqstore_conformance.faults.recording import need, played, recorded
 from rmqstore_conformance.stores import Pair, directory
 from rmqstore_conformance.targets import Target
 

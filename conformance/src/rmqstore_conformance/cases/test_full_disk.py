@@ -19,7 +19,7 @@ import pytest
 
 from rmqstore import ManualClock, Message, Store, StoreFullError
 from rmqstore.errors import LostCallsError
-from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, open_script
 from rmqstore_conformance.faults.showing import difference, show
 from rmqstore_conformance.faults.workload import Workload

@@ -16,7 +16,7 @@ from rmqstore import ManualClock, Store
 from rmqstore.errors import StorePoisonedError
 from rmqstore_conformance.faults.interrupting import Interrupted, Interrupts, TimedOut
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
-from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, Notes, Play, note_what_was_lost, open_script
 from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import difference, show

@@ -14,7 +14,7 @@ from rmqstore import ManualClock, Message
 from rmqstore_conformance.faults.killing import Event, Killed, Lives
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
-from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, open_script
 from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import Target

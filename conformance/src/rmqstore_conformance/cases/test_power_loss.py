@@ -27,8 +27,7 @@ from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.opener import Answer, Opener
 from rmqstore_conformance.faults.probes import Probes
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
-from rmqstore_conformance.faults.recorded import played, recorded
-from rmqstore_conformance.faults.recording import RECORDERS, Playing, Recorded
+from rmqstore_conformance.faults.recording import Playing, Recorded, played, record, recorded
 from rmqstore_conformance.faults.script import START_MS, Notes, Play, open_script
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import write_image
@@ -187,7 +186,7 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
         with directory() as folder:
             write_image(folder / "store", state.image)
             now_ms = play.steps[state.moment.begun].now_ms
-            recovery = RECORDERS[target.recorder](folder, Playing(play.pair, target.settings, before=state.image, now_ms=now_ms)).recording
+            recovery = record(folder, Playing(play.pair, target.settings, before=state.image, now_ms=now_ms), target.recorder).recording
         calls = recovery.calls
         cuts = chance.sample(range(1, len(calls) + 1), min(CUTS_OF_A_RECOVERY, len(calls)))
         # A recovery that is more than one step is cut behind each of them, with nothing of the next one.
@@ -225,7 +224,7 @@ def _after_kills(found: Recorded, play: Play, target: Target, seed: int) -> Iter
         with directory() as folder:
             write_image(folder / "store", before)
             playing = Playing(play.pair, target.settings, before=before, now_ms=now_ms, send_to=AFTERWARDS)
-            again = RECORDERS[target.recorder](folder, playing).recording
+            again = record(folder, playing, target.recorder).recording
         # The files that the killed process had open are not those of the next one.
         taken = max((call.file for call in found.recording.calls[:cut]), default=0)
         for call in again.calls:

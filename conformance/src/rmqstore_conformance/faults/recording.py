@@ -1,7 +1,8 @@
-"""A play of the script, or the opening of a store, as a disk saw it."""
+"""A play of a script, or the opening of a store, as a disk saw it."""
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -9,12 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rmqstore_conformance.faults.script import Answer
+import pytest
+
+from rmqstore_conformance.faults.script import Answer, Notes, Play
+from rmqstore_conformance.faults.scripts import play_of
+from rmqstore_conformance.faults.workload import Workload
+from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.power.content import Image, read_image, write_image
-from rmqstore_conformance.power.fusing import MARK, STORE, FuseRecording, mounted, read_recording
-from rmqstore_conformance.power.replaying import Recording
+from rmqstore_conformance.power.fusing import MARK, STORE, mounted, read_recording
+from rmqstore_conformance.power.replaying import replayed
 from rmqstore_conformance.power.tracing import RECORDED, SYNCS, read_trace, traced
-from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
+from rmqstore_conformance.power.volume import Recording
+from rmqstore_conformance.stores import ANNOUNCED, Pair, directory, own_environment
 
 
 class Recorded(NamedTuple):
@@ -25,18 +32,10 @@ class Recorded(NamedTuple):
         notes: the receipts and handles that it was given.
     """
 
-    recording: Recording | FuseRecording
+    recording: Recording
     left: Image
     answers: list[Answer]
-    notes: dict[str, list[str]]
-
-    @property
-    def unseen(self) -> list[str]:
-        """Files that changed otherwise than by the recorded calls, but for mapped ones that were never synced, as locks are."""
-        if isinstance(self.recording, FuseRecording):
-            return self.recording.unseen(self.left)
-        scratch = self.recording.mapped - self.recording.synced
-        return [path for path in self.recording.unseen(self.left) if path not in scratch]
+    notes: Notes
 
 
 def run_victim(folder: Path, job: dict[str, Any], names: tuple[str, ...], injections: list[str], *, paths: bool = False) -> Path:
@@ -46,12 +45,20 @@ def run_victim(folder: Path, job: dict[str, Any], names: tuple[str, ...], inject
         AssertionError: the program failed otherwise than by what was injected.
     """
     folder.mkdir(exist_ok=True)
-    job_file, trace = folder / "job.json", folder / "trace"
-    job_file.write_text(json.dumps({**job, "plugins": ANNOUNCED}))
-    command = traced([sys.executable, "-m", "rmqstore_conformance.faults.victim", str(job_file)], names, trace, injections, paths=paths)
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=own_environment())
-    assert run.returncode == 0, f"the traced program failed with status {run.returncode}:\n{run.stderr[-2000:]}"
+    trace = folder / "trace"
+    _run(traced(_command_of(folder, job), names, trace, injections, paths=paths))
     return trace
+
+
+def _command_of(folder: Path, job: dict[str, Any]) -> list[str]:
+    """Return the command that does a job."""
+    (file := folder / "job.json").write_text(json.dumps({**job, "plugins": ANNOUNCED}))
+    return [sys.executable, "-m", "rmqstore_conformance.faults.victim", str(file)]
+
+
+def _run(command: list[str]) -> None:
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=own_environment())
+    assert run.returncode == 0, f"the recorded program failed with status {run.returncode}:\n{run.stderr[-2000:]}"
 
 
 class Playing(NamedTuple):
@@ -79,36 +86,72 @@ class Playing(NamedTuple):
         how = {"settings": self.settings, "script": self.script, "now_ms": self.now_ms, "send_to": self.send_to, "eager": self.eager}
         return {**job, **how}
 
-    def recorded(self, recording: Recording | FuseRecording, left: Image, told: Path) -> Recorded:
-        """Return what came out of it."""
-        found = json.loads(told.read_bytes()) if told.exists() else {"answers": [], "notes": {}}
-        return Recorded(recording, left, [Answer(*each) for each in found["answers"]], found["notes"])
+
+def record(folder: Path, playing: Playing, recorder: str = "strace") -> Recorded:
+    """Record a play, by system calls or by a file system of the suite's own, which sees writes through mappings too."""
+    told = folder / "told.json"
+    recording, left = _RECORDERS[recorder](folder, playing, told)
+    found = json.loads(told.read_bytes()) if told.exists() else {"answers": [], "notes": {}}
+    return Recorded(recording, left, [Answer(*each) for each in found["answers"]], found["notes"])
 
 
-def record_by_fuse(folder: Path, playing: Playing) -> Recorded:
-    """Record as :func:`record` does, by a file system of the suite's own in place of strace, which sees writes through mappings too."""
-    backing, mount, trace, job_file, told = (folder / name for name in ("backing", "mount", "calls", "job.json", "told.json"))
+def _by_strace(folder: Path, playing: Playing, told: Path) -> tuple[Recording, Image]:
+    """Record the store at ``folder / "store"``, where one that is only opened was left."""
+    path = folder / "store"
+    injections = [f"{','.join(SYNCS)}:retval=0"] if playing.lying else []
+    trace = run_victim(folder, playing.job(path, told), RECORDED, injections)
+    recording = replayed(path, playing.before, read_trace(trace), lying=playing.lying)
+    trace.unlink()
+    return recording, read_image(path)
+
+
+def _by_fuse(folder: Path, playing: Playing, told: Path) -> tuple[Recording, Image]:
+    backing, mount, trace = (folder / name for name in ("backing", "mount", "calls"))
     backing.mkdir()
     if playing.before is not None:
         write_image(backing / STORE, playing.before)
-    job_file.write_text(json.dumps({**playing.job(mount / STORE, told, mark=f"{mount}/{MARK}"), "plugins": ANNOUNCED}))
-    command = [sys.executable, "-m", "rmqstore_conformance.faults.victim", str(job_file)]
     with mounted(backing, mount, trace):
-        run = subprocess.run(command, capture_output=True, text=True, check=False, env=own_environment())
-    assert run.returncode == 0, f"the recorded program failed with status {run.returncode}:\n{run.stderr[-2000:]}"
-    return playing.recorded(read_recording(trace, playing.before, lying=playing.lying), read_image(backing / STORE), told)
+        _run(_command_of(folder, playing.job(mount / STORE, told, mark=f"{mount}/{MARK}")))
+    return read_recording(trace, playing.before, lying=playing.lying), read_image(backing / STORE)
 
 
-def record(folder: Path, playing: Playing) -> Recorded:
-    """Record a play by its system calls; the store that is opened in its place is left at ``folder / "store"``."""
-    path, told = folder / "store", folder / "told.json"
-    injections = [f"{','.join(SYNCS)}:retval=0"] if playing.lying else []
-    trace = run_victim(folder, playing.job(path, told), RECORDED, injections)
-    recording = Recording(path, playing.before, lying=playing.lying)
-    recording.take(read_trace(trace))
-    trace.unlink()
-    return playing.recorded(recording, read_image(path), told)
-
-
-RECORDERS: Final[dict[str, Callable[[Path, Playing], Recorded]]] = {"strace": record, "fuse": record_by_fuse}
+_RECORDERS: Final[dict[str, Callable[[Path, Playing, Path], tuple[Recording, Image]]]] = {"strace": _by_strace, "fuse": _by_fuse}
 """By the name that a run asks for."""
+
+
+# ---------------------------------------------------------------- what several cases of one run share, made once in a process
+
+
+def played(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -> Play:
+    """Return the undisturbed play of a script."""
+    return _played(pair, json.dumps(settings, sort_keys=True), script)
+
+
+@functools.cache
+def _played(pair: Pair, settings: str, script: str) -> Play:
+    return play_of(pair, json.loads(settings), script)
+
+
+def recorded(
+    pair: Pair, settings: dict[str, Any], recorder: str = "strace", script: str = Workload.name, *, lying: bool = False, eager: bool = False
+) -> Recorded:
+    """Return a play as the disk saw it, as :class:`~.recording.Playing` has it; skips where that cannot be known."""
+    need(recorder)
+    found = _recorded(pair, json.dumps(settings, sort_keys=True), recorder, script, lying, eager)
+    if found.recording.unknown:
+        pytest.skip(f"not run: system calls that cannot be replayed: {'; '.join(sorted(found.recording.unknown))}")
+    if unseen := found.recording.unseen(found.left):
+        pytest.skip(f"not run: system calls do not show what is written through a mapping to {', '.join(unseen)}; see --rmq-recorder fuse")
+    return found
+
+
+@functools.cache
+def _recorded(pair: Pair, settings: str, recorder: str, script: str, lying: bool, eager: bool) -> Recorded:
+    with directory() as folder:
+        return record(folder, Playing(pair, json.loads(settings), script, lying=lying, eager=eager), recorder)
+
+
+def need(recorder: str) -> None:
+    """Skip without the tool that records, or where it may not do so."""
+    if reason := {"strace": tracing, "fuse": fusing}[recorder].unusable():
+        pytest.skip(f"not run: {reason}")

@@ -23,8 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from rmqstore_conformance.power.content import Image
-from rmqstore_conformance.power.replaying import Mark
-from rmqstore_conformance.power.volume import Call, Volume
+from rmqstore_conformance.power.volume import Call, Mark, Recording, Volume
 
 MARK: Final = "rmqs-mark-"
 STORE: Final = "store"
@@ -38,29 +37,6 @@ def unusable() -> str | None:
     if shutil.which("fusermount3") is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "install fuse3, and run where /dev/fuse may be used"
     return None
-
-
-class FuseRecording:
-    """The calls to the disk of one process, and the marks between them, as :class:`~.replaying.Recording` has them."""
-
-    def __init__(self, calls: list[Call], marks: list[Mark], before: Image | None) -> None:
-        self.calls = calls
-        self.marks = marks
-        self.unknown: set[str] = set()
-        self.seen: dict[str, int] = {}
-        self._before = before
-
-    def volume(self) -> Volume:
-        """Return a volume that the calls can be fed to."""
-        return Volume(self._before)
-
-    def unseen(self, left: Image) -> list[str]:
-        """Return the files that are not what the calls make of them, given what the directory really holds."""
-        volume = self.volume()
-        for call in self.calls:
-            volume.do(call)
-        found = volume.image({})
-        return sorted(path for path in left.keys() | found.keys() if left.get(path) != found.get(path))
 
 
 @contextmanager
@@ -92,16 +68,18 @@ def mounted(backing: Path, mount: Path, trace: Path) -> Iterator[None]:
             process.stderr.close()
 
 
-def read_recording(trace: Path, before: Image | None, *, lying: bool = False) -> FuseRecording:
+def read_recording(trace: Path, before: Image | None, *, lying: bool = False) -> Recording:
     """Read what :func:`mounted` left; with ``lying`` as of a disk whose syncs do nothing."""
     calls: list[Call] = []
     marks: list[Mark] = []
+    volume = Volume(before)
     for kind, path, file, offset, data, target in msgspec.msgpack.decode(trace.read_bytes()):
         if kind == "mark":
-            marks.append(Mark(path, len(calls)))
+            marks.append(Mark.of(path, len(calls)))
         else:
             calls.append(Call("forgotten" if lying and kind in ("sync", "names") else kind, path, file, offset, data, target))
-    return FuseRecording(calls, marks, before)
+            volume.do(calls[-1])
+    return Recording(calls, marks, before, volume.image({}), {})
 
 
 # ---------------------------------------------------------------- the file system

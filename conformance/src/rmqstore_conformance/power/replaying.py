@@ -1,6 +1,6 @@
 """From system calls to the calls of a :class:`~rmqstore_conformance.power.volume.Volume`: which file each of them is about.
 
-What is written through a mapping is no system call. Such files are named by :attr:`Recording.unseen`; what is made durable that way cannot
+What is written through a mapping is no system call. Such files are named by :meth:`.Recording.unseen`; what is made durable that way cannot
 be judged.
 """
 
@@ -14,22 +14,12 @@ from typing import Final
 
 from rmqstore_conformance.power.content import Image
 from rmqstore_conformance.power.tracing import LENGTHS, MARKS, NAMES, OPENS, SYNCS, WRITES, SystemCall, strings_of
-from rmqstore_conformance.power.volume import Call, Volume
+from rmqstore_conformance.power.volume import Call, Mark, Recording, Volume
 
 MARK: Final = "/rmqs-mark-"
 
 _HELD: Final = re.compile(r"/proc/self/fd/(\d+)")
 """How a path begins that leads through a directory that is held by a descriptor."""
-
-
-class Mark:
-    """A moment between two calls to the disk: ``event`` is begin or end, ``number`` that of the step."""
-
-    def __init__(self, text: str, calls: int) -> None:
-        event, _, number = text.partition("-")
-        self.event = event
-        self.number = int(number)
-        self.calls = calls
 
 
 class _Open:
@@ -44,56 +34,46 @@ class _Open:
         self.is_directory = False
 
 
-class Recording:
-    """The calls to the disk of one process below ``root``, and the marks between them.
+def replayed(root: Path, before: Image | None, calls: Iterable[SystemCall], *, lying: bool = False) -> Recording:
+    """Return the calls of a trace to the disk below ``root``, which need not be there yet.
 
     Args:
-        root: the directory that is watched; it need not be there yet.
         before: what was in it.
         lying: the syncs did nothing, so nothing that was written through is durable either.
+    """
+    replay = _Replay(root, before, lying=lying)
+    for call in calls:
+        if call.result >= 0 or call.name in MARKS:
+            replay.take(call)
+    scratch = frozenset(replay.mapped - replay.synced)
+    return Recording(replay.calls, replay.marks, before, replay.volume.image({}), replay.seen, scratch, frozenset(replay.unknown))
+
+
+class _Replay:
+    """Takes in the calls of a process.
 
     Attributes:
-        calls: for a volume.
-        marks: in their order.
-        seen: how often each system call below the root was made by the process's first thread, as far as it can be made to fail.
         mapped: files that were mapped to be written.
         synced: files of which a sync was asked for; with ``msync`` it may have been any of the mapped ones.
-        unknown: system calls that are not understood, of which the recording is therefore wrong.
     """
 
-    def __init__(self, root: Path, before: Image | None = None, *, lying: bool = False) -> None:
-        self.root = root
+    def __init__(self, root: Path, before: Image | None, *, lying: bool) -> None:
         self.calls: list[Call] = []
         self.marks: list[Mark] = []
         self.seen: dict[str, int] = {}
         self.mapped: set[str] = set()
         self.synced: set[str] = set()
         self.unknown: set[str] = set()
-        self._before = before
+        self.volume = Volume(before)
+        self._root = root
         self._lying = lying
-        self._volume = Volume(before)
         self._open: dict[int, _Open] = {}
         self._folders: dict[int, str] = {}
         self._files = 0
         self._last_write: dict[str, int] = {}
 
-    def volume(self) -> Volume:
-        """Return a volume that the calls can be fed to."""
-        return Volume(self._before)
-
-    def unseen(self, left: Image) -> list[str]:
-        """Return the files that are not what the calls make of them, given what the directory really holds."""
-        found = self._volume.image({})
-        return sorted(path for path in left.keys() | found.keys() if left.get(path) != found.get(path))
-
-    def take(self, calls: Iterable[SystemCall]) -> None:
-        """Take in the calls of a trace."""
-        for call in calls:
-            if call.result < 0 and call.name not in MARKS:
-                continue
-            self._take(call)
-
-    def _take(self, call: SystemCall) -> None:
+    def take(self, call: SystemCall) -> None:
+        """Take in the next one."""
         if call.name in MARKS:
             self._mark(call)
         elif call.name in OPENS:
@@ -115,7 +95,7 @@ class Recording:
 
     def _do(self, kind: str, path: str = "", **fields: object) -> None:
         call = Call(kind, path, **fields)  # type: ignore[arg-type]
-        self._volume.do(call)
+        self.volume.do(call)
         self.calls.append(call)
 
     def _count(self, call: SystemCall) -> None:
@@ -124,7 +104,7 @@ class Recording:
     def _mark(self, call: SystemCall) -> None:
         for text in strings_of(call.arguments):
             if text.startswith(MARK.encode()):
-                self.marks.append(Mark(text[len(MARK) :].decode(), len(self.calls)))
+                self.marks.append(Mark.of(text[len(MARK) :].decode(), len(self.calls)))
 
     def _paths(self, call: SystemCall) -> list[str | None]:
         """Return the paths among the arguments of a call, below the root; None for one that is elsewhere."""
@@ -143,7 +123,7 @@ class Recording:
 
     def _below(self, path: str) -> str | None:
         path = os.path.normpath(path)
-        root = str(self.root)
+        root = str(self._root)
         return "" if path == root else path[len(root) + 1 :] if path.startswith(root + "/") else None
 
     # ------------------------------------------------------------ one kind each
@@ -155,9 +135,9 @@ class Recording:
         self._folders.pop(call.result, None)
         if path is None:
             return
-        node = self._volume.kind_of(path)
+        node = self.volume.kind_of(path)
         if node == "directory":
-            self._folders[call.result] = f"{self.root}/{path}" if path else str(self.root)
+            self._folders[call.result] = f"{self._root}/{path}" if path else str(self._root)
             return
         self._files += 1
         opened = self._open[call.result] = _Open(self._files, path, flags)
@@ -199,7 +179,7 @@ class Recording:
         elif call.name in ("pwritev", "pwritev2"):
             at = int(rest.rsplit("], ", 1)[1].split(", ")[1])
         elif opened.appends:
-            at = self._volume.length_of(opened.number)
+            at = self.volume.length_of(opened.number)
         if call.name in ("write", "writev"):
             opened.at = at + len(data)
         if data:
@@ -245,7 +225,7 @@ class Recording:
         if (opened := self._open.get(int(pieces[0]))) is None:
             return
         self._count(call)
-        length = self._volume.length_of(opened.number)
+        length = self.volume.length_of(opened.number)
         if call.name == "ftruncate":
             if int(pieces[1]) != length:
                 self._do("length", file=opened.number, offset=int(pieces[1]))

@@ -341,3 +341,45 @@ class Volume:
             else:
                 found[path] = None
                 self._collect(node, path, fates, found)
+
+
+class Mark(NamedTuple):
+    """A moment behind so many calls to the disk: ``event`` is begin or end, ``number`` that of the step."""
+
+    event: str
+    number: int
+    calls: int
+
+    @classmethod
+    def of(cls, text: str, calls: int) -> Mark:
+        """Read a mark as a process leaves it."""
+        event, _, number = text.partition("-")
+        return cls(event, int(number), calls)
+
+
+class Recording(NamedTuple):
+    """The calls to the disk of one process below a directory, and the marks between them.
+
+    Attributes:
+        before: what was in the directory.
+        made: what the calls make of it.
+        seen: how often each system call was made by the process's first thread, as far as it can be made to fail.
+        scratch: files that were mapped to be written, and never synced.
+        unknown: system calls that are not understood, of which the recording is therefore wrong.
+    """
+
+    calls: list[Call]
+    marks: list[Mark]
+    before: Image | None
+    made: Image
+    seen: dict[str, int]
+    scratch: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset()
+
+    def volume(self) -> Volume:
+        """Return a volume that the calls can be fed to."""
+        return Volume(self.before)
+
+    def unseen(self, left: Image) -> list[str]:
+        """Return the files that changed otherwise than by these calls, given what the directory really holds."""
+        return sorted(path for path in left.keys() | self.made.keys() if left.get(path) != self.made.get(path) and path not in self.scratch)

@@ -128,6 +128,7 @@ def test_the_ledger_gives_back_what_was_told_in_the_order_of_the_attempts(tmp_pa
     assert table(tmp_path) == [(0, "sent", 1), (0, "sent", 2), (1, "acked", 2), (1, "closed", -1)]
     rows = [row for batch in ledger.table_of(tmp_path) for row in batch.to_pylist()]
     assert [row["began"] for row in rows] == sorted(row["began"] for row in rows)
+    assert len({row["began"] for row in rows}) == 3, "moments of two attempts have numbers of their own"
     assert ledger.last_ms(tmp_path) == 2000
 
 

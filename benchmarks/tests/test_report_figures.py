@@ -237,6 +237,15 @@ def test_only_equal_cells_are_compared() -> None:
     assert found.ratio.tolist() == [2.0]
 
 
+@pytest.mark.parametrize(("wheel", "verdict"), [(2.0, Verdict.CONFIRMED), (1.0, Verdict.REFUTED)])
+def test_a_claim_of_a_ratio_has_its_verdict_and_evidence(wheel: float, verdict: Verdict) -> None:
+    judgement = CLAIMS["sorting on write"].judge(
+        pd.concat([phase("schedule", "wheel", rate=wheel), phase("schedule", "rocksdb", rate=1.0)])
+    )
+    assert judgement.verdict is verdict
+    assert f"the wheel schedules {wheel:g} × (one cell" in judgement.evidence
+
+
 @pytest.mark.parametrize(
     ("rocksdb", "copying", "pointing", "verdict"),
     [

@@ -39,8 +39,8 @@ class Attempt:
         self.failures = of_round(self.plan.failures, self.round, self.plan.rounds)
         calls = 2 * len(self.plan.chunks_of_round(self.number, self.round)) or _DRAIN_CALLS
         self._injector = Injector(self.plan.injected_path(), self.failures, self.round, self.number, calls, self.plan.seed)
-        # Given to the first consumer that may die, and to no other.
-        self._first_death = iter([True])
+        self.consumers_die = Failure.CONSUMER in self.failures
+        self.first_death = iter([True])  # given to the first consumer that may die, and to no other
 
     @property
     def now_ms(self) -> int:
@@ -55,14 +55,6 @@ class Attempt:
         if now_ms > self.now_ms:
             self.ledger.say(Event.TIME, now_ms)
             self.clock.set(now_ms)
-
-    def consumers_die(self) -> bool:
-        """Say whether consumers end while they hold leases."""
-        return Failure.CONSUMER in self.failures
-
-    def take_first_death(self) -> bool:
-        """Say, once, that no consumer has died yet."""
-        return next(self._first_death, False)
 
     def call(self, op: str, act: Callable[[], _Answer]) -> _Answer:
         """Make a call of the store, as one at which failures are injected.

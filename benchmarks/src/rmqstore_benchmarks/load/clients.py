@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch
 from rmqstore.contract import ReleaseOutcome
@@ -204,7 +203,7 @@ class _Consumer:
         self._plan = shard.plan
         self._rng = rng
         # The first one of the first thread dies early, so that every round has such a death.
-        self._dies_now = shard.consumers_die() and number == 0 and shard.take_first_death()
+        self._dies_now = shard.consumers_die and number == 0 and next(shard.first_death, False)
 
     def run(self) -> bool:
         """Consume; returns False when the consumer died, True when nothing is left."""
@@ -219,17 +218,13 @@ class _Consumer:
             ids, attempts = ids_in(columns.column("message_id")), columns.column("attempt").to_numpy()
             now_ms = self._shard.now_ms
             self._ledger.tell(Event.DELIVERED, ids, began, now_ms, attempts)
-            for event, rows in self._wrong(columns, ids, now_ms):
+            is_damaged = self._plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))
+            for event, rows in ((Event.EARLY, now_ms < self._plan.due_ms(ids)), (Event.DAMAGED, is_damaged)):
                 self._ledger.tell(event, ids[rows], began, now_ms, attempts[rows])
-            if self._dies_now or (self._shard.consumers_die() and self._rng.random() < _DEATH_SHARE):
+            if self._dies_now or (self._shard.consumers_die and self._rng.random() < _DEATH_SHARE):
                 self._ledger.tell(Event.ABANDONED, ids, began, now_ms, attempts)
                 return False
             self._settle(popped, ids, attempts)
-
-    def _wrong(self, columns: pa.RecordBatch, ids: Ids, now_ms: int) -> list[tuple[Event, Mask]]:
-        """Return which messages came early, and which are not what was sent."""
-        is_damaged = self._plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))
-        return [(Event.EARLY, now_ms < self._plan.due_ms(ids)), (Event.DAMAGED, is_damaged)]
 
     def _settle(self, popped: MessageBatch, ids: Ids, attempts: Ids) -> None:
         """Say what became of the messages: some nobody acks, some are held, released or given more time, all others are acked."""
@@ -261,23 +256,20 @@ class _Consumer:
                 self._ack([new[row] for row in rows], its_ids[rows], its_attempts[rows])
 
     def _ack(self, leased: LeasedMany, ids: Ids, attempts: Ids) -> None:
-        def events(outcomes: Sequence[AckOutcome]) -> list[Event]:
-            return [_ACKS[each] for each in outcomes]
-
-        self._call("ack", Event.ACKING, ids, attempts, lambda: self._shard.store.ack(leased), events)
+        self._call("ack", Event.ACKING, ids, attempts, partial(self._shard.store.ack, leased), _ACKS.__getitem__)
 
     def _release(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
-        def events(outcomes: Sequence[ReleaseOutcome]) -> list[Event]:
-            return [Event.RELEASED if each is ReleaseOutcome.RELEASED else Event.RELEASE_REFUSED for each in outcomes]
+        def event(outcome: ReleaseOutcome) -> Event:
+            return Event.RELEASED if outcome is ReleaseOutcome.RELEASED else Event.RELEASE_REFUSED
 
-        self._call("release", Event.RELEASING, ids, attempts, partial(self._shard.store.release, receipts), events)
+        self._call("release", Event.RELEASING, ids, attempts, partial(self._shard.store.release, receipts), event)
 
     def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, invisible_ms: int, changed: Event) -> list[Any]:
-        def events(results: Sequence[Any]) -> list[Event]:
-            return [changed if each.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED for each in results]
+        def event(result: Any) -> Event:
+            return changed if result.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED
 
         act = partial(self._shard.store.change_invisible, receipts, invisible_ms=invisible_ms)
-        return [each.receipt for each in self._call("change_invisible", Event.CHANGING, ids, attempts, act, events)]
+        return [each.receipt for each in self._call("change_invisible", Event.CHANGING, ids, attempts, act, event)]
 
     def _try_old(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
         """Ack by receipts that a change has replaced, which must do nothing (P6)."""
@@ -286,8 +278,8 @@ class _Consumer:
         honoured = np.array([outcome is AckOutcome.ACKED for outcome in outcomes])
         self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.now_ms, attempts[honoured])
 
-    def _call(self, op: str, intent: Event, ids: Ids, attempts: Ids, act: Callable[[], Any], events: Callable[[Any], list[Event]]) -> Any:
+    def _call(self, op: str, intent: Event, ids: Ids, attempts: Ids, act: Callable[[], Any], event: Callable[[Any], Event]) -> Any:
         began = self._ledger.intend(intent, ids, self._shard.now_ms, attempts)
         answers = self._shard.call(op, act)
-        self._ledger.tell(events(answers), ids, began, self._shard.now_ms, attempts)
+        self._ledger.tell([event(each) for each in answers], ids, began, self._shard.now_ms, attempts)
         return answers

@@ -14,7 +14,7 @@ Why no interleaving loses or reorders a write:
 3. The flushing overlay is taken away only after its commit returned. So at every moment each write is in an overlay, in the database,
    or in both, and in both does not matter, because applying an overlay twice is applying it once (``overlay``).
 4. A read that finds its space untouched in ``_layers`` opens its view of the database after it looked; by 3 that view has all that the
-   overlays of that moment did not have. Any other read takes what it needs from the overlays, and opens its view, under the lock: no
+   overlays of that moment did not have. Any other read opens its view, and reads it together with the overlays, under the lock: no
    swap comes between, and a commit that comes between is of the flushing overlay, which does not matter, by 3.
 5. A leader that is interrupted leaves the flushing overlay where it is; the next leader commits it, again or for the first time, before
    anything newer. An overlay that a write or a read was interrupted in is rebuilt from the batches that it was made of
@@ -27,14 +27,15 @@ When a commit finds no room, calls are refused; both overlays are dropped by :me
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once, take_page
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once, is_last, take_page
 from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
-from rmqstore.engine.kv.overlay import Overlay, SpaceChange
+from rmqstore.engine.kv.overlay import Changes, Overlay, SpaceChange
 
 OVERLAY_BYTES: Final = 4 * 1024 * 1024
 """A write that finds more bytes of values than this in the active overlay syncs first, in every flush mode."""
@@ -43,6 +44,7 @@ OVERLAY_ENTRIES: Final = 16_384
 """Likewise for entries."""
 
 Entry = tuple[bytes, bytes]
+_KEY: Final = itemgetter(0)
 
 
 class ViewLostError(Exception):
@@ -153,14 +155,16 @@ class BufferedKV(CommittedKV):
             return self._base.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
         while True:
             with self._lock:
-                window = _Window(self._layers, space, start, stop, limit, reverse)
                 view = self._base.view()
-            try:
-                return window.merge(view, limit, page_bytes)
-            except ViewLostError:
-                continue
-            finally:
-                view.close()
+                try:
+                    layers = [changes for overlay in self._layers if (changes := overlay.spaces[space]) is not None]
+                    below = _below(view, layers, space, start, stop, limit, page_bytes, reverse=reverse)
+                    entries = _merged(layers, below, start, stop, reverse=reverse) if layers else below
+                    return take_page(entries, limit, page_bytes)
+                except ViewLostError:
+                    continue
+                finally:
+                    view.close()
 
     # ------------------------------------------------------------ writes
 
@@ -233,84 +237,41 @@ class BufferedKV(CommittedKV):
             self._base.close()
 
 
-class _Window:
-    """What the overlays say about a range: enough of it for ``limit`` entries, copied so that no lock is needed to merge it.
+def _merged(layers: Sequence[Changes], below: Iterator[Entry], start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+    """Yield what a range holds when ``layers``, newest first, are laid over what of the database shows through, ``below``."""
+    ranges = [changes.entries.range(start, stop, reverse=reverse) for changes in layers]
+    newest = layers[0]
+    last: bytes | None = None
+    # Of entries of one key, that of the newest layer comes first. There are two layers at most.
+    for key, value in merge(*ranges, below, key=_KEY, reverse=reverse):
+        if key != last and value is not None and (key in newest.entries.items or newest.hidden.around(key) is None):
+            yield key, value
+        last = key
 
-    ``end`` is the last key that ``overlaid`` is complete to, None when it is complete over the whole range.
-    """
 
-    def __init__(self, layers: Sequence[Overlay], space: int, start: bytes, stop: bytes | None, limit: int, reverse: bool) -> None:
-        self._space, self._reverse = space, reverse
-        self._start, self._stop = start, stop
-        self._touched = [changes for overlay in reversed(layers) if (changes := overlay.spaces[space]) is not None]
-        self._hidden = [changes.hidden.copied() for changes in self._touched if changes.hidden]
-        depth = limit
-        while True:
-            overlaid, end = self._collect(depth)
-            if end is None or sum([value is not None for value in overlaid.values()]) >= limit:
-                break
-            depth *= 4
-        self.overlaid = overlaid
-        self.end = end
+def _below(
+    view: View, layers: Sequence[Changes], space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool
+) -> Iterator[Entry]:
+    """Yield what the database has in a range where no range delete hides it."""
+    layers = [changes for changes in layers if changes.hidden]
+    if not reverse and (hidden := _hiding(layers, start)) is not None:
+        start = hidden[1]
+    while page := view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes):
+        yield from [entry for entry in page if _hiding(layers, entry[0]) is None] if layers else page
+        if is_last(page, limit, page_bytes):
+            return
+        # What is hidden may be one long range, which no page begins within, or many short ones, which a page reads over.
+        last = page[-1][0]
+        hidden = _hiding(layers, last)
+        if reverse:
+            stop = last if hidden is None else hidden[0]
+        else:
+            start = last + b"\x00" if hidden is None else hidden[1]
 
-    def _collect(self, depth: int) -> tuple[dict[bytes, bytes | None], bytes | None]:
-        """Lay the changes over one another, oldest first, each as far as its first ``depth`` entries go."""
-        overlaid: dict[bytes, bytes | None] = {}
-        end: bytes | None = None
-        for changes in self._touched:
-            entries = changes.entries.range(self._start, self._stop, reverse=self._reverse)
-            taken = list(islice(entries, depth))
-            if next(entries, None) is not None:
-                end = self._nearer(end, taken[-1][0])
-            if overlaid and changes.hidden:
-                overlaid = {key: value for key, value in overlaid.items() if changes.hidden.around(key) is None}
-            overlaid.update(taken)
-        if end is not None:
-            overlaid = {key: value for key, value in overlaid.items() if not self._beyond(key, end)}
-        return overlaid, end
 
-    def _nearer(self, end: bytes | None, other: bytes) -> bytes:
-        return other if end is None or self._beyond(end, other) else end
-
-    def _beyond(self, key: bytes, end: bytes) -> bool:
-        return key < end if self._reverse else key > end
-
-    def merge(self, view: View, limit: int, page_bytes: int) -> list[Entry]:
-        """Return the page that ``view`` under this window holds."""
-        below, end = self._read_below(view, limit, page_bytes)
-        merged = below + [(key, value) for key, value in self.overlaid.items() if value is not None]
-        if end is not None:
-            merged = [entry for entry in merged if not self._beyond(entry[0], end)]
-        merged.sort(reverse=self._reverse)
-        return take_page(iter(merged), limit, page_bytes)
-
-    def _read_below(self, view: View, limit: int, page_bytes: int) -> tuple[list[Entry], bytes | None]:
-        """Return what of the database shows through, far enough for ``limit`` entries, and the last key that this is complete to."""
-        shown: list[Entry] = []
-        room_bytes = page_bytes
-        start, stop = self._start, self._stop
-        if self.end is not None:
-            start, stop = (self.end, stop) if self._reverse else (start, self.end + b"\x00")
-        if not self._reverse and (hiding := self._hiding(start)) is not None:
-            start = hiding[1]
-        while page := view.scan(self._space, start, stop, limit - len(shown), reverse=self._reverse, page_bytes=room_bytes):
-            fresh = [entry for entry in page if entry[0] not in self.overlaid and self._hiding(entry[0]) is None]
-            shown += fresh
-            room_bytes -= sum([len(value) for _, value in fresh])
-            last = page[-1][0]
-            if len(shown) >= limit or room_bytes < 0:
-                return shown, self._nearer(self.end, last)
-            # What is hidden may be one long range, which no page begins within, or many short ones, which a page reads over.
-            hiding = self._hiding(last)
-            if self._reverse:
-                stop = last if hiding is None else hiding[0]
-            else:
-                start = last + b"\x00" if hiding is None else hiding[1]
-        return shown, self.end
-
-    def _hiding(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return a deleted range that hides a key of the database; None when there is none."""
-        for ranges in self._hidden:
-            if (found := ranges.around(key)) is not None:
-                return found
-        return None
+def _hiding(layers: Sequence[Changes], key: bytes) -> tuple[bytes, bytes] | None:
+    """Return a range that one of ``layers`` deletes and a key is in; None when there is none."""
+    for changes in layers:
+        if (found := changes.hidden.around(key)) is not None:
+            return found
+    return None

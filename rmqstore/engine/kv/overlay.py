@@ -192,12 +192,6 @@ class KeyRanges:
         at = bisect_right(self._starts, key) - 1
         return (self._starts[at], self._stops[at]) if at >= 0 and key < self._stops[at] else None
 
-    def copied(self) -> KeyRanges:
-        """Return a copy."""
-        copy = KeyRanges()
-        copy._starts, copy._stops = self._starts[:], self._stops[:]
-        return copy
-
     def pairs(self) -> list[tuple[bytes, bytes]]:
         """Return the ranges."""
         return list(zip(self._starts, self._stops, strict=True))

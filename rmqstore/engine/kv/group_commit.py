@@ -142,20 +142,16 @@ class GroupCommit:
         while reached < target:
             # Those that come meanwhile wait here; the first of them leads for all that was written until then.
             with self.leading:
-                if self._is_durable(target, position):
-                    return
+                with self.lock:
+                    if self._lost and position is not None:
+                        self._check_kept(position)
+                    if self.refusal is not None and (target > self.durable_position or position is None):
+                        self._check_sync(position)
+                    if target <= self.durable_position:
+                        return
                 reached = self._lead()
                 with self.lock:
                     self.durable_position = max(self.durable_position, reached)
-
-    def _is_durable(self, target: int, position: int | None) -> bool:
-        """Say whether nothing is left to be synced; raise when it never will be."""
-        with self.lock:
-            if self._lost and position is not None:
-                self._check_kept(position)
-            if self.refusal is not None and (target > self.durable_position or position is None):
-                self._check_sync(position)
-            return target <= self.durable_position
 
     def _check_kept(self, position: int) -> None:
         """Raise when the write at ``position`` was dropped by a reopen."""

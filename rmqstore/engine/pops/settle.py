@@ -114,7 +114,7 @@ class Leasing:
         lease = self._check_point(transaction, receipt)
         if isinstance(lease, NoLease):
             return [AckOutcome[lease.name]] * len(offsets)
-        if lease.offsets == offsets and lease.live == len(offsets):
+        if lease.offsets == offsets and lease.states.count(LEASED) == len(offsets):
             transaction.end_many(lease, range(len(offsets)), ACKED)
             return [AckOutcome.ACKED] * len(offsets)
         outcomes = []

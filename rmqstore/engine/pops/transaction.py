@@ -141,7 +141,8 @@ class Transaction:
 
     def progress_or_new(self, reader: GroupQueue, next_offset: int = 0) -> Progress:
         """Return where a group stands, or is to stand when it begins; its pop times are above those of all that was deleted (P2)."""
-        return self.progress(reader) or Progress(next_offset, self._state.pop_floor_ms)
+        state = self._state
+        return self._progress.get(reader) or state.all_progress.get(reader) or Progress(next_offset, state.pop_floor_ms)
 
     def raise_pop_floor(self, last_pops_ms: Iterable[int]) -> None:
         """Note the last pop times of progress that is deleted: no later lease has a receipt of its leases, as names may come again (P2)."""

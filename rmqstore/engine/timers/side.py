@@ -96,7 +96,8 @@ class TimerSide(OrderedSide, TimerStore):
         earliest = min(ticks)
         self._low_tick = min(self._low_tick, earliest)
         self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
-        self._congestion.note(ticks, 1)
+        if self._options.congestion_limit:
+            self._congestion.note(ticks, 1)
 
     def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock, self._call:

@@ -105,7 +105,8 @@ class OrderedTimers(TimerSide):
             first_seq = self._last_seq + 1
             placed = place(records, delivers, first_seq, now_ms, self.precision_ms, self._shared.epoch)
             ticks = placed.ticks
-            self._congestion.check(ticks)
+            if self._options.congestion_limit:
+                self._congestion.check(ticks)
             write = WriteBatch()
             write.put_many(TIMERS, placed.entries)
             staged = self._counts.stage(write, placed.by_minute)
@@ -332,6 +333,8 @@ class OrderedTimers(TimerSide):
 
 def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
     """Return the deliver time of each row, -1 for none."""
+    if len(records) == 1:
+        return [deliver_at_of(records[0])]
     if batch.has_columns:
         times: list[int] = pc.fill_null(batch.columns.column("deliver_at_ms"), -1).to_pylist()
         return times
@@ -339,7 +342,7 @@ def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
 
 
 def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequence[int], first_seq: int) -> list[tuple[bytes, bytes]]:
-    if batch.has_columns and batch.columns.column("keys").null_count == len(batch):
+    if len(records) > 1 and batch.has_columns and batch.columns.column("keys").null_count == len(batch):
         return []
     entries = [
         (key, b"")

@@ -61,11 +61,6 @@ class Gaps:
             self._range_deletes[space] = 0
         return crowded
 
-    def touches(self, space: int, low: bytes, high: bytes) -> bool:
-        """Tell whether :meth:`learn` would widen the gap."""
-        gap = self.gaps[space]
-        return gap is not None and low <= gap.high and high >= gap.low and (low < gap.low or high > gap.high)
-
 
 def _joined(gap: Gap | None, low: bytes, high: bytes) -> Gap | None:
     if gap is None or low > gap.high or high < gap.low:

@@ -26,6 +26,8 @@ from threading import Lock, RLock
 from traceback import clear_frames
 from typing import Any, Final
 
+from rocksdict import ReadOptions
+
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome, copy_tree
 from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
@@ -33,7 +35,7 @@ from rmqstore.errors import CorruptStoreError, StoreFullError, system_error
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
-from rmqstore_rocksdb.scans import cursor_of, read_backward, read_forward
+from rmqstore_rocksdb.scans import read_backward, read_forward
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 FORMAT_VERSION: Final = 1
@@ -157,13 +159,19 @@ class RocksDBKV(CommittedKV):
             if self._commits.refusal is not None:
                 self._commits.check()
             gap = gaps.gaps[space]
-            cursor = cursor_of(self._db.families[space], stop)
+            bounds = ReadOptions()
+            if stop is not None:
+                bounds.set_iterate_upper_bound(stop)
+            cursor = self._db.families[space].iter(bounds)
             sequence = self._sequence
         page, empty = (read_backward if reverse else read_forward)(cursor, start, stop, gap, limit, page_bytes)
-        if empty is not None and gaps.gaps[space] is not None and gaps.touches(space, *empty):
-            with self._lock:
-                if sequence == self._sequence:
-                    gaps.learn(space, *empty)
+        if empty is not None and gap is not None:
+            low, high = empty
+            # It touches the gap, and would widen it.
+            if low <= gap.high and high >= gap.low and (low < gap.low or high > gap.high):
+                with self._lock:
+                    if sequence == self._sequence:
+                        gaps.learn(space, low, high)
         return page
 
     # ------------------------------------------------------------ writes

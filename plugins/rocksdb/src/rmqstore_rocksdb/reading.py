@@ -22,13 +22,15 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Final
 
+from rocksdict import ReadOptions
+
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.snapshot_view import FixedView, ViewKV
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.kv import FORMAT_VERSION, promise_broken, read_mark
-from rmqstore_rocksdb.scans import cursor_of, read_backward, read_forward
+from rmqstore_rocksdb.scans import read_backward, read_forward
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 _ATTEMPTS: Final = 25
@@ -104,7 +106,10 @@ class RocksDBView(FixedView):
         return value
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        cursor = cursor_of(self._db.families[space], stop)
+        bounds = ReadOptions()
+        if stop is not None:
+            bounds.set_iterate_upper_bound(stop)
+        cursor = self._db.families[space].iter(bounds)
         try:
             return (read_backward if reverse else read_forward)(cursor, start, stop, None, limit, page_bytes)[0]
         except Exception as error:

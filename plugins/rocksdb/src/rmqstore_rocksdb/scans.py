@@ -14,20 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from rocksdict import Rdict, RdictIter, ReadOptions
+from rocksdict import RdictIter
 
 from rmqstore_rocksdb.gaps import Gap
 
 Entry: TypeAlias = tuple[bytes, bytes]
 Read: TypeAlias = tuple[list[Entry], tuple[bytes, bytes] | None]
-
-
-def cursor_of(family: Rdict, stop: bytes | None) -> RdictIter:
-    """Return an iterator over the keys below ``stop`` as they are now."""
-    bounds = ReadOptions()
-    if stop is not None:
-        bounds.set_iterate_upper_bound(stop)
-    return family.iter(bounds)
 
 
 def read_forward(cursor: RdictIter, start: bytes, stop: bytes | None, gap: Gap | None, limit: int, page_bytes: int) -> Read:

@@ -190,39 +190,6 @@ def test_reads_and_writes_go_on_beside_a_commit(base: FakeBase, kv: BufferedKV, 
     assert base.state[0] == {b"b": b"2", b"c": b"2"}
 
 
-def test_a_range_delete_hides_what_is_being_committed(base: FakeBase, kv: BufferedKV) -> None:
-    base.state[0].update({b"%d" % number: b"base" for number in range(10)})
-    batch = WriteBatch()
-    batch.put_many(0, [(b"%d" % number, b"flushing") for number in range(2, 8)])
-    kv.write(batch)
-    kv._layers = (Overlay(SPACES, kv.position), kv._layers[0])
-    batch = WriteBatch()
-    batch.delete_range(0, b"1", b"7")
-    batch.put(0, b"4", b"active")
-    kv.write(batch)
-    expected = [(b"0", b"base"), (b"4", b"active"), (b"7", b"flushing"), (b"8", b"base"), (b"9", b"base")]
-    for _ in ("before the commit", "after it"):
-        assert kv.scan(0, b"", None, 100) == expected
-        assert kv.scan(0, b"", None, 100, reverse=True) == expected[::-1]
-        assert [kv.scan(0, b"1", None, limit) for limit in (1, 2)] == [expected[1:2], expected[1:3]]
-        assert [kv.scan(0, b"", b"7", limit, reverse=True) for limit in (1, 2)] == [expected[1:2], expected[1::-1]]
-        assert [kv.get(0, key) for key in (b"1", b"3", b"4", b"7")] == [None, None, b"active", b"flushing"]
-        base.commit(kv._layers[1].effects())
-
-
-def test_concurrent_syncs_share_a_commit(base: FakeBase, kv: BufferedKV, in_thread) -> None:
-    held = Held(base)
-    first = put(kv, b"first", b"")
-    joins = [in_thread(lambda: kv.sync(first))]
-    assert held.reached.wait(30)
-    positions = [put(kv, b"%d" % number, b"") for number in range(16)]
-    joins += [in_thread(lambda position=position: kv.sync(position)) for position in positions]
-    held.release()
-    assert [join() for join in joins] == [None] * 17
-    assert len(base.commits) == 2
-    assert kv.durable_position == 17
-
-
 def test_a_durable_position_needs_no_commit(base: FakeBase, kv: BufferedKV) -> None:
     position = put(kv, b"a", b"")
     kv.sync(position)
@@ -275,22 +242,6 @@ def test_a_large_overlay_is_committed_by_the_next_write(base: FakeBase, kv: Buff
     put(kv, b"next", b"")
     assert len(base.commits) == 1
     assert kv.durable_position == 1
-
-
-def test_pages_end_at_their_bytes(base: FakeBase, kv: BufferedKV) -> None:
-    base.state[0].update({b"%02d" % number: b"x" * 10 for number in range(0, 20, 2)})
-    for number in range(1, 20, 2):
-        put(kv, b"%02d" % number, b"y" * 10)
-    assert [key for key, _ in kv.scan(0, b"", None, 100, page_bytes=45)] == [b"%02d" % number for number in range(5)]
-    assert [key for key, _ in kv.scan(0, b"", None, 100, reverse=True, page_bytes=0)] == [b"19"]
-
-
-def test_a_page_is_not_empty_because_what_it_read_is_deleted(base: FakeBase, kv: BufferedKV) -> None:
-    base.state[0].update({number.to_bytes(2, "big"): b"x" * 100 for number in range(1000)})
-    batch = WriteBatch()
-    batch.delete_many(0, [number.to_bytes(2, "big") for number in range(999)])
-    kv.write(batch)
-    assert kv.scan(0, b"", None, 1, page_bytes=50) == [((999).to_bytes(2, "big"), b"x" * 100)]
 
 
 # ---------------------------------------------------------------- failures
@@ -375,38 +326,28 @@ def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: 
     assert base.state[0] == {b"a": b"1"}
 
 
-def test_half_a_batch_is_never_committed(base: FakeBase, kv: BufferedKV, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_whole", [False, True], ids=["half", "whole"])
+@pytest.mark.parametrize("mends", [lambda kv: kv.sync(), lambda kv: kv.after_interrupt()], ids=["sync", "after interrupt"])
+def test_a_batch_that_was_interrupted_is_there_as_a_whole(
+    base: FakeBase, kv: BufferedKV, monkeypatch: pytest.MonkeyPatch, mends: Callable[[BufferedKV], None], is_whole: bool
+) -> None:
     apply = Overlay.apply
 
-    def half(overlay: Overlay, batch: WriteBatch) -> None:
+    def interrupted(overlay: Overlay, batch: WriteBatch) -> None:
         monkeypatch.setattr(Overlay, "apply", apply)
         apply(overlay, batch)
-        overlay.spaces[0] = None
+        if not is_whole:
+            overlay.spaces[0] = None
         raise KeyboardInterrupt
 
     put(kv, b"a", b"1")
-    monkeypatch.setattr(Overlay, "apply", half)
+    monkeypatch.setattr(Overlay, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         put(kv, b"b", b"2")
+    mends(kv)
+    assert (kv.scan(0, b"", None, 9), kv.position) == ([(b"a", b"1"), (b"b", b"2")], 2)
     kv.sync()
     assert base.state[0] == {b"a": b"1", b"b": b"2"}
-
-
-def test_after_an_interrupt_a_batch_is_there_and_its_position_too(kv: BufferedKV, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = Overlay.apply
-
-    def whole(overlay: Overlay, batch: WriteBatch) -> None:
-        monkeypatch.setattr(Overlay, "apply", apply)
-        apply(overlay, batch)
-        raise KeyboardInterrupt
-
-    put(kv, b"a", b"1")
-    monkeypatch.setattr(Overlay, "apply", whole)
-    with pytest.raises(KeyboardInterrupt):
-        put(kv, b"b", b"2")
-    kv.after_interrupt()
-    assert (kv.get(0, b"b"), kv.position) == (b"2", 2)
-    assert [key for key, _ in kv.scan(0, b"", None, 9)] == [b"a", b"b"]
 
 
 def test_close_commits_once_and_refuses_afterwards(base: FakeBase, kv: BufferedKV) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import lmdb
 import pytest
 
-from rmqstore.contract.engine import EngineOptions
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, StorePoisonedError
@@ -300,12 +299,3 @@ def test_announcing_does_not_import_lmdb() -> None:
     script = "import sys, rmqstore_lmdb.plugin as plugin; assert plugin.rmqstore_engines(); assert 'lmdb' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert rmqstore_engines() == [INFO]
-
-
-def test_the_engine_opens_and_opens_again(tmp_path: Path) -> None:
-    from rmqstore_lmdb.engine import LmdbEngine
-
-    for _ in range(2):
-        session = LmdbEngine().open(tmp_path, EngineOptions(store_tag=1, broker="b", engine={"map_bytes": 4 * MIB}))
-        assert session.timers() is session.timers()
-        session.close()

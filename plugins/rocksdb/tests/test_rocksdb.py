@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore_rocksdb.kv
-from rmqstore.contract.engine import EngineOptions
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
@@ -296,16 +295,6 @@ def test_settings_are_the_tuning() -> None:
         name: getattr(tuning, name) for name in RocksDBTuning.__struct_fields__
     }
     assert {setting.key for setting in INFO.settings if setting.baked} == {"rocksdb.values"}
-
-
-def test_the_engine_opens_and_opens_again(tmp_path: Path) -> None:
-    from rmqstore_rocksdb.engine import RocksDBEngine
-
-    options = EngineOptions(store_tag=1, broker="b", engine={"values": "separated", "write_buffer_mib": 4})
-    for _ in range(2):
-        session = RocksDBEngine().open(tmp_path, options)
-        assert session.timers() is session.timers()
-        session.close()
 
 
 @pytest.mark.parametrize(

@@ -389,11 +389,11 @@ def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(steps, max_size=40))
-def test_reads_see_the_layers_as_one(script: list[object]) -> None:
+@given(st.dictionaries(keys, values, max_size=30), st.lists(steps, max_size=40))
+def test_reads_see_the_layers_as_one(model: dict[bytes, bytes], script: list[object]) -> None:
     base = FakeBase()
+    base.state[0] = dict(model)
     kv = BufferedKV(base, SPACES)
-    model: dict[bytes, bytes] = {}
     for step in script:
         if isinstance(step, list):
             batch = WriteBatch()
@@ -412,6 +412,8 @@ def test_reads_see_the_layers_as_one(script: list[object]) -> None:
             base.commit(kv._layers[1].effects())
         elif step == "end flush":
             kv._commit()
+        for reverse in (False, True):
+            assert kv.scan(0, b"", None, 100, reverse=reverse) == page_of(model, b"", None, 100, reverse)
     kv.sync()
     assert base.state[0] == model
 

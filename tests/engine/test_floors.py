@@ -8,9 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqstore.contract import EngineOptions
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.schema import LEASES, META, TRACES
+from rmqstore.engine.shared import Shared
 from rmqstore_memory.kv import MemoryKV
 
 TABLES = [(META, b"lp"), (META, b"lt"), (TRACES, b"h"), (LEASES, b"e")]
@@ -93,3 +95,19 @@ def test_a_table_that_is_worked_off_is_read_from_where_it_begins() -> None:
     assert len(kv.seen) == read, "it is known that there is nothing old"
     write(put=[b"e30"])
     assert work_off(5) == [b"e30"]
+
+
+def test_a_state_that_is_read_again_has_no_floors() -> None:
+    """After a full disk what was removed may be back."""
+    kv = MemoryKV("memory", 5)
+    shared = Shared(kv, EngineOptions(store_tag=7, broker="b"))
+    assert shared.floors.before(LEASES, b"e", b"e5", 1) == []
+    back = WriteBatch()
+    back.put(LEASES, b"e3", b"")
+    kv.write(back)
+    shared.reload()
+    assert shared.floors.before(LEASES, b"e", b"e5", 1) == [(b"e3", b"")]
+    late = WriteBatch()
+    late.put(LEASES, b"e1", b"")
+    shared.write(late)
+    assert shared.floors.before(LEASES, b"e", b"e5", 1) == [(b"e1", b"")]

@@ -24,8 +24,8 @@ Made by `docs/make_mutants.py` from `conformance/src/rmqstore_conformance/provin
 
 A suite that passes everything proves nothing. So it is tried on engines that are wrong: each is `memory` with one fault planted into it,
 and is named with the cases that must notice that. A test of `rmqstore-conformance` runs those cases: each fails on the mutant, and passes
-on `memory`. That says nothing about what the cases were not written for; [how much of that the suite notices](#how-much-the-suite-notices)
-is measured.
+on `memory`. A mutant that is named with no case was written from the contract alone, and no case is known to notice it; a test proves by
+calls of the public API that it is wrong. [How much the suite notices](#how-much-the-suite-notices) is measured.
 
 A mutant is an engine like others, called `{PREFIX}NAME`:
 
@@ -38,8 +38,8 @@ pytest --pyargs rmqstore_conformance --rmq-plugin rmqstore_conformance.proving.m
 OF_DISKS = f"""
 ## Engines that break their word in a crash
 
-Made from `lmdb`, each right until the process is killed, the power goes or a call to the system fails; the
-[crash tools](crash-tools.md) must notice. With `--rmq-plugin rmqstore_conformance.proving.mutants_of_disks` they are
+Made from `lmdb`, each right until the store is opened again, the process is killed, the power goes or a call to the system fails; the
+[crash tools](crash-tools.md) must notice most of them. With `--rmq-plugin rmqstore_conformance.proving.mutants_of_disks` they are
 engines called `{PREFIX}NAME`.
 
 """
@@ -88,7 +88,9 @@ def page() -> str:
 
 
 def _mutants(mutants: Iterable[WrongEngine]) -> str:
-    rows = ((f"`{each.name}`", each.what, _link(each.clause), ", ".join(f"`{case}`" for case in each.caught_by)) for each in mutants)
+    rows = (
+        (f"`{each.name}`", each.what, _link(each.clause), ", ".join(f"`{case}`" for case in each.caught_by) or "no case") for each in mutants
+    )
     return table(("Mutant", "What is wrong", "Clause", "Caught by"), rows)
 
 

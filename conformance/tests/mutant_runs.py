@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from rmqstore_conformance import cases
+from rmqstore_conformance.proving.planting import WrongEngine
 
 Results = dict[tuple[str, str], list[dict[str, Any]]]
 """The results by engine and case."""
 
+
+_OWN_FAULT = re.compile(r"^E +(AttributeError|NameError|TypeError|ImportError|RecursionError)\b", re.MULTILINE)
+"""What a mutant must not fail with: then it would be broken, not wrong."""
 
 PARTS_OF_ALL = 6
 """Every sixth mutant is tried in each run of the tests, the others by ``make crash``."""
@@ -33,16 +37,7 @@ def in_parts(mutants: Sequence[Any]) -> list[Any]:
     ]
 
 
-class Wrong(Protocol):
-    """A mutant, as far as it matters here."""
-
-    @property
-    def engine(self) -> str: ...
-    @property
-    def caught_by(self) -> tuple[str, ...]: ...
-
-
-def results_of(plugin: str, mutants: Sequence[Wrong], *options: str, sound: tuple[str, tuple[str, ...]] | None = None) -> Results:
+def results_of(plugin: str, mutants: Sequence[WrongEngine], *options: str, sound: tuple[str, tuple[str, ...]] | None = None) -> Results:
     """Run the cases of each mutant on it, and those of ``sound`` on the engine that is named there."""
     parts = [(each.engine, each.caught_by) for each in mutants] + ([] if sound is None else [sound])
     # Only what is named is collected: of every case for every engine, collecting would take longer than running.
@@ -62,6 +57,17 @@ def results_of(plugin: str, mutants: Sequence[Wrong], *options: str, sound: tupl
     for result in (each for one in reports for each in one["results"]):
         found[result["case"]["subject"][0], result["case"]["id"].partition("[")[0]].append(result)
     return found
+
+
+def assert_noticed(mutant: WrongEngine, results: Results) -> None:
+    """Show that each of its cases notices a mutant, and that its clause is among those that are broken."""
+    broken = set()
+    for case in mutant.caught_by:
+        failures = [each for each in results[mutant.engine, case] if each["outcome"] == "fail"]
+        assert failures, f"{case} does not notice that {mutant.what[0].lower()}{mutant.what[1:]}"
+        assert not [each["seen"] for each in failures if _OWN_FAULT.search(each["seen"])]
+        broken |= {clause for each in failures for clause in each["case"]["clauses"]}
+    assert mutant.clause in broken
 
 
 def _function(case: str) -> str:

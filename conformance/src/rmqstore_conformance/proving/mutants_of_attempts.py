@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
-from rmqstore.batch import MessageBatch, columns_of
 from rmqstore.contract import (
     AckOutcome,
     Change,
     EngineOptions,
-    PoppedBatch,
     PopRequest,
     PopResult,
     PopTxn,
@@ -22,36 +17,11 @@ from rmqstore.contract import (
     Ticket,
 )
 from rmqstore.message import PROPERTY_ORIGIN_TOPIC, PoppedMessage
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, asks, but
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _Applied = tuple[PopTxnResult, Ticket]
 _Popped = tuple[PopResult, Ticket]
-_but = msgspec.structs.replace
-
-
-class _Edited(PoppedBatch):
-    """Popped messages, each changed on its way out."""
-
-    def __init__(self, popped: PoppedBatch, edit: Callable[[PoppedMessage], PoppedMessage]) -> None:
-        self._popped = popped
-        self._edit = edit
-
-    def __len__(self) -> int:
-        return len(self._popped)
-
-    def messages(self) -> list[PoppedMessage]:
-        return [self._edit(each) for each in self._popped.messages()]
-
-    def columns(self) -> MessageBatch:
-        return MessageBatch(columns=columns_of(self.messages()))
-
-    def receipts(self) -> Sequence[Receipt]:
-        return self._popped.receipts()
-
-
-def edited(answer: _Popped, edit: Callable[[PoppedMessage], PoppedMessage]) -> _Popped:
-    """Return the answer to a pop with its messages changed, in both forms."""
-    return PopResult(_Edited(answer[0].messages, edit), answer[0].rest), answer[1]
 
 
 # ---------------------------------------------------------------- attempts and dead letters (P7)
@@ -60,15 +30,13 @@ def edited(answer: _Popped, edit: Callable[[PoppedMessage], PoppedMessage]) -> _
 @mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue")
 def one_delivery_too_many(options: EngineOptions) -> EngineOptions:
     """The dead letter queue gets a message one delivery late."""
-    return _but(options, max_retries=options.max_retries + 1)
+    return but(options, max_retries=options.max_retries + 1)
 
 
-@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", "P3.an_expired_lease_comes_back_through_the_retry_topic")
-class AttemptsAreNotTold(Pops):
+@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=ROWS_POPPED)
+def attempts_are_not_told(message: PoppedMessage) -> PoppedMessage:
     """Every delivery says that it is the first."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return edited(super().pop(request, now_ms), lambda each: _but(each, attempt=1))
+    return but(message, attempt=1)
 
 
 @mutant("P7", "P7.released_pops_do_not_count")
@@ -79,24 +47,18 @@ class ReleasesCount(Pops):
         if not txn.releases:
             return super().apply(txn, now_ms)
         ended, _ = super().apply(PopTxn(changes=[Change(each, 1) for each in txn.releases]), now_ms)
-        result, ticket = super().apply(_but(txn, releases=()), now_ms)
+        result, ticket = super().apply(but(txn, releases=()), now_ms)
         self.revive(now_ms + 1, len(txn.releases))
-        return _but(result, releases=tuple(_RELEASES[each.outcome.name] for each in ended.changes)), ticket
+        return but(result, releases=tuple(_RELEASES[each.outcome.name] for each in ended.changes)), ticket
 
 
 _RELEASES: Final = {**{each.name: each for each in ReleaseOutcome}, "CHANGED": ReleaseOutcome.RELEASED}
 
 
-@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue")
-class DeadLettersDoNotTellTheirOrigin(Pops):
+@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", at=ROWS_POPPED)
+def dead_letters_do_not_tell_their_origin(message: PoppedMessage) -> PoppedMessage:
     """A message of a dead letter queue does not say which topic it comes from."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return edited(super().pop(request, now_ms), _without_origin)
-
-
-def _without_origin(message: PoppedMessage) -> PoppedMessage:
-    return _but(message, properties={name: value for name, value in message.properties.items() if name != PROPERTY_ORIGIN_TOPIC})
+    return but(message, properties={name: value for name, value in message.properties.items() if name != PROPERTY_ORIGIN_TOPIC})
 
 
 @mutant("P7", "P7.dropped_letters_are_gone", "P7.a_letter_that_somebody_works_on_can_be_dropped")
@@ -105,17 +67,15 @@ class LettersAreNotDropped(Pops):
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         kept = [each for each in txn.removals if each.resend_to is not None]
-        result, ticket = super().apply(_but(txn, removals=kept), now_ms)
+        result, ticket = super().apply(but(txn, removals=kept), now_ms)
         others = iter(result.removals)
-        return _but(result, removals=tuple(True if each.resend_to is None else next(others) for each in txn.removals)), ticket
+        return but(result, removals=tuple(True if each.resend_to is None else next(others) for each in txn.removals)), ticket
 
 
-@mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it")
-class LettersAreFoundByPlace(Pops):
+@mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it", at=asks(Pops, "apply"))
+def letters_are_found_by_place(txn: PopTxn) -> PopTxn:
     """A removal takes whatever lies at its place by now."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        return super().apply(_but(txn, removals=[_but(each, message_id=None) for each in txn.removals]), now_ms)
+    return but(txn, removals=[but(each, message_id=None) for each in txn.removals])
 
 
 @mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it")
@@ -124,7 +84,7 @@ class RemovalsAlwaysSaySuccess(Pops):
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         result, ticket = super().apply(txn, now_ms)
-        return _but(result, removals=(True,) * len(txn.removals)), ticket
+        return but(result, removals=(True,) * len(txn.removals)), ticket
 
 
 @mutant("P7", "P7.removals_are_for_dead_letters_and_parked_entries_only")
@@ -135,19 +95,17 @@ class RefusedRemovalsAreHalfDone(Pops):
         done: list[bool] = []
         for each in txn.removals[:-1]:
             done += super().apply(PopTxn(removals=[each]), now_ms)[0].removals
-        result, ticket = super().apply(_but(txn, removals=txn.removals[-1:]), now_ms)
-        return _but(result, removals=(*done, *result.removals)), ticket
+        result, ticket = super().apply(but(txn, removals=txn.removals[-1:]), now_ms)
+        return but(result, removals=(*done, *result.removals)), ticket
 
 
 # ---------------------------------------------------------------- in order (P9)
 
 
-@mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.whatever_is_given_back_keeps_its_place")
-class OrderIsIgnored(Pops):
+@mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.whatever_is_given_back_keeps_its_place", at=asks(Pops, "pop"))
+def order_is_ignored(request: PopRequest) -> PopRequest:
     """A pop in order is taken for any other, so a second run is given while one is leased."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return super().pop(_but(request, order=False), now_ms)
+    return but(request, order=False)
 
 
 @mutant("P9", "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up", "P9.a_repeated_attempt_gets_the_same_run")
@@ -163,5 +121,5 @@ class RunsAreAckedAsAWhole(Pops):
             if {each.receipt for each in in_order} <= set(waiting):
                 acks += waiting.values()
                 waiting.clear()
-        result, ticket = super().apply(_but(txn, acks=acks), now_ms)
-        return _but(result, acks=tuple(AckOutcome.ACKED for _ in txn.acks)), ticket
+        result, ticket = super().apply(but(txn, acks=acks), now_ms)
+        return but(result, acks=tuple(AckOutcome.ACKED for _ in txn.acks)), ticket

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from rmqstore.contract import (
     EMPTY_CURSOR,
     CancelOutcome,
@@ -19,6 +17,7 @@ from rmqstore.contract import (
     UpkeepReport,
 )
 from rmqstore.errors import UnsupportedOperationError
+from rmqstore_conformance.proving.kinds import answers, asks, but
 from rmqstore_conformance.proving.planting import Timers, mutant
 
 _DAY_MS = 86_400_000
@@ -27,9 +26,9 @@ _CANCELLED, _LATE, _UNKNOWN = CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DEL
 _Answer = tuple[list[CancelOutcome], Ticket]
 
 
-def _saying(answer: _Answer, old: CancelOutcome, new: CancelOutcome) -> _Answer:
-    """Return an answer with one outcome in place of another."""
-    return [new if each is old else each for each in answer[0]], answer[1]
+def _saying(outcomes: list[CancelOutcome], old: CancelOutcome, new: CancelOutcome) -> list[CancelOutcome]:
+    """Return outcomes with one in place of another."""
+    return [new if each is old else each for each in outcomes]
 
 
 # ---------------------------------------------------------------- by handle (C1–C4, C6)
@@ -56,28 +55,22 @@ class DueIsTooLate(Timers):
         return [next(others) if handle.tick > now_ms else _LATE for handle in handles], ticket
 
 
-@mutant("C2", "C2.after_the_seal_it_is_too_late", "C2.what_was_sealed_stays_so_when_the_clock_goes_back")
-class LateCancelsSaySuccess(Timers):
+@mutant("C2", "C2.after_the_seal_it_is_too_late", "C2.what_was_sealed_stays_so_when_the_clock_goes_back", at=answers(Timers, "cancel"))
+def late_cancels_say_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
     """Whatever was sealed is answered CANCELLED."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> _Answer:
-        return _saying(super().cancel(handles, now_ms), _LATE, _CANCELLED)
+    return _saying(outcomes, _LATE, _CANCELLED)
 
 
-@mutant("C2", "C2.after_the_seal_it_is_too_late")
-class DeliveredIsForgotten(Timers):
+@mutant("C2", "C2.after_the_seal_it_is_too_late", at=answers(Timers, "cancel"))
+def delivered_is_forgotten(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
     """What was delivered is UNKNOWN."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> _Answer:
-        return _saying(super().cancel(handles, now_ms), _LATE, _UNKNOWN)
+    return _saying(outcomes, _LATE, _UNKNOWN)
 
 
-@mutant("C3", "C3.never_put_is_unknown")
-class AnyCancelSaysSuccess(Timers):
+@mutant("C3", "C3.never_put_is_unknown", at=answers(Timers, "cancel"))
+def any_cancel_says_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
     """A cancel of what was never put says CANCELLED, since a wish was stored."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> _Answer:
-        return _saying(super().cancel(handles, now_ms), _UNKNOWN, _CANCELLED)
+    return _saying(outcomes, _UNKNOWN, _CANCELLED)
 
 
 @mutant("C3", "C3.never_put_is_unknown", "C4.beyond_the_memory_the_answer_is_never_a_lie")
@@ -103,12 +96,10 @@ class ARepeatIsUnknown(Timers):
         return said, ticket
 
 
-@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory")
-class MemoryEndsWithTheTimer(Timers):
+@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=asks(Timers, "maintain"))
+def memory_ends_with_the_timer(now_ms: int) -> int:
     """What was cancelled is remembered until the timer was due, and no longer."""
-
-    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        return super().maintain(now_ms + _DAY_MS, budget)
+    return now_ms + _DAY_MS
 
 
 @mutant("C4", "K1.every_call_after_a_leap")
@@ -205,7 +196,7 @@ class CancelledStaysPending(Timers):
 
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
         counts = super().pending(edges_ms, handed)
-        return msgspec.structs.replace(counts, total=counts.total + self.noted.get("cancelled", 0))
+        return but(counts, total=counts.total + self.noted.get("cancelled", 0))
 
 
 @mutant("T10", "T10.buckets_pages_and_ends_are_exact")
@@ -215,7 +206,7 @@ class EdgesAreCountedTwice(Timers):
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
         counts = super().pending(edges_ms, handed)
         at_edges = [len(self.scan(edge, edge + 1, handed=handed).timers) for edge in edges_ms[1:]]
-        return msgspec.structs.replace(counts, counts=tuple(a + b for a, b in zip(counts.counts, at_edges, strict=True)))
+        return but(counts, counts=tuple(a + b for a, b in zip(counts.counts, at_edges, strict=True)))
 
 
 @mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over", "T10.what_is_handed_over_is_not_pending")
@@ -226,12 +217,7 @@ class HandedOverIsPendingUntilReclaimed(Timers):
         return super().pending(edges_ms)
 
 
-@mutant("T10", "T10.buckets_pages_and_ends_are_exact")
-class PagesLeaveOneOut(Timers):
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=answers(Timers, "scan"))
+def pages_leave_one_out(page: ScanPage) -> ScanPage:
     """A page of a scan that does not end it lacks its last timer, and the next page begins behind that."""
-
-    def scan(
-        self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
-    ) -> ScanPage:
-        page = super().scan(from_ms, to_ms, after, limit, handed)
-        return page if page.next_after is None else ScanPage(page.timers[:-1], page.next_after)
+    return page if page.next_after is None else ScanPage(page.timers[:-1], page.next_after)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, product
 
-import msgspec
-
 from rmqstore import MessageBatch, PoppedMessage
 from rmqstore.contract import Lag, PoppedBatch, PopRequest, PopResult, Receipt, Ticket, UpkeepReport
+from rmqstore_conformance.proving.kinds import but
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _Popped = tuple[PopResult, Ticket]
-_but = msgspec.structs.replace
 
 
 @mutant("P5", "P5.what_is_remembered_does_not_grow_with_the_load")
@@ -20,7 +18,7 @@ class UpkeepIsSlowerThanTheLoad(Pops):
     """A step of upkeep removes ten things, and says that there is nothing more."""
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        return _but(super().maintain(now_ms, min(budget, 10)), more=False)
+        return but(super().maintain(now_ms, min(budget, 10)), more=False)
 
 
 @mutant("X3", "X3.a_call_does_no_work_for_pairs_of_other_topics_and_groups")
@@ -58,9 +56,9 @@ class PopsOfAnySize(Pops):
         result, ticket = super().pop(request, now_ms)
         parts = [result.messages]
         while parts[-1] and result.rest and not request.order and (wanted := request.max_messages - sum(map(len, parts))):
-            result, ticket = super().pop(_but(request, max_messages=wanted), now_ms)
+            result, ticket = super().pop(but(request, max_messages=wanted), now_ms)
             parts.append(result.messages)
-        return _but(result, messages=_Joined(parts) if len(parts) > 1 else parts[0]), ticket
+        return but(result, messages=_Joined(parts) if len(parts) > 1 else parts[0]), ticket
 
 
 @mutant("X3", "X3.a_page_holds_a_bounded_number_of_bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmqstore.contract import DueBatch, TimerCursor
 from rmqstore.message import PARKED_TOPIC
-from rmqstore_conformance.proving.columns import holding, of_rows, values_of, with_column
+from rmqstore_conformance.proving.kinds import answers, holding, of_rows, values_of, with_column
 from rmqstore_conformance.proving.planting import Timers, mutant
 
 # ---------------------------------------------------------------- the hand-over (H, T12)
@@ -39,31 +39,22 @@ class ReadOnlyOnce(Timers):
         return found
 
 
-@mutant("H2", "H2.everything_about_a_message_is_restored")
-class PropertiesAreLost(Timers):
+@mutant("H2", "H2.everything_about_a_message_is_restored", at=answers(Timers, "due"))
+def properties_are_lost(found: DueBatch) -> DueBatch:
     """A message comes out of the hand-over without its properties."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        return holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))
+    return holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))
 
 
-@mutant("H2", "H2.everything_about_a_message_is_restored", "H2.the_queue_is_chosen_when_it_is_sent")
-class TheQueueIsChosenAnew(Timers):
+@mutant("H2", "H2.everything_about_a_message_is_restored", "H2.the_queue_is_chosen_when_it_is_sent", at=answers(Timers, "due"))
+def the_queue_is_chosen_anew(found: DueBatch) -> DueBatch:
     """The hand-over puts all messages into the first queue of their topics."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        return holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))
+    return holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))
 
 
-@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches")
-class TheFirstBatchIsAll(Timers):
+@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches", at=answers(Timers, "due"))
+def the_first_batch_is_all(found: DueBatch) -> DueBatch:
     """The first batch of a tick says that nothing more is due, so the rest of a large tick waits for the next one."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        return DueBatch(found.messages, found.cursor, found.soft, more=False)
+    return DueBatch(found.messages, found.cursor, found.soft, more=False)
 
 
 @mutant("H2", "H2.a_deliver_time_within_a_tick_is_kept")
@@ -88,11 +79,8 @@ class PutsDuringATickAreLost(Timers):
         return DueBatch(found.messages, found.cursor.join([(found.cursor.highest_tick, self.stats().last_seq)]), found.soft)
 
 
-@mutant("T12", "T12.a_damaged_timer_is_parked")
-class WhatCannotBeReadIsSkipped(Timers):
+@mutant("T12", "T12.a_damaged_timer_is_parked", at=answers(Timers, "due"))
+def what_cannot_be_read_is_skipped(found: DueBatch) -> DueBatch:
     """A timer that cannot be read is stepped over without a word."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        topics = values_of(found.messages, "topic")
-        return holding(found, of_rows(found.messages, [row for row, topic in enumerate(topics) if topic != PARKED_TOPIC]))
+    topics = values_of(found.messages, "topic")
+    return holding(found, of_rows(found.messages, [row for row, topic in enumerate(topics) if topic != PARKED_TOPIC]))

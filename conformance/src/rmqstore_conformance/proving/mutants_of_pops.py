@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from rmqstore.contract import (
     AckOutcome,
     Change,
@@ -16,19 +14,18 @@ from rmqstore.contract import (
     Receipt,
     ReviveReport,
     Ticket,
-    UpkeepReport,
 )
+from rmqstore_conformance.proving.kinds import answers, asks, but
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _ACKED, _AGAIN, _STALE, _UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
 _Applied = tuple[PopTxnResult, Ticket]
 _Popped = tuple[PopResult, Ticket]
-_but = msgspec.structs.replace
 
 
-def _saying(answer: _Applied, old: AckOutcome, new: AckOutcome) -> _Applied:
+def _saying(result: PopTxnResult, old: AckOutcome, new: AckOutcome) -> PopTxnResult:
     """Return an answer with one outcome of acks in place of another."""
-    return _but(answer[0], acks=tuple(new if each is old else each for each in answer[0].acks)), answer[1]
+    return but(result, acks=tuple(new if each is old else each for each in result.acks))
 
 
 def _end_of(receipt: Receipt) -> int:
@@ -79,20 +76,16 @@ class LeasedIsGivenAgain(_WithLeases):
         return super().pop(request, now_ms)
 
 
-@mutant("P1", "P1.leased_messages_are_not_given_again")
-class LeasesEndEarly(Pops):
+@mutant("P1", "P1.leased_messages_are_not_given_again", at=asks(Pops, "revive"))
+def leases_end_early(now_ms: int) -> int:
     """A lease ends one ms before its time."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        return super().revive(now_ms + 1, limit)
+    return now_ms + 1
 
 
-@mutant("P1", "P1.a_repeated_attempt_gets_the_same_leases", "P9.a_repeated_attempt_gets_the_same_run")
-class AttemptsHaveNoIds(Pops):
+@mutant("P1", "P1.a_repeated_attempt_gets_the_same_leases", "P9.a_repeated_attempt_gets_the_same_run", at=asks(Pops, "pop"))
+def attempts_have_no_ids(request: PopRequest) -> PopRequest:
     """A pop that is repeated with its attempt id takes new messages."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return super().pop(_but(request, attempt_id=None), now_ms)
+    return but(request, attempt_id=None)
 
 
 @mutant("P1", "P1.a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked")
@@ -101,7 +94,7 @@ class AttemptsEndWithTheirLeases(Pops):
 
     def pop(self, request: PopRequest, now_ms: int) -> _Popped:
         result, ticket = super().pop(request, now_ms)
-        return (result, ticket) if len(result.messages) else super().pop(_but(request, attempt_id=None), now_ms)
+        return (result, ticket) if len(result.messages) else super().pop(but(request, attempt_id=None), now_ms)
 
 
 @mutant("P2", "P2.groups_do_not_disturb_each_other")
@@ -130,20 +123,18 @@ class GroupsShareMessages(_WithLeases):
         return super().pop(request, now_ms)
 
 
-@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P7.after_the_last_retry_the_dead_letter_queue")
-class LeasesNeverEnd(Pops):
+@mutant(
+    "P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P7.after_the_last_retry_the_dead_letter_queue", at=asks(Pops, "revive")
+)
+def leases_never_end(now_ms: int) -> int:
     """A lease whose time has ended goes on until it is acked."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        return super().revive(0, limit)
+    return 0
 
 
-@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P6.changed_again_and_again")
-class LeasesEndLate(Pops):
+@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P6.changed_again_and_again", at=asks(Pops, "revive"))
+def leases_end_late(now_ms: int) -> int:
     """A lease ends one ms behind its time."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        return super().revive(now_ms - 1, limit)
+    return now_ms - 1
 
 
 @mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic")
@@ -161,7 +152,7 @@ class OneReviveATick(Pops):
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
         report, ticket = super().revive(now_ms, 1)
-        return _but(report, more=False), ticket
+        return but(report, more=False), ticket
 
 
 @mutant("P3", "P3.the_store_wakes_for_the_end_of_a_lease")
@@ -190,25 +181,21 @@ class AcksAreNotWritten(_WithLeases):
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         running = set(self.running()) if txn.acks else set()
-        result, ticket = super().apply(_but(txn, acks=[each for each in txn.acks if each not in running]), now_ms)
+        result, ticket = super().apply(but(txn, acks=[each for each in txn.acks if each not in running]), now_ms)
         others = iter(result.acks)
-        return _but(result, acks=tuple(_ACKED if each in running else next(others) for each in txn.acks)), ticket
+        return but(result, acks=tuple(_ACKED if each in running else next(others) for each in txn.acks)), ticket
 
 
-@mutant("P5", "P5.outcomes_are_true")
-class StaleReceiptsSayAcked(Pops):
+@mutant("P5", "P5.outcomes_are_true", at=answers(Pops, "apply"))
+def stale_receipts_say_acked(result: PopTxnResult) -> PopTxnResult:
     """A receipt of a lease that is gone is answered ACKED."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        return _saying(super().apply(txn, now_ms), _STALE, _ACKED)
+    return _saying(result, _STALE, _ACKED)
 
 
-@mutant("P5", "P5.garbage_or_forged_is_unknown")
-class ForgedReceiptsSayAcked(Pops):
+@mutant("P5", "P5.garbage_or_forged_is_unknown", at=answers(Pops, "apply"))
+def forged_receipts_say_acked(result: PopTxnResult) -> PopTxnResult:
     """A receipt that names no lease is answered ACKED."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        return _saying(super().apply(txn, now_ms), _UNKNOWN, _ACKED)
+    return _saying(result, _UNKNOWN, _ACKED)
 
 
 @mutant("P5", "P5.garbage_or_forged_is_unknown")
@@ -218,15 +205,19 @@ class ReceiptsAreFoundByPlace(_WithLeases):
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         places = {(each.topic, each.queue_id, each.queue_offset): each for each in self.running()} if txn.acks else {}
         acks = [places.get((each.topic, each.queue_id, each.queue_offset), each) for each in txn.acks]
-        return super().apply(_but(txn, acks=acks), now_ms)
+        return super().apply(but(txn, acks=acks), now_ms)
 
 
-@mutant("P5", "P5.outcomes_are_true", "P8.acks_in_any_order_with_holes", "X3.an_order_of_the_calls_explains_every_answer")
-class ASecondAckSaysAcked(Pops):
+@mutant(
+    "P5",
+    "P5.outcomes_are_true",
+    "P8.acks_in_any_order_with_holes",
+    "X3.an_order_of_the_calls_explains_every_answer",
+    at=answers(Pops, "apply"),
+)
+def a_second_ack_says_acked(result: PopTxnResult) -> PopTxnResult:
     """A second ack of the same lease is answered like the first."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        return _saying(super().apply(txn, now_ms), _AGAIN, _ACKED)
+    return _saying(result, _AGAIN, _ACKED)
 
 
 @mutant("P5", "P5.outcomes_are_true")
@@ -235,17 +226,15 @@ class EndedLeasesCannotBeAcked(Pops):
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         in_time = [_end_of(each) > now_ms for each in txn.acks]
-        result, ticket = super().apply(_but(txn, acks=[each for each, good in zip(txn.acks, in_time, strict=True) if good]), now_ms)
+        result, ticket = super().apply(but(txn, acks=[each for each, good in zip(txn.acks, in_time, strict=True) if good]), now_ms)
         others = iter(result.acks)
-        return _but(result, acks=tuple(next(others) if good else _STALE for good in in_time)), ticket
+        return but(result, acks=tuple(next(others) if good else _STALE for good in in_time)), ticket
 
 
-@mutant("P5", "P5.outcomes_are_remembered_ten_minutes_past_expiry")
-class OutcomesAreForgottenAtOnce(Pops):
+@mutant("P5", "P5.outcomes_are_remembered_ten_minutes_past_expiry", at=asks(Pops, "maintain"))
+def outcomes_are_forgotten_at_once(now_ms: int) -> int:
     """What became of a lease is forgotten with the next upkeep."""
-
-    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        return super().maintain(now_ms + 600_000, budget)
+    return now_ms + 600_000
 
 
 @mutant("P8", "P8.an_unknown_receipt_stops_no_other")
@@ -253,12 +242,12 @@ class ABatchEndsAtAnUnknownReceipt(Pops):
     """What stands behind an unknown receipt in a batch of acks is left alone, and answered UNKNOWN."""
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(_but(txn, acks=txn.acks[:1]), now_ms)
+        result, ticket = super().apply(but(txn, acks=txn.acks[:1]), now_ms)
         outcomes = list(result.acks)
         for each in txn.acks[1:]:
             known = outcomes[-1] is not _UNKNOWN
             outcomes.append(super().apply(PopTxn(acks=[each]), now_ms)[0].acks[0] if known else _UNKNOWN)
-        return _but(result, acks=tuple(outcomes)), ticket
+        return but(result, acks=tuple(outcomes)), ticket
 
 
 @mutant("P8", "P8.batches_of_columns_are_acked_as_they_are")
@@ -266,21 +255,18 @@ class ABatchEndsAtADuplicate(Pops):
     """A receipt that was acked before ends a batch of acks; what stands behind it is left alone."""
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(_but(txn, acks=txn.acks[:1]), now_ms)
+        result, ticket = super().apply(but(txn, acks=txn.acks[:1]), now_ms)
         outcomes = list(result.acks)
         for each in txn.acks[1:]:
             known = outcomes[-1] is not _AGAIN
             outcomes.append(super().apply(PopTxn(acks=[each]), now_ms)[0].acks[0] if known else _AGAIN)
-        return _but(result, acks=tuple(outcomes)), ticket
+        return but(result, acks=tuple(outcomes)), ticket
 
 
-@mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true")
-class OutcomesAreSorted(Pops):
+@mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true", at=answers(Pops, "apply"))
+def outcomes_are_sorted(result: PopTxnResult) -> PopTxnResult:
     """The outcomes of a batch of acks come sorted, not in the order of the receipts."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        return _but(result, acks=tuple(sorted(result.acks, key=lambda each: each.value, reverse=True))), ticket
+    return but(result, acks=tuple(sorted(result.acks, key=lambda each: each.value, reverse=True)))
 
 
 # ---------------------------------------------------------------- changes (P6)
@@ -297,7 +283,7 @@ class OldReceiptsStillAck(Pops):
             while latest in self.noted:
                 latest = self.noted[latest]
             acks.append(latest)
-        result, ticket = super().apply(_but(txn, acks=acks), now_ms)
+        result, ticket = super().apply(but(txn, acks=acks), now_ms)
         self.noted.update((asked.receipt, done.receipt) for asked, done in zip(txn.changes, result.changes, strict=False) if done.receipt)
         return result, ticket
 
@@ -309,7 +295,7 @@ class ChangesGiveNoReceipt(Pops):
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         result, ticket = super().apply(txn, now_ms)
         pairs = zip(txn.changes, result.changes, strict=False)
-        return _but(result, changes=tuple(_but(done, receipt=done.receipt and asked.receipt) for asked, done in pairs)), ticket
+        return but(result, changes=tuple(but(done, receipt=done.receipt and asked.receipt) for asked, done in pairs)), ticket
 
 
 @mutant("P6", "P6.change_longer_and_shorter")
@@ -318,7 +304,7 @@ class LeasesOnlyGetLonger(Pops):
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         changes = [Change(each.receipt, max(each.invisible_ms, _end_of(each.receipt) - now_ms)) for each in txn.changes]
-        return super().apply(_but(txn, changes=changes), now_ms)
+        return super().apply(but(txn, changes=changes), now_ms)
 
 
 @mutant("P6", "P6.changed_again_and_again")
@@ -327,14 +313,12 @@ class EndedLeasesCannotChange(Pops):
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         running = [_end_of(each.receipt) > now_ms for each in txn.changes]
-        result, ticket = super().apply(_but(txn, changes=[each for each, good in zip(txn.changes, running, strict=True) if good]), now_ms)
+        result, ticket = super().apply(but(txn, changes=[each for each, good in zip(txn.changes, running, strict=True) if good]), now_ms)
         others = iter(result.changes)
-        return _but(result, changes=tuple(next(others) if good else ChangeResult(ChangeOutcome.STALE) for good in running)), ticket
+        return but(result, changes=tuple(next(others) if good else ChangeResult(ChangeOutcome.STALE) for good in running)), ticket
 
 
-@mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.the_first_answer_holds_the_first_ids")
-class SendsHaveNoMarks(Pops):
+@mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.the_first_answer_holds_the_first_ids", at=asks(Pops, "apply"))
+def sends_have_no_marks(txn: PopTxn) -> PopTxn:
     """A send for now with a mark is stored every time."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        return super().apply(_but(txn, marks=()), now_ms)
+    return but(txn, marks=())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from rmqstore.contract import (
     AckOutcome,
     EngineOptions,
@@ -21,30 +19,26 @@ from rmqstore.contract import (
 )
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.message import retry_topic
+from rmqstore_conformance.proving.kinds import answers, asks, but
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _Applied = tuple[PopTxnResult, Ticket]
 _Popped = tuple[PopResult, Ticket]
-_but = msgspec.structs.replace
 
 
 # ---------------------------------------------------------------- filters (P10)
 
 
-@mutant("P10", "P10.tag_expressions", "P10.many_left_out_messages_do_not_stall")
-class FiltersAreIgnored(Pops):
+@mutant("P10", "P10.tag_expressions", "P10.many_left_out_messages_do_not_stall", at=asks(Pops, "pop"))
+def filters_are_ignored(request: PopRequest) -> PopRequest:
     """A pop with a filter gives every message."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return super().pop(_but(request, filter="*"), now_ms)
+    return but(request, filter="*")
 
 
-@mutant("P10", "P10.tag_expressions")
-class OneTagOfAll(Pops):
+@mutant("P10", "P10.tag_expressions", at=asks(Pops, "pop"))
+def one_tag_of_all(request: PopRequest) -> PopRequest:
     """Of several tags of a filter only the first counts."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return super().pop(_but(request, filter=request.filter.split("||")[0]), now_ms)
+    return but(request, filter=request.filter.split("||")[0])
 
 
 @mutant("P10", "P10.tag_expressions")
@@ -78,12 +72,10 @@ class RetriesAreFiltered(Pops):
 # ---------------------------------------------------------------- offsets (P11)
 
 
-@mutant("P11", "P11.where_a_new_group_starts", "P11.reset_of_one_queue_leaves_the_others")
-class EveryGroupStartsAtTheBeginning(Pops):
+@mutant("P11", "P11.where_a_new_group_starts", "P11.reset_of_one_queue_leaves_the_others", at=asks(Pops, "pop"))
+def every_group_starts_at_the_beginning(request: PopRequest) -> PopRequest:
     """A new group that asks for the next message gets all that are there."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return super().pop(_but(request, init=InitMode.MIN), now_ms)
+    return but(request, init=InitMode.MIN)
 
 
 @mutant("P11", "P11.reset_of_one_queue_leaves_the_others")
@@ -106,7 +98,7 @@ class ResetsKeepLeases(Pops):
         result, ticket = super().apply(txn, now_ms)
         pairs = zip(result.acks, txn.acks, strict=False)
         acks = tuple(AckOutcome.ACKED if each is AckOutcome.STALE and at.text() in self.noted else each for each, at in pairs)
-        return _but(result, acks=acks), ticket
+        return but(result, acks=acks), ticket
 
 
 @mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries")
@@ -125,7 +117,7 @@ class ResetsDropRetries(Pops):
 @mutant("P12", "P12.in_flight_limit_per_group_topic_and_queue")
 def leases_have_no_limit(options: EngineOptions) -> EngineOptions:
     """A group may hold any number of leases, whatever the limit."""
-    return _but(options, max_in_flight=0)
+    return but(options, max_in_flight=0)
 
 
 @mutant("P12", "P12.in_flight_limit_per_group_topic_and_queue")
@@ -137,14 +129,14 @@ class TheLimitIsForTheGroup(Pops):
         if not limit:
             return super().pop(request, now_ms)
         left = limit - self.lag(request.topic, request.group).in_flight
-        result, ticket = super().pop(_but(request, max_messages=max(min(request.max_messages, left), 1)), now_ms)
+        result, ticket = super().pop(but(request, max_messages=max(min(request.max_messages, left), 1)), now_ms)
         return result, ticket
 
 
 @mutant("P13", "P13.retries_get_their_share_under_full_load")
 def retries_starve(options: EngineOptions) -> EngineOptions:
     """The retry topic is looked at only when there is room left."""
-    return _but(options, retry_share=0.0)
+    return but(options, retry_share=0.0)
 
 
 @mutant("P13", "P13.retries_come_when_there_is_room")
@@ -153,7 +145,7 @@ class RetriesWaitForTheTopic(Pops):
 
     def pop(self, request: PopRequest, now_ms: int) -> _Popped:
         ready = self.lag(request.topic, request.group).ready
-        return super().pop(_but(request, max_messages=min(request.max_messages, ready)) if ready else request, now_ms)
+        return super().pop(but(request, max_messages=min(request.max_messages, ready)) if ready else request, now_ms)
 
 
 @mutant("P13", "P13.the_start_queue_is_uniform", "P13.two_topics_in_turn_do_not_fix_the_start_queue")
@@ -163,7 +155,7 @@ class TheFirstQueueFirst(Pops):
     def pop(self, request: PopRequest, now_ms: int) -> _Popped:
         known = self.topic(request.topic)
         for queue in range(known.queues) if known is not None and request.queue is None else ():
-            answer = super().pop(_but(request, queue=queue), now_ms)
+            answer = super().pop(but(request, queue=queue), now_ms)
             if len(answer[0].messages):
                 return answer
         return super().pop(request, now_ms)
@@ -178,7 +170,7 @@ class OneQueueAPop(Pops):
         if known is None or request.queue is not None:
             return super().pop(request, now_ms)
         at = self.noted[request.topic] = self.noted.get(request.topic, -1) + 1
-        return super().pop(_but(request, queue=at % known.queues), now_ms)
+        return super().pop(but(request, queue=at % known.queues), now_ms)
 
 
 # ---------------------------------------------------------------- counts (P14)
@@ -197,7 +189,7 @@ class LagCountsTheAcked(Pops):
 
     def lag(self, topic: str, group: str) -> Lag:
         lag = super().lag(topic, group)
-        return _but(lag, ready=lag.ready + self.noted.get((topic, group), 0))
+        return but(lag, ready=lag.ready + self.noted.get((topic, group), 0))
 
 
 @mutant("P14", "P14.lag_and_rest_are_exact")
@@ -219,12 +211,10 @@ class AnyLeaseWakesAll(Pops):
         return said if said is True else self.next_expiry_ms()
 
 
-@mutant("P14", "P14.leases_say_who_holds_what_until_when")
-class LeasesTellTheirFirstPop(Pops):
+@mutant("P14", "P14.leases_say_who_holds_what_until_when", at=answers(Pops, "leases"))
+def leases_tell_their_first_pop(found: list[LeaseInfo]) -> list[LeaseInfo]:
     """The list of leases shows every delivery as the first one."""
-
-    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
-        return [_but(each, attempt=1) for each in super().leases(topic, group)]
+    return [but(each, attempt=1) for each in found]
 
 
 # ---------------------------------------------------------------- retention (Q1, Q2)
@@ -233,19 +223,19 @@ class LeasesTellTheirFirstPop(Pops):
 @mutant("Q1", "Q1.kept_until_older_than_the_retention")
 def retention_ends_early(options: EngineOptions) -> EngineOptions:
     """Messages go one ms before they are older than the retention time."""
-    return _but(options, retention_ms=options.retention_ms and options.retention_ms - 1)
+    return but(options, retention_ms=options.retention_ms and options.retention_ms - 1)
 
 
 @mutant("Q1", "Q1.none_keeps_for_ever")
 def none_is_a_day(options: EngineOptions) -> EngineOptions:
     """A retention of 0 is taken for one of a day."""
-    return _but(options, retention_ms=options.retention_ms or 86_400_000)
+    return but(options, retention_ms=options.retention_ms or 86_400_000)
 
 
 @mutant("Q2", "P11.a_late_group_starts_within_a_call_that_was_half_consumed")
 def nothing_goes_when_it_is_consumed(options: EngineOptions) -> EngineOptions:
     """Messages go by age alone, though they shall go when they are consumed."""
-    return _but(options, reclaim=Reclaim.AGE)
+    return but(options, reclaim=Reclaim.AGE)
 
 
 # ---------------------------------------------------------------- what is declared (S1)
@@ -266,11 +256,9 @@ class ReadersAreNotThere(Pops):
     """Being read beside the owner is declared, and refused when a reader comes."""
 
 
-@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", "P10.sql92_expressions")
-class NoSql92(Pops):
+@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", "P10.sql92_expressions", at=asks(Pops, "pop"))
+def no_sql92(request: PopRequest) -> PopRequest:
     """SQL92 filters are declared, and refused when one comes."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        if any(sign in request.filter for sign in "<>=("):
-            raise UnsupportedOperationError("this engine does not take SQL92 filters")
-        return super().pop(request, now_ms)
+    if any(sign in request.filter for sign in "<>=("):
+        raise UnsupportedOperationError("this engine does not take SQL92 filters")
+    return request

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
 from rmqstore import MessageBatch
+from rmqstore.batch import topics_in
 from rmqstore.contract import (
     EMPTY_CURSOR,
     AckOutcome,
@@ -25,12 +24,14 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
-from rmqstore_conformance.proving.columns import of_rows
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.offsets import GroupQueue, Progress
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore_conformance.proving.kinds import but, of_rows
 from rmqstore_conformance.proving.planting import Pops, Timers, mutant
 
 _Applied = tuple[PopTxnResult, Ticket]
 _Popped = tuple[PopResult, Ticket]
-_but = msgspec.structs.replace
 
 _LEASES: Final = "X3.races_for_leases"
 _TIMERS: Final = "X3.races_for_timers_and_marks"
@@ -50,7 +51,7 @@ class AcksAreDecidedBeforehand(Pops):
         first = [receipt.text() not in {each.text() for each in txn.acks[:at]} for at, receipt in enumerate(txn.acks)]
         acks = zip(txn.acks, result.acks, first, strict=True)
         decided = [AckOutcome.ACKED if is_first and each.text() in running else outcome for each, outcome, is_first in acks]
-        return _but(result, acks=tuple(decided)), ticket
+        return but(result, acks=tuple(decided)), ticket
 
 
 @mutant("X3", _LEASES)
@@ -67,7 +68,7 @@ class AttemptsAreNotedLate(Pops):
             if {each.text() for each in noted[0].messages.receipts()} <= held:
                 return noted
             return super().pop(request, now_ms)
-        popped = super().pop(_but(request, attempt_id=None), now_ms)
+        popped = super().pop(but(request, attempt_id=None), now_ms)
         if len(popped[0].messages):
             self.noted[attempt] = popped
         return popped
@@ -82,8 +83,8 @@ class TheLimitIsLookedAtBeforehand(Pops):
         held = sum(each.in_flight for each in self.offsets(request.group) if each.topic == request.topic)
         room = min(request.max_messages, limit - held)
         with self._lock:
-            self._popping._options = _but(self._options, max_in_flight=0 if limit and room > 0 else limit)
-            return super().pop(_but(request, max_messages=room) if limit and room > 0 else request, now_ms)
+            self._popping._options = but(self._options, max_in_flight=0 if limit and room > 0 else limit)
+            return super().pop(but(request, max_messages=room) if limit and room > 0 else request, now_ms)
 
 
 @mutant("I1", _TIMERS)
@@ -94,7 +95,7 @@ class MarksOfSendsAreLookedUpBeforehand(Pops):
         known = next((self.noted[mark] for mark in txn.marks if mark in self.noted), None)
         if known is not None:
             return PopTxnResult(WriteStatus.REPEATED, known), Ticket(known)
-        result, ticket = super().apply(_but(txn, marks=()), now_ms)
+        result, ticket = super().apply(but(txn, marks=()), now_ms)
         self.noted.update(dict.fromkeys(txn.marks, ticket.position))
         return result, ticket
 
@@ -106,7 +107,7 @@ class MarksOfTimersAreLookedUpBeforehand(Timers):
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
         known: tuple[TimerReceipts, Ticket] | None = next((self.noted[mark] for mark in marks if mark in self.noted), None)
         if known is not None:
-            return _but(known[0], status=WriteStatus.REPEATED), known[1]
+            return but(known[0], status=WriteStatus.REPEATED), known[1]
         put = super().put(batch, now_ms)
         self.noted.update(dict.fromkeys(marks, put))
         return put
@@ -130,7 +131,7 @@ class LettersAreLookedUpBeforehand(Pops):
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         there = [bool(len(self.read(each.topic, each.queue_id, each.queue_offset, 1))) for each in txn.removals]
         result, ticket = super().apply(txn, now_ms)
-        return _but(result, removals=tuple(there)), ticket
+        return but(result, removals=tuple(there)), ticket
 
 
 # ---------------------------------------------------------------- in two steps
@@ -145,7 +146,7 @@ class ABatchIsAckedOneByOne(Pops):
             return super().apply(txn, now_ms)
         one_by_one = super().apply
         parts = [one_by_one(PopTxn(acks=[each]), now_ms) for each in txn.acks]
-        return _but(parts[-1][0], acks=tuple(each for part, _ in parts for each in part.acks)), parts[-1][1]
+        return but(parts[-1][0], acks=tuple(each for part, _ in parts for each in part.acks)), parts[-1][1]
 
 
 @mutant("X3", _LEASES)
@@ -156,8 +157,8 @@ class ABatchArrivesRowByRow(Pops):
         if txn.appends is None or len(txn.appends) < 2 or txn.marks or txn.timer_cursor is not None:
             return super().apply(txn, now_ms)
         for row in range(len(txn.appends) - 1):
-            super().apply(_but(txn, appends=of_rows(txn.appends, [row])), now_ms)
-        return super().apply(_but(txn, appends=of_rows(txn.appends, [len(txn.appends) - 1])), now_ms)
+            super().apply(but(txn, appends=of_rows(txn.appends, [row])), now_ms)
+        return super().apply(but(txn, appends=of_rows(txn.appends, [len(txn.appends) - 1])), now_ms)
 
 
 @mutant("X3", _LEASES)
@@ -177,7 +178,7 @@ class LagIsReadInTwoSteps(Pops):
 
     def lag(self, topic: str, group: str) -> Lag:
         ready = super().lag(topic, group).ready
-        return _but(super().lag(topic, group), ready=ready)
+        return but(super().lag(topic, group), ready=ready)
 
 
 @mutant("P14", _LEASES)
@@ -220,7 +221,7 @@ class PendingIsCountedBesideTheLock(Timers):
 
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
         found = super().pending(edges_ms, handed)
-        return _but(found, total=found.total + self.noted.get("more", 0))
+        return but(found, total=found.total + self.noted.get("more", 0))
 
 
 # ---------------------------------------------------------------- locks and syncs
@@ -285,3 +286,91 @@ class TooLateIsSaidTooEarly(Timers):
         before = self.stats().position
         outcomes, ticket = super().cancel(handles, now_ms)
         return outcomes, ticket if self.stats().position > before else Ticket(0)
+
+
+class _From(Popping):
+    seen: dict[GroupQueue, int]
+
+    def pop(self, transaction: Transaction, request: PopRequest, picker: Any) -> tuple[PopResult, Ticket]:
+        for reader, offset in self.seen.items():
+            progress = transaction.progress(reader)
+            if progress is not None and progress.next_offset > offset:
+                transaction.set_progress(reader, Progress(offset, progress.last_pop_ms, progress.in_flight))
+        return super().pop(transaction, request, picker)
+
+
+@mutant("P1", "X3.races_for_leases", kind="concurrency")
+class PopsFromWhatTheySaw(Pops):
+    """A pop reads where its group stands before it takes the lock, so two at once may be given the same messages."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _From
+        vars(self._popping)["seen"] = {}
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        topic = self._state.topics.get(request.topic)
+        group_id = self._state.groups.get(request.group)
+        seen: dict[GroupQueue, int] = {}
+        if topic is not None and group_id is not None and not request.order:
+            readers = [GroupQueue(group_id, topic.id, queue) for queue in range(topic.queues)]
+            seen = {reader: known.next_offset for reader in readers if (known := self._state.all_progress.get(reader)) is not None}
+        resets = self.noted.get("resets", 0)
+        with self._lock:
+            vars(self._popping)["seen"] = seen if resets == self.noted.get("resets", 0) else {}
+            return super().pop(request, now_ms)
+
+    def reset_offset(self, topic: str, group: str, queue: int | None, offset: Any, now_ms: int) -> Ticket:
+        with self._lock:
+            self.noted["resets"] = self.noted.get("resets", 0) + 1
+            return super().reset_offset(topic, group, queue, offset, now_ms)
+
+
+@mutant("P14", "X3.races_for_leases", kind="concurrency")
+class AckCountsLost(Pops):
+    """An ack counts down from the number of leases that it read before it took the lock, so of two at once one is lost."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not txn.acks:
+            return super().apply(txn, now_ms)
+        seen = dict(self._state.all_progress)
+        with self._lock:
+            before = dict(self._state.all_progress)
+            result, ticket = super().apply(txn, now_ms)
+            for reader, progress in list(self._state.all_progress.items()):
+                early, late = seen.get(reader), before.get(reader)
+                if early is not None and late is not None and early.in_flight > late.in_flight and progress != late:
+                    lost = early.in_flight - late.in_flight
+                    self._state.all_progress[reader] = Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight + lost)
+            return result, ticket
+
+
+@mutant("X3", "X3.races_for_timers_and_marks", kind="concurrency")
+class TopicsMadeTwice(Pops):
+    """Whether a topic exists is looked up before the lock is taken, so of two first sends at once the second makes it anew, empty."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if txn.appends is None or txn.timer_cursor is not None:
+            return super().apply(txn, now_ms)
+        missing = set(topics_in(txn.appends) if len(txn.appends) else ()) - self._state.topics.keys()
+        with self._lock:
+            for name in missing:
+                self._state.topics.pop(name, None)
+            return super().apply(txn, now_ms)
+
+
+@mutant("P7", kind="concurrency")
+class SettingsReadBeforeTheyAreSet(Pops):
+    """Two changes of settings of two groups at once: each writes all settings as it read them before, and one is lost."""
+
+    def set_group(self, name: str, settings: Any) -> Ticket:
+        seen = dict(self._state.group_settings)
+        with self._lock:
+            now = dict(self._state.group_settings)
+            ticket = super().set_group(name, settings)
+            for other in now.keys() | seen.keys():
+                if other != name and now.get(other) != seen.get(other):
+                    if other in seen:
+                        self._state.group_settings[other] = seen[other]
+                    else:
+                        self._state.group_settings.pop(other, None)
+            return ticket

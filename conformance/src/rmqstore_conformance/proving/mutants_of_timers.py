@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import pyarrow as pa
 
 from rmqstore import MessageBatch
 from rmqstore.contract import DueBatch, Ticket, TimerCursor, TimerReceipts, UpkeepReport, WriteStatus
 from rmqstore.errors import DelayTooLongError, FlowControlError
-from rmqstore_conformance.proving.columns import holding, of_rows, values_of, with_column
+from rmqstore_conformance.proving.kinds import answers, asks, but, holding, of_rows, times_put, values_of, with_column
 from rmqstore_conformance.proving.planting import Timers, mutant
 
 _HOUR_MS = 3_600_000
@@ -21,12 +20,10 @@ _Put = tuple[TimerReceipts, Ticket]
 # ---------------------------------------------------------------- when (T1, T2, T4, T5, K)
 
 
-@mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits")
-class FiresEarly(Timers):
+@mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits", at=asks(Timers, "seal"))
+def fires_early(until_ms: int) -> int:
     """A tick closes what is due within the next second."""
-
-    def seal(self, until_ms: int) -> None:
-        super().seal(until_ms + 1000)
+    return until_ms + 1000
 
 
 @mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits")
@@ -40,12 +37,10 @@ class RoundsDown(Timers):
         )
 
 
-@mutant("T2", "T1.t2_never_early_and_by_the_first_tick", "T2.a_broken_off_tick_does_not_hide_what_it_closed")
-class FiresLate(Timers):
+@mutant("T2", "T1.t2_never_early_and_by_the_first_tick", "T2.a_broken_off_tick_does_not_hide_what_it_closed", at=asks(Timers, "seal"))
+def fires_late(until_ms: int) -> int:
     """A tick leaves what is due at its very time to the next one."""
-
-    def seal(self, until_ms: int) -> None:
-        super().seal(until_ms - 1)
+    return until_ms - 1
 
 
 @mutant("T2", "T2.a_broken_off_tick_does_not_hide_what_it_closed")
@@ -56,22 +51,16 @@ class NobodyIsWokenForATimer(Timers):
         return None
 
 
-@mutant("T4", "T4.null_or_past_is_in_the_topic_at_the_next_tick", "T4.the_tick_of_a_past_row")
-class DueRowsWait(Timers):
+@mutant("T4", "T4.null_or_past_is_in_the_topic_at_the_next_tick", "T4.the_tick_of_a_past_row", at=times_put)
+def due_rows_wait(at: int | None, now_ms: int) -> int | None:
     """A row of a call for later that is due already gets a tick behind now, not one of now."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        delivers = [now_ms + 1 if at is None or at <= now_ms else at for at in values_of(batch, "deliver_at_ms")]
-        return super().put(with_column(batch, "deliver_at_ms", delivers), now_ms, marks)
+    return now_ms + 1 if at is None or at <= now_ms else at
 
 
-@mutant("T5", "T5.any_horizon")
-class LongDelaysWrapRound(Timers):
+@mutant("T5", "T5.any_horizon", at=times_put)
+def long_delays_wrap_round(at: int | None, now_ms: int) -> int | None:
     """A delay is kept as a number of 32 bits, so a long one comes out as a short one."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        delivers = [at if at is None or at < now_ms else now_ms + (at - now_ms) % 2**32 for at in values_of(batch, "deliver_at_ms")]
-        return super().put(with_column(batch, "deliver_at_ms", delivers), now_ms, marks)
+    return at if at is None or at < now_ms else now_ms + (at - now_ms) % 2**32
 
 
 @mutant("T5", "T5.above_the_set_horizon_nothing_is_stored")
@@ -114,14 +103,11 @@ class AnHourATick(Timers):
 # ---------------------------------------------------------------- order and batches (T3, T8)
 
 
-@mutant("T3", "T3.by_tick_then_by_put")
-class OrderWithinATickByTime(Timers):
+@mutant("T3", "T3.by_tick_then_by_put", at=answers(Timers, "due"))
+def order_within_a_tick_by_time(found: DueBatch) -> DueBatch:
     """Within a tick timers go by their exact deliver times, not in the order of their puts."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        delivers = values_of(found.messages, "deliver_at_ms")
-        return holding(found, of_rows(found.messages, sorted(range(len(delivers)), key=lambda row: delivers[row] or 0)))
+    delivers = values_of(found.messages, "deliver_at_ms")
+    return holding(found, of_rows(found.messages, sorted(range(len(delivers)), key=lambda row: delivers[row] or 0)))
 
 
 @mutant("T3", "T3.by_tick_then_by_put", "T8.one_tick_goes_out_in_bounded_batches")
@@ -170,13 +156,10 @@ class BatchesOfAnySize(Timers):
 # ---------------------------------------------------------------- far timers (T6, T7)
 
 
-@mutant("T6", "T6.far_timers_come_once_at_their_time")
-class FarTimersComeBackSooner(Timers):
+@mutant("T6", "T6.far_timers_come_once_at_their_time", at=times_put)
+def far_timers_come_back_sooner(at: int | None, now_ms: int) -> int | None:
     """A timer that lies further ahead than two days is taken for due when the two days are over."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        delivers = [at and min(at, now_ms + _FAR_MS) for at in values_of(batch, "deliver_at_ms")]
-        return super().put(with_column(batch, "deliver_at_ms", delivers), now_ms, marks)
+    return at and min(at, now_ms + _FAR_MS)
 
 
 @mutant("T7", "T7.what_is_removed_by_age_is_never_a_pending_timer")
@@ -252,13 +235,10 @@ class OneMarkOfAll(Timers):
         return super().put(batch, now_ms, marks[:1])
 
 
-@mutant("I1", "I1.a_repeated_mark_stores_nothing")
-class RepeatsSayApplied(Timers):
+@mutant("I1", "I1.a_repeated_mark_stores_nothing", at=answers(Timers, "put"))
+def repeats_say_applied(receipts: TimerReceipts) -> TimerReceipts:
     """A repeated put stores nothing, and says that it did."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        receipts, ticket = super().put(batch, now_ms, marks)
-        return msgspec.structs.replace(receipts, status=WriteStatus.APPLIED), ticket
+    return but(receipts, status=WriteStatus.APPLIED)
 
 
 @mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")
@@ -268,5 +248,5 @@ class RepeatsGetHandlesOfTheirOwn(Timers):
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
         receipts, ticket = super().put(batch, now_ms, marks)
         if receipts.status is WriteStatus.REPEATED:
-            receipts = msgspec.structs.replace(receipts, first_seq=self.stats().last_seq + 1)
+            receipts = but(receipts, first_seq=self.stats().last_seq + 1)
         return receipts, ticket

@@ -2,17 +2,18 @@
 
 A fault is a class with the calls that go wrong, a subclass of :class:`Timers`, of :class:`Pops`, of a part of the pops (``Leasing``, say)
 or of :class:`Whole`; or a function that changes the options that the engine is opened with. Its docstring says in one sentence what is
-wrong. A *mutant* names the cases that must notice it. A *stranger* was written from the contract alone, and tells how many wrong engines
-are noticed that no case was written for.
+wrong. A *mutant* is named with the cases that must notice it; one that is named with none was written from the contract alone, and has a
+proof in the tests that it is wrong.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -84,7 +85,6 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
         what: what is wrong, in a sentence.
         clause: the clause that it breaks.
         place: the module and the attribute that hold this.
-        kind: of a stranger.
         base: the engine that it is but for its fault.
         caught_by: ids of cases, without what they are repeated for, each of which must fail.
         recorder: that sees what it writes.
@@ -169,61 +169,64 @@ def plant(session: Any, fault: type) -> None:
     planted.planted()
 
 
-def _of_a_part(fault: type) -> type[Pops]:
-    """Return the fault of the pops that have a wrong part."""
+def _of_a_part(fault: type) -> type:
+    """Return the fault of the side that has a wrong part."""
     sound = next(each for each in fault.__mro__ if each.__module__.startswith("rmqstore.engine."))
 
-    class WithPart(Pops):
-        def planted(self) -> None:
-            for part in vars(self).values():
-                if type(part) is sound:
-                    part.__class__ = fault
+    def planted(side: Any) -> None:
+        for part in vars(side).values():
+            if type(part) is sound:
+                part.__class__ = fault
 
-        def _stage(self, now_ms: int) -> Transaction:
-            transaction = super()._stage(now_ms)
-            if sound is type(transaction):
-                transaction.__class__ = fault
-            return transaction
+    def stage(side: Any, now_ms: int) -> Transaction:
+        transaction: Transaction = super(Pops, side)._stage(now_ms)
+        if type(transaction) is sound:
+            transaction.__class__ = fault
+        return transaction
 
-    return WithPart
-
-
-def mutant(clause: str, *caught_by: str, **declares: Support) -> Callable[[Any], WrongEngine]:
-    """Make a mutant of a fault; see the attributes of the same names."""
-    return lambda fault: _wrong(fault, clause=clause, caught_by=caught_by, declares=declares)
+    side = Timers if ".timers." in sound.__module__ else Pops
+    return type(fault.__name__, (side,), {"planted": planted} if side is Timers else {"planted": planted, "_stage": stage})
 
 
-def disk_mutant(clause: str, *caught_by: str, recorder: str = "strace") -> Callable[[Callable[[Path], Callable[[Any], None]]], WrongEngine]:
-    """Make a mutant of ``lmdb``: the fault is called with the directory before it is opened, and returns what is done to the session."""
+def mutant(
+    clause: str,
+    *caught_by: str,
+    at: Callable[[Any], Any] = lambda fault: fault,
+    kind: Kind = "logic",
+    base: str = MEMORY,
+    recorder: str = "strace",
+    **declares: Support,
+) -> Callable[[Any], WrongEngine]:
+    """Make a mutant of a fault; see the attributes of the same names.
 
-    def made(fault: Callable[[Path], Callable[[Any], None]]) -> WrongEngine:
-        class Changed(Whole):
-            __doc__ = fault.__doc__
-            __module__ = fault.__module__
+    Args:
+        at: makes the fault of what follows, see :mod:`~rmqstore_conformance.proving.kinds`.
+    """
 
-            def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
-                change = fault(directory)
-                session = engine.open(directory, options)
-                change(session)
-                return session
-
-        Changed.__name__ = fault.__name__
-        return _wrong(Changed, clause=clause, caught_by=caught_by, base=LMDB, recorder=recorder)
+    def made(follows: Any) -> WrongEngine:
+        fault = at(follows)
+        what = inspect.getdoc(fault)
+        if not what:
+            raise TypeError(f"{fault.__name__} does not say what is wrong")
+        return WrongEngine(
+            name=re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", fault.__name__).lower(),
+            what=" ".join(what.split()),
+            clause=clause,
+            place=(fault.__module__, fault.__name__),
+            fault=fault,
+            kind=kind,
+            base=base,
+            caught_by=caught_by,
+            recorder=recorder,
+            declares=declares,
+        )
 
     return made
 
 
-def stranger(clause: str, kind: Kind, base: str = MEMORY) -> Callable[[type], WrongEngine]:
-    """Make a stranger of a fault; see the attributes of the same names."""
-    return lambda fault: _wrong(fault, clause=clause, kind=kind, base=base)
-
-
-def _wrong(fault: Any, **named: Any) -> WrongEngine:
-    what = inspect.getdoc(fault)
-    if not what:
-        raise TypeError(f"{fault.__name__} does not say what is wrong")
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", fault.__name__).lower()
-    return WrongEngine(name=name, what=" ".join(what.split()), place=(fault.__module__, fault.__name__), fault=fault, **named)
+def mutants_in(modules: Iterable[ModuleType]) -> list[WrongEngine]:
+    """Return what some modules have, in their order."""
+    return [each for module in modules for each in vars(module).values() if isinstance(each, WrongEngine)]
 
 
 Behind: TypeAlias = Callable[[int, bytes], bool]

@@ -1,12 +1,10 @@
-"""Strangers whose answers rest on what is not durable yet, or on what a crash or a reopen takes away."""
+"""Mutants whose answers rest on what is not durable yet, or on what a crash or a reopen takes away."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -36,14 +34,13 @@ from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import LEASE_KEY, MARK, META, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.ticks import Place
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, stranger
-
-_AT_ONCE = Ticket(0)
+from rmqstore_conformance.proving.kinds import answers, at_once, but
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, mutant
 
 # ---------------------------------------------------------------- timers
 
 
-@stranger("C4", "durability", LMDB)
+@mutant("C4", kind="durability", base=LMDB)
 class RepeatedCancelsAtOnce(Timers):
     """The ticket of a repeated cancel does not cover the first one."""
 
@@ -53,24 +50,19 @@ class RepeatedCancelsAtOnce(Timers):
         return outcomes, ticket if ticket.position > before else Ticket(self._seal_position)
 
 
-@stranger("I1", "durability", LMDB)
-class RepeatedPutsAtOnce(Timers):
+@mutant("I1", kind="durability", base=LMDB, at=at_once(Timers, "put"))
+def repeated_puts_at_once(batch: MessageBatch, receipts: TimerReceipts) -> bool:
     """The ticket of a repeated put does not cover the first one."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        receipts, ticket = super().put(batch, now_ms, marks)
-        return receipts, _AT_ONCE if receipts.status is WriteStatus.REPEATED else ticket
+    return receipts.status is WriteStatus.REPEATED
 
 
-@stranger("H3", "durability", LMDB)
-class NeverSoft(Timers):
+@mutant("H3", "H3.a_batch_says_that_it_rests_on_what_is_not_durable", kind="durability", base=LMDB, at=answers(Timers, "due"))
+def never_soft(found: DueBatch) -> DueBatch:
     """A batch of due timers never says that it rests on a put or a cancel that is not durable."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        return msgspec.structs.replace(super().due(after, limit), soft=False)
+    return but(found, soft=False)
 
 
-@stranger("C6", "durability", LMDB)
+@mutant("C6", "C6.what_a_crash_took_is_named_by_nothing_that_came_later", kind="durability", base=LMDB)
 class HandlesByPlace(Timers):
     """A handle is looked up by tick and seq, without its epoch, so after a crash it may name another put."""
 
@@ -80,7 +72,7 @@ class HandlesByPlace(Timers):
         return place if found is None else (found.put.tick, found.put.seq, found.put.epoch)
 
 
-@stranger("I1", "durability", LMDB)
+@mutant("I1", "I1.marks_survive_a_reopen", kind="durability", base=LMDB)
 class MarksOfThisOpen(Timers):
     """The marks of puts are looked up among those of this open, so a repeat after a reopen stores its timers again."""
 
@@ -95,7 +87,7 @@ class MarksOfThisOpen(Timers):
             return receipts, ticket
 
 
-@stranger("R1", "durability", LMDB)
+@mutant("R1", kind="durability", base=LMDB)
 class LargePutsWaitForLess(Timers):
     """The ticket of a put of more than a thousand timers is that of the call before it."""
 
@@ -107,49 +99,31 @@ class LargePutsWaitForLess(Timers):
 # ---------------------------------------------------------------- pops
 
 
-class _AppliesAtOnce(Pops):
-    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
-        raise NotImplementedError
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        result, ticket = super().apply(txn, now_ms)
-        return result, _AT_ONCE if self.is_done(txn, result) else ticket
-
-
-@stranger("P5", "durability", LMDB)
-class StaleAtOnce(_AppliesAtOnce):
+@mutant("P5", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+def stale_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """The ticket of an ack that says STALE does not cover what ended the lease."""
-
-    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
-        return txn.only_acks and set(result.acks) == {AckOutcome.STALE}
+    return txn.only_acks and set(result.acks) == {AckOutcome.STALE}
 
 
-@stranger("R1", "durability", LMDB)
-class WaitsAtOnce(_AppliesAtOnce):
+@mutant("R1", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+def waits_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """A lease that is made a wait for the next attempt is answered before it is durable."""
-
-    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
-        return bool(txn.changes) and all(each.is_backing_off for each in txn.changes) and txn.appends is None
+    return bool(txn.changes) and all(each.is_backing_off for each in txn.changes) and txn.appends is None
 
 
-@stranger("P7", "durability", LMDB)
-class LettersGoneAtOnce(_AppliesAtOnce):
+@mutant("P7", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+def letters_gone_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """The answer that a dead letter is gone already does not wait for the removal."""
-
-    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
-        return bool(txn.removals) and not any(result.removals)
+    return bool(txn.removals) and not any(result.removals)
 
 
-@stranger("P11", "durability", LMDB)
-class EmptyPopsRegisterAtOnce(Pops):
+@mutant("P11", kind="durability", base=LMDB, at=at_once(Pops, "pop"))
+def empty_pops_register_at_once(request: PopRequest, result: PopResult) -> bool:
     """A first pop that gives nothing is answered before the group's start is durable."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        result, ticket = super().pop(request, now_ms)
-        return result, ticket if len(result.messages) else _AT_ONCE
+    return not len(result.messages)
 
 
-@stranger("P1", "durability", LMDB)
+@mutant("P1", kind="durability", base=LMDB)
 class RepeatedAttemptsAtOnce(Pops):
     """A pop that repeats an attempt is answered before the leases of the first one are durable."""
 
@@ -157,10 +131,10 @@ class RepeatedAttemptsAtOnce(Pops):
         with self._lock:
             before = self._shared.kv.position
             result, ticket = super().pop(request, now_ms)
-            return result, _AT_ONCE if self._shared.kv.position == before else ticket
+            return result, Ticket(0) if self._shared.kv.position == before else ticket
 
 
-@stranger("R1", "durability", LMDB)
+@mutant("R1", kind="durability", base=LMDB)
 class LargePopsWaitForLess(Pops):
     """The ticket of a pop of more than 32 messages is that of the call before it."""
 
@@ -169,7 +143,7 @@ class LargePopsWaitForLess(Pops):
         return result, Ticket(max(ticket.position - 1, 0)) if len(result.messages) > 32 else ticket
 
 
-@stranger("H3", "durability", LMDB)
+@mutant("H3", "H1.the_durable_cursor_is_what_is_durable", kind="durability", base=LMDB)
 class CursorDurableTooEarly(Pops):
     """The cursor that would survive is said to be the one that was stored last."""
 
@@ -177,25 +151,25 @@ class CursorDurableTooEarly(Pops):
         return self.timer_cursor()
 
 
-@stranger("P11", "durability", LMDB)
+@mutant("P11", kind="durability", base=LMDB)
 class ResetsAtOnce(Pops):
     """A reset of a group is answered before it is durable."""
 
     def reset_offset(self, topic: str, group: str, queue: int | None, offset: Any, now_ms: int) -> Ticket:
         super().reset_offset(topic, group, queue, offset, now_ms)
-        return _AT_ONCE
+        return Ticket(0)
 
 
-@stranger("P7", "durability", LMDB)
+@mutant("P7", kind="durability", base=LMDB)
 class SettingsAtOnce(Pops):
     """The settings of a group are answered for before they are durable."""
 
     def set_group(self, name: str, settings: Any) -> Ticket:
         super().set_group(name, settings)
-        return _AT_ONCE
+        return Ticket(0)
 
 
-@stranger("P5", "durability", LMDB)
+@mutant("P5", "C6.what_a_crash_took_is_named_by_nothing_that_came_later", kind="durability", base=LMDB)
 class ReceiptsByPlace(Leasing):
     """A receipt is looked up without its epoch, so one of a lease that a crash took may end another one."""
 
@@ -212,7 +186,7 @@ class ReceiptsByPlace(Leasing):
 # ---------------------------------------------------------------- sessions
 
 
-@stranger("C6", "durability", LMDB)
+@mutant("C6", "C6.what_the_power_took_names_nothing_that_comes_later", kind="durability", base=LMDB)
 class EpochsNotSynced(Whole):
     """The epoch of an open becomes durable with the first call, so after a crash before that it is given again."""
 
@@ -230,7 +204,7 @@ class EpochsNotSynced(Whole):
         return session
 
 
-@stranger("R1", "durability", LMDB)
+@mutant("R1", kind="durability", base=LMDB)
 class ClosesWithoutSync(Whole):
     """Under flush = async a close lets go of the files without a last sync."""
 
@@ -248,7 +222,7 @@ class ClosesWithoutSync(Whole):
         return session  # type: ignore[no-any-return]
 
 
-@stranger("F1", "durability", LMDB)
+@mutant("F1", "F1.no_room_at_a_call", kind="durability", base=LMDB)
 class FullDisksLeaveCounts(Timers):
     """After a full disk the numbers of timers are those from before it, with what was refused."""
 
@@ -257,7 +231,7 @@ class FullDisksLeaveCounts(Timers):
         reloads[:] = [each for each in reloads if each.__self__ is not self]
 
 
-@stranger("X1", "durability", LMDB)
+@mutant("X1", "X1.a_reader_sees_one_state_beside_its_owner", kind="durability", base=LMDB)
 class RefreshesHalf(Whole):
     """A reader that is refreshed sees the queues as they are, and the numbers of timers as they were."""
 

@@ -1,18 +1,14 @@
-"""Proofs about the strangers on ``lmdb``, and about those that threads show."""
+"""Proofs about the mutants on ``lmdb``, and about those that threads show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import rmqstore
-from conformance.tests.stranger_proofs import S, copied, many, meeting, moments, one_timer, passed, proof
+from conformance.tests.proofs import S, copied, many, meeting, moments, one_timer, proof
 from rmqstore import Store
 from rmqstore.contract import (
-    EMPTY_CURSOR,
     AckOutcome,
     CancelOutcome,
     GroupSettings,
@@ -20,45 +16,11 @@ from rmqstore.contract import (
     PopRequest,
     PopTxn,
     Removal,
-    TimerCursor,
 )
-from rmqstore.errors import StoreFullError
 from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, read_ids
 from rmqstore_lmdb.kv import LmdbBase
 
 # ---------------------------------------------------------------- after a reopen
-
-
-@proof
-def reopen_forgets_waits(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    store.retry_later(store.pop("t", "g"), delay_ms=1000)
-    assert stores.reopen(store).lag("t", "g").backing_off == 1
-
-
-@proof
-def reopen_forgets_deliveries(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    store.pop("t", "g", order=True, invisible_ms=1000)
-    passed(stores, store, 1000)
-    assert stores.reopen(store).pop("t", "g", order=True)[0].attempt == 2
-
-
-@proof
-def reopen_spreads_anew(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1, message_group="a"))
-    before = store.topics.list()
-    assert stores.reopen(store).topics.list() == before
-
-
-@proof
-def reopen_forgets_backoff(stores: Stores) -> None:
-    store = stores.open()
-    store.groups.set("g", max_retries=3, backoff=[timedelta(seconds=1)])
-    assert stores.reopen(store).groups.settings("g").backoff_ms == (1000,)
 
 
 @proof
@@ -75,43 +37,7 @@ def parks_short(stores: Stores) -> None:
     assert len(store.dead_letters.parked()[0].message.body) >= 3000
 
 
-@proof
-def looks_back_a_week(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1), delay_ms=1000)
-    store.close()
-    stores.clock.advance(30 * DAY_MS)
-    store = stores.open()
-    store.tick()
-    assert read_ids(store) == ["m1"]
-
-
 # ---------------------------------------------------------------- threads
-
-
-@proof
-def pops_from_what_they_saw(stores: Stores) -> None:
-    store = stores.open()
-    store.pop("t", "g")
-    store.send_batch(many(2))
-    found = meeting(store.engine.pops, [partial(store.pop, "t", "g", max_messages=1)] * 2)
-    assert sorted(each[0].message_id for each in found) == ["m0", "m1"]
-
-
-@proof
-def ack_counts_lost(stores: Stores) -> None:
-    store = stores.open()
-    store.send_batch(many(2))
-    leased = store.pop("t", "g")
-    meeting(store.engine.pops, [partial(store.ack, each) for each in leased])
-    assert store.lag("t", "g").in_flight == 0
-
-
-@proof
-def topics_made_twice(stores: Stores) -> None:
-    store = stores.open()
-    meeting(store.engine.pops, [partial(store.send, message(number)) for number in range(2)])
-    assert len(read_ids(store)) == 2
 
 
 @proof
@@ -141,30 +67,6 @@ def repeated_puts_at_once(stores: Stores) -> None:
     _, ticket = store.engine.timers.put(one_timer(), S, [b"k"])
     store.engine.timers.sync(ticket)
     assert copied(stores).pending().total == 1
-
-
-@proof
-def never_soft(stores: Stores) -> None:
-    store = stores.open()
-    store.engine.timers.put(one_timer(), S)
-    store.engine.timers.seal(S + 5000)
-    assert store.engine.timers.due(EMPTY_CURSOR, 10).soft
-
-
-@proof
-def handles_by_place(stores: Stores) -> None:
-    store = stores.open(flush="async")
-    lost = store.send(message(1), delay_ms=5000)
-    copy = copied(stores)
-    copy.send(message(2), delay_ms=5000)
-    assert copy.cancel(lost) is CancelOutcome.UNKNOWN
-
-
-@proof
-def marks_of_this_open(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1), delay_ms=5000, marks=[b"k"])
-    assert stores.reopen(store).send(message(1), delay_ms=5000, marks=[b"k"]).repeated
 
 
 @proof
@@ -233,13 +135,6 @@ def large_pops_wait_for_less(stores: Stores) -> None:
 
 
 @proof
-def cursor_durable_too_early(stores: Stores) -> None:
-    store = stores.open()
-    store.engine.pops.apply(PopTxn(timer_cursor=TimerCursor.of([(S, 5)])), S)
-    assert store.engine.pops.durable_cursor() == EMPTY_CURSOR
-
-
-@proof
 def resets_at_once(stores: Stores) -> None:
     store = stores.open(reclaim="age")
     store.send(message(1))
@@ -254,27 +149,7 @@ def settings_at_once(stores: Stores) -> None:
     assert copied(stores).groups.settings("g") == GroupSettings(max_retries=3)
 
 
-@proof
-def receipts_by_place(stores: Stores) -> None:
-    store = stores.open(flush="async")
-    store.send(message(1))
-    store.flush()
-    store.pop("t", "h")
-    store.flush()
-    lost = store.pop("t", "g")[0]
-    copy = copied(stores, flush="async")
-    assert len(copy.pop("t", "g")) == 1
-    assert copy.ack(lost) is AckOutcome.STALE
-
-
 # ---------------------------------------------------------------- answers: sessions
-
-
-@proof
-def epochs_not_synced(stores: Stores) -> None:
-    store = stores.open(flush="async")
-    copy = copied(stores, flush="async")
-    assert copy.engine.timers.stats().epoch > store.engine.timers.stats().epoch
 
 
 @proof
@@ -282,16 +157,6 @@ def closes_without_sync(stores: Stores) -> None:
     store = stores.open(flush="async")
     store.send(message(1))
     assert read_ids(stores.reopen(store)) == ["m1"]
-
-
-@proof
-def refreshes_half(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    with rmqstore.open(stores.root / "store", read_only=True, engine=stores.pair.timers) as reader:
-        store.send(message(2), delay_ms=5000)
-        reader.refresh()
-        assert reader.pending().total == 1
 
 
 # ---------------------------------------------------------------- two writes
@@ -459,27 +324,3 @@ def _fails(count: int, error: Exception) -> tuple[Callable[[], None], list[int]]
 
     LmdbBase.commit = commit
     return end, calls
-
-
-@proof
-def full_disks_leave_counts(stores: Stores) -> None:
-    store = stores.open()
-    end, _ = _fails(1, StoreFullError("no room"))
-    try:
-        with suppress(StoreFullError):
-            store.send(message(1), delay_ms=5000)
-    finally:
-        end()
-    assert store.pending().total == 0
-
-
-@proof
-def skips_damage(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1, body=b"q" * 3000))
-    store.close()
-    for file in (stores.root / "store").glob("**/data.mdb"):
-        file.write_bytes(file.read_bytes().replace(b"q" * 3000, b"z" + b"q" * 2999))
-    store = stores.open()
-    store.pop("t", "g")
-    assert len(store.dead_letters.parked()) == 1

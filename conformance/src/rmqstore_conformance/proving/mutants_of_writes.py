@@ -1,22 +1,14 @@
-"""Strangers in which one call is two transactions, so that a crash between them leaves half of it."""
+"""Mutants in which one call is two transactions, so that a crash between them leaves half of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
-
-from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
-    CancelOutcome,
     PopRequest,
     PopResult,
     PopTxn,
     PopTxnResult,
-    ReviveReport,
     Ticket,
-    TimerReceipts,
-    UpkeepReport,
 )
 from rmqstore.engine.kv.base import PutMany, WriteBatch
 from rmqstore.engine.schema import (
@@ -39,50 +31,33 @@ from rmqstore.engine.schema import (
     U32,
     U64,
 )
-from rmqstore.engine.timers.ticks import Place
 from rmqstore.message import DLQ_PREFIX
-from rmqstore_conformance.proving.planting import LMDB, Behind, Pops, Timers, in_two, parted, stranger, written_by
+from rmqstore_conformance.proving.kinds import but, two_writes
+from rmqstore_conformance.proving.planting import LMDB, Behind, Pops, Timers, in_two, mutant, parted, written_by
 
 _MANY = 1000
 _ACKS = 256
 
 
-def _is_mark(space: int, key: bytes) -> bool:
-    return space == META and key[:1] in (MARK, MARK_AGE)
-
-
 # ---------------------------------------------------------------- timers
 
 
-@stranger("I1", "two-writes", LMDB)
-class MarksBeforePuts(Timers):
+@mutant("I1", kind="two-writes", base=LMDB, at=two_writes(Timers, "put"))
+def marks_before_puts(space: int, key: bytes) -> bool:
     """The marks of a put are a transaction of their own before its timers."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        if not marks:
-            return super().put(batch, now_ms, marks)
-        with self._lock, in_two(self._shared, lambda space, key: not _is_mark(space, key)):
-            return super().put(batch, now_ms, marks)
+    return not (space == META and key[:1] in (MARK, MARK_AGE))
 
 
-@stranger("T10", "two-writes", LMDB)
-class CountersBehindPuts(Timers):
-    """The counters of pending timers are a transaction of their own behind the timers of a call of several topics."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        if not len(batch) or len(set(topics_in(batch))) < 2:
-            return super().put(batch, now_ms, marks)
-        with self._lock, in_two(self._shared, lambda space, key: space == META and (key == SEQ_KEY or key[:1] == COUNT)):
-            return super().put(batch, now_ms, marks)
+@mutant("T10", kind="two-writes", base=LMDB, at=two_writes(Timers, "put"))
+def counters_behind_puts(space: int, key: bytes) -> bool:
+    """The counters of pending timers are a transaction of their own behind the timers."""
+    return space == META and (key == SEQ_KEY or key[:1] == COUNT)
 
 
-@stranger("C4", "two-writes", LMDB)
-class TracesBehindCancels(Timers):
+@mutant("C4", kind="two-writes", base=LMDB, at=two_writes(Timers, "_cancel"))
+def traces_behind_cancels(space: int, key: bytes) -> bool:
     """What is remembered of a cancelled timer is a transaction of its own behind the cancel."""
-
-    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with in_two(self._shared, lambda space, key: space == TRACES and key[:1] == CANCELLED):
-            return super()._cancel(places, now_ms)
+    return space == TRACES and key[:1] == CANCELLED
 
 
 # ---------------------------------------------------------------- pops
@@ -95,7 +70,7 @@ class _InTwo(Pops):
             return super().apply(txn, now_ms)
 
 
-@stranger("R2", "two-writes", LMDB)
+@mutant("R2", kind="two-writes", base=LMDB)
 class LargeSendsInParts(Pops):
     """A send of more than a thousand messages for now is made of several transactions."""
 
@@ -112,7 +87,7 @@ class LargeSendsInParts(Pops):
             return found
 
 
-@stranger("P6", "two-writes", LMDB)
+@mutant("P6", kind="two-writes", base=LMDB)
 class ChangesInTwo(_InTwo):
     """A change ends the old lease in one transaction, and gives the new one in the next."""
 
@@ -129,7 +104,7 @@ class ChangesInTwo(_InTwo):
             return self.applied(txn, now_ms, is_new)
 
 
-@stranger("P8", "two-writes", LMDB)
+@mutant("P8", kind="two-writes", base=LMDB)
 class LargeAcksInParts(Pops):
     """A batch of more than 256 acks is made of several transactions."""
 
@@ -144,10 +119,10 @@ class LargeAcksInParts(Pops):
                 self._shared.sync(ticket)
                 result, ticket = super().apply(PopTxn(acks=receipts[at : at + _ACKS]), now_ms)
                 outcomes += result.acks
-            return msgspec.structs.replace(result, acks=tuple(outcomes)), ticket
+            return but(result, acks=tuple(outcomes)), ticket
 
 
-@stranger("P7", "two-writes", LMDB)
+@mutant("P7", kind="two-writes", base=LMDB)
 class ResentBeforeRemoved(_InTwo):
     """A dead letter that is sent back is appended in one transaction, and leaves its queue in the next."""
 
@@ -163,27 +138,19 @@ class ResentBeforeRemoved(_InTwo):
             return self.applied(txn, now_ms, is_removal)
 
 
-@stranger("P3", "two-writes", LMDB)
-class RetriesBeforeLeasesEnd(Pops):
+@mutant("P3", kind="two-writes", base=LMDB, at=two_writes(Pops, "revive"))
+def retries_before_leases_end(space: int, key: bytes) -> bool:
     """A revive appends the copies in one transaction, and ends the leases in the next."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        with self._lock, in_two(self._shared, lambda space, key: space == LEASES or key[:1] == PROGRESS):
-            return super().revive(now_ms, limit)
+    return space == LEASES or key[:1] == PROGRESS
 
 
-@stranger("P14", "two-writes", LMDB)
-class DeadCountedBehind(_InTwo):
+@mutant("P14", kind="two-writes", base=LMDB, at=two_writes(Pops, "apply"))
+def dead_counted_behind(space: int, key: bytes) -> bool:
     """The number of a topic's dead letters is a transaction of its own behind a rejection."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if not txn.rejects:
-            return super().apply(txn, now_ms)
-        with self._lock:
-            return self.applied(txn, now_ms, lambda space, key: space == META and key[:1] == DEAD)
+    return space == META and key[:1] == DEAD
 
 
-@stranger("P1", "two-writes", LMDB)
+@mutant("P1", kind="two-writes", base=LMDB)
 class OffsetsBehindLeases(Pops):
     """A pop gives its leases in one transaction, and moves the group in the next."""
 
@@ -204,30 +171,19 @@ class OffsetsBehindLeases(Pops):
             return super().pop(request, now_ms)
 
 
-@stranger("P9", "two-writes", LMDB)
-class RunsBehindLeases(Pops):
+@mutant("P9", kind="two-writes", base=LMDB, at=two_writes(Pops, "pop"))
+def runs_behind_leases(space: int, key: bytes) -> bool:
     """A pop in order gives its leases in one transaction, and notes its run in the next."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        if not request.order:
-            return super().pop(request, now_ms)
-        with self._lock, in_two(self._shared, lambda space, key: space == LEASES and key[:1] == FIFO):
-            return super().pop(request, now_ms)
+    return space == LEASES and key[:1] == FIFO
 
 
-@stranger("R2", "two-writes", LMDB)
-class NamesBehindMessages(Pops):
+@mutant("R2", kind="two-writes", base=LMDB, at=two_writes(Pops, "delete_topic"))
+def names_behind_messages(space: int, key: bytes) -> bool:
     """To delete a topic takes its messages in one transaction, and its name in the next."""
-
-    def delete_topic(self, name: str) -> Ticket:
-        with self._lock, in_two(self._shared, lambda space, key: space == META):
-            return super().delete_topic(name)
+    return space == META
 
 
-@stranger("Q1", "two-writes", LMDB)
-class ExpiredCountedBehind(Pops):
+@mutant("Q1", kind="two-writes", base=LMDB, at=two_writes(Pops, "maintain"))
+def expired_counted_behind(space: int, key: bytes) -> bool:
     """What retention takes unconsumed is counted in a transaction behind the one that takes it."""
-
-    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        with self._lock, in_two(self._shared, lambda space, key: space == META and key[:1] == REGISTERED):
-            return super().maintain(now_ms, budget)
+    return space == META and key[:1] == REGISTERED

@@ -1,4 +1,4 @@
-"""Strangers that cut, fold, glue, round or hash what they are given."""
+"""Mutants that cut, fold, glue, round or hash what they are given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
@@ -21,7 +20,6 @@ from rmqstore.contract import (
     PopRequest,
     PopResult,
     PopTxn,
-    PopTxnResult,
     Ticket,
     TimerCursor,
     TimerReceipts,
@@ -34,45 +32,28 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.timers.counts import MINUTE_MS
 from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import Message
-from rmqstore_conformance.proving.planting import Pops, Timers, stranger
+from rmqstore_conformance.proving.kinds import ROWS_PUT, ROWS_SENT, SENT, answers, asks, but, with_column, with_rows
+from rmqstore_conformance.proving.planting import Pops, Timers, mutant
 
 _FAR: Final = 2**62
-
-
-def with_rows(batch: MessageBatch, change: Callable[[Message], Message]) -> MessageBatch:
-    """Return a batch with each message changed; the same batch when that changes none."""
-    before = [each for each in batch.messages if isinstance(each, Message)]
-    after = [change(each) for each in before]
-    return batch if after == before else MessageBatch(messages=after)
-
-
-def _with_appends(txn: PopTxn, change: Callable[[Message], Message]) -> PopTxn:
-    if txn.appends is None or txn.timer_cursor is not None:
-        return txn
-    return msgspec.structs.replace(txn, appends=with_rows(txn.appends, change))
 
 
 # ---------------------------------------------------------------- timers
 
 
-@stranger("H2", "data")
-class StripsProperties(Timers):
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="data", at=ROWS_PUT)
+def strips_properties(message: Message) -> Message:
     """The values of a timer's properties lose blanks at their ends."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        def stripped(message: Message) -> Message:
-            values = {name: value.strip() or value for name, value in message.properties.items()}
-            return msgspec.structs.replace(message, properties=values) if values != dict(message.properties) else message
-
-        return super().put(with_rows(batch, stripped), now_ms, marks)
+    values = {name: value.strip() or value for name, value in message.properties.items()}
+    return but(message, properties=values) if values != dict(message.properties) else message
 
 
-@stranger("H2", "data")
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="data")
 class ZeroBornIsNone(Timers):
     """A timer that says it was born at 0 ms is taken for one that does not say."""
 
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        return super().put(with_rows(batch, lambda each: msgspec.structs.replace(each, born_ms=each.born_ms or now_ms)), now_ms, marks)
+        return super().put(with_rows(batch, lambda each: but(each, born_ms=each.born_ms or now_ms)), now_ms, marks)
 
 
 class _CancelsAlike(Timers):
@@ -97,7 +78,7 @@ class _CancelsAlike(Timers):
             return outcomes, ticket
 
 
-@stranger("C6", "data")
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
 class ComposesKeys(_CancelsAlike):
     """A cancel by key takes keys that are equal once composed (NFC) for one key."""
 
@@ -105,7 +86,7 @@ class ComposesKeys(_CancelsAlike):
         return topic, unicodedata.normalize("NFC", key)
 
 
-@stranger("C6", "data")
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
 class CutsKeys(_CancelsAlike):
     """The index by key holds the first 64 bytes of a key."""
 
@@ -113,7 +94,7 @@ class CutsKeys(_CancelsAlike):
         return topic, key.encode()[:64]
 
 
-@stranger("C6", "data")
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
 class GluesTopicAndKey(_CancelsAlike):
     """The index by key joins topic and key with nothing between them."""
 
@@ -121,7 +102,7 @@ class GluesTopicAndKey(_CancelsAlike):
         return topic + key, None
 
 
-@stranger("C6", "data")
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
 class HashesKeysShort(_CancelsAlike):
     """The index by key trusts the CRC-32 of a key."""
 
@@ -129,7 +110,7 @@ class HashesKeysShort(_CancelsAlike):
         return topic, zlib.crc32(key.encode())
 
 
-@stranger("I1", "data")
+@mutant("I1", "I1.marks_that_are_alike_are_told_apart", kind="data")
 class MarksByChecksum(Timers):
     """Marks of timers are kept as their CRC-32, so two marks may be one."""
 
@@ -137,7 +118,7 @@ class MarksByChecksum(Timers):
         return super().put(batch, now_ms, [zlib.crc32(mark).to_bytes(4, "big") for mark in marks])
 
 
-@stranger("T10", "data")
+@mutant("T10", "T10.any_time_is_counted_listed_and_cancelled", kind="data")
 class MinutesWrap(Timers):
     """Pending timers are counted by minute in 32 bits, so those of some thousand years ahead are counted in the bucket of an early one."""
 
@@ -156,10 +137,10 @@ class MinutesWrap(Timers):
                     counts[at] += low <= folded < high
             after = page.next_after
             if after is None:
-                return msgspec.structs.replace(found, counts=tuple(counts))
+                return but(found, counts=tuple(counts))
 
 
-@stranger("T10", "data")
+@mutant("T10", "T10.counts_with_random_edges", kind="data")
 class CountsBySeconds(Timers):
     """The edges of pending counts are rounded down to whole seconds."""
 
@@ -170,7 +151,7 @@ class CountsBySeconds(Timers):
         return super().pending(whole, handed)
 
 
-@stranger("T5", "data")
+@mutant("T5", "T5.above_the_set_horizon_nothing_is_stored", kind="data")
 class HorizonOfFirstRow(Timers):
     """Of a batch only the first row is held against the longest delay."""
 
@@ -181,7 +162,7 @@ class HorizonOfFirstRow(Timers):
             return super().put(batch, now_ms, marks)
         with self._lock:
             kept = self._options
-            self._options = msgspec.structs.replace(kept, max_delay_ms=0)
+            self._options = but(kept, max_delay_ms=0)
             try:
                 return super().put(batch, now_ms, marks)
             finally:
@@ -191,64 +172,41 @@ class HorizonOfFirstRow(Timers):
 # ---------------------------------------------------------------- pops
 
 
-@stranger("I1", "data")
-class MarksAsText(Pops):
+@mutant("I1", "I1.marks_that_are_alike_are_told_apart", kind="data", at=asks(Pops, "apply"))
+def marks_as_text(txn: PopTxn) -> PopTxn:
     """Marks of sends for now are decoded as UTF-8 with replacement, so two that are no text may be one."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        marks = [mark.decode(errors="replace").encode()[:255] for mark in txn.marks]
-        return super().apply(msgspec.structs.replace(txn, marks=marks) if marks else txn, now_ms)
+    marks = [mark.decode(errors="replace").encode()[:255] for mark in txn.marks]
+    return but(txn, marks=marks) if marks else txn
 
 
-@stranger("R1", "data")
-class TrailingZerosLost(Pops):
+@mutant("R1", "H2.every_family_of_values_comes_as_it_was_sent", kind="data", at=ROWS_SENT)
+def trailing_zeros_lost(message: Message) -> Message:
     """The body of a message that is sent for now is kept as a C string: zeros at its end are lost."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        return super().apply(
-            _with_appends(txn, lambda each: msgspec.structs.replace(each, body=each.body.rstrip(b"\0") or each.body[:1])), now_ms
-        )
+    return but(message, body=message.body.rstrip(b"\0") or message.body[:1])
 
 
-@stranger("R1", "data")
-class StripsTags(Pops):
+@mutant("R1", "H2.every_family_of_values_comes_as_it_was_sent", kind="data", at=ROWS_SENT)
+def strips_tags(message: Message) -> Message:
     """Ids and tags of messages that are sent for now lose blanks that only Unicode knows."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        def stripped(message: Message) -> Message:
-            tag = message.tag and (message.tag.strip() or message.tag)
-            message_id = message.message_id and (message.message_id.strip() or message.message_id)
-            return msgspec.structs.replace(message, tag=tag, message_id=message_id)
-
-        return super().apply(_with_appends(txn, stripped), now_ms)
+    tag = message.tag and (message.tag.strip() or message.tag)
+    message_id = message.message_id and (message.message_id.strip() or message.message_id)
+    return but(message, tag=tag, message_id=message_id)
 
 
-@stranger("R1", "data")
-class PageBordersEatBytes(Pops):
+@mutant("R1", kind="data", at=ROWS_SENT)
+def page_borders_eat_bytes(message: Message) -> Message:
     """A body of which a multiple of 4096 bytes is stored loses its last byte."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        def eaten(message: Message) -> Message:
-            at_border = len(message.body) % 4096 == 0
-            return msgspec.structs.replace(message, body=message.body[:-1]) if at_border else message
-
-        return super().apply(_with_appends(txn, eaten), now_ms)
+    at_border = len(message.body) % 4096 == 0
+    return but(message, body=message.body[:-1]) if at_border else message
 
 
-@stranger("R1", "data")
-class SlicedColumnsUnmoved(Pops):
+@mutant("R1", kind="data", at=SENT)
+def sliced_columns_unmoved(batch: MessageBatch) -> MessageBatch:
     """Of a slice of Arrow columns the bodies are read from the beginning of the buffer."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if txn.appends is not None and txn.timer_cursor is None and txn.appends.has_columns:
-            columns = txn.appends.columns
-            body = columns.column("body")
-            if body.offset:
-                whole = pa.Array.from_buffers(body.type, len(body), [None, *body.buffers()[1:]])
-                arrays = [whole if name == "body" else columns.column(name) for name in columns.schema.names]
-                batch = MessageBatch(columns=pa.RecordBatch.from_arrays(arrays, schema=columns.schema))
-                txn = msgspec.structs.replace(txn, appends=batch)
-        return super().apply(txn, now_ms)
+    if not batch.has_columns or not (body := batch.columns.column("body")).offset:
+        return batch
+    whole = pa.Array.from_buffers(body.type, len(body), [None, *body.buffers()[1:]])
+    return with_column(batch, "body", whole)
 
 
 class _OtherNames(dict[str, Any]):
@@ -278,7 +236,7 @@ class _OtherNames(dict[str, Any]):
             self[self._known(name)] = value
 
 
-@stranger("H2", "data")
+@mutant("P2", "P2.topics_that_are_alike_are_told_apart", kind="data")
 class FoldsTopics(Pops):
     """Topics that differ in case alone are one topic."""
 
@@ -318,7 +276,7 @@ class _FilterFault(Pops):
             return self._popping.pop(self._stage(now_ms), request, picker)
 
 
-@stranger("P10", "data")
+@mutant("P10", "P10.tags_that_are_alike_are_told_apart", kind="data")
 class TagsByHash(_FilterFault):
     """Tags are compared by their Java hash, as a consume queue keeps it, and by nothing more."""
 
@@ -353,7 +311,7 @@ def _rounded(text: str) -> str:
     return str(int(float(text))) if text.isdecimal() and text.isascii() and 16 <= len(text) <= 18 else text
 
 
-@stranger("P10", "data")
+@mutant("P10", "P10.properties_that_are_alike_are_told_apart", kind="data")
 class FilterNumbersAsFloats(_FilterFault):
     """An SQL92 filter compares integers as doubles, so ids beyond 2^53 are not told apart."""
 
@@ -362,7 +320,7 @@ class FilterNumbersAsFloats(_FilterFault):
         return None if isinstance(parsed, TagFilter) else picker_of(parsed, _RoundingFormat(self._log.format))
 
 
-@stranger("P8", "data")
+@mutant("P8", "P8.any_of_a_large_pop_can_be_acked_alone", kind="data")
 class AcksByByte(Leasing):
     """The place of a message in its check point is kept in one byte, so an ack of the 257th message of a pop is one of the first."""
 
@@ -373,7 +331,7 @@ class AcksByByte(Leasing):
         return super()._ack_run(stage, receipt, offsets)
 
 
-@stranger("P8", "data")
+@mutant("P8", "P8.leases_that_are_alike_are_told_apart", kind="data")
 class AcksMixGroups(Leasing):
     """A batch of acks joins receipts whose check points have equal numbers, whatever their groups."""
 
@@ -386,7 +344,7 @@ class AcksMixGroups(Leasing):
         return tuple(outcomes)
 
 
-@stranger("P11", "data")
+@mutant("P11", "P2.topics_that_are_alike_are_told_apart", kind="data")
 class DeletesBySuffix(Deleting):
     """To delete a topic takes every retry topic away whose name ends like the topic's."""
 
@@ -396,7 +354,7 @@ class DeletesBySuffix(Deleting):
         self._delete_topics(stage, others if own is None else [own, *others])
 
 
-@stranger("P14", "data")
+@mutant("P14", "P2.topics_that_are_alike_are_told_apart", kind="data")
 class LeasesByPrefix(Pops):
     """The leases of a topic are listed with those of every topic whose name begins with its own."""
 
@@ -404,35 +362,29 @@ class LeasesByPrefix(Pops):
         return [each for each in super().leases(None, group) if topic is None or each.topic.startswith(topic)]
 
 
-@stranger("P14", "data")
-class OffsetsSortAsText(Pops):
+@mutant("P14", "P12.a_topic_of_the_most_queues", kind="data", at=answers(Pops, "offsets"))
+def offsets_sort_as_text(found: Any) -> Any:
     """Where a group stands is listed with the numbers of queues sorted as text."""
-
-    def offsets(self, group: str) -> Any:
-        return sorted(super().offsets(group), key=lambda each: (each.topic, str(each.queue_id)))
+    return sorted(found, key=lambda each: (each.topic, str(each.queue_id)))
 
 
-@stranger("P13", "data")
-class QueueZeroIsAny(Pops):
+@mutant("P13", "P12.a_topic_of_the_most_queues", kind="data", at=asks(Pops, "pop"))
+def queue_zero_is_any(request: PopRequest) -> PopRequest:
     """A pop of queue 0 is taken for one of any queue."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        return super().pop(request if request.queue else msgspec.structs.replace(request, queue=None), now_ms)
+    return request if request.queue else but(request, queue=None)
 
 
-@stranger("P7", "data")
-class ShortReasons(Pops):
+@mutant("P7", "P7.no_reason_is_refused", kind="data", at=asks(Pops, "apply"))
+def short_reasons(txn: PopTxn) -> PopTxn:
     """Of a reason 255 bytes are kept."""
 
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        def cut(each: Any) -> Any:
-            return msgspec.structs.replace(each, reason=each.reason.encode()[:255].decode(errors="ignore"))
+    def cut(each: Any) -> Any:
+        return but(each, reason=each.reason.encode()[:255].decode(errors="ignore"))
 
-        txn = msgspec.structs.replace(txn, changes=[cut(each) for each in txn.changes], rejects=[cut(each) for each in txn.rejects])
-        return super().apply(txn, now_ms)
+    return but(txn, changes=[cut(each) for each in txn.changes], rejects=[cut(each) for each in txn.rejects])
 
 
-@stranger("P13", "data")
+@mutant("P13", "P12.a_topic_of_the_most_queues", kind="data")
 class LooksAtSixteenQueues(Popping):
     """A pop looks at sixteen queues of a topic, however many it has."""
 
@@ -446,7 +398,7 @@ class LooksAtSixteenQueues(Popping):
             yield source, queue, flag
 
 
-@stranger("P14", "data")
+@mutant("P14", kind="data")
 class DeadOfLongTopics(Administration):
     """Dead letters that are dropped are not counted off when the name of their topic has 64 bytes or more."""
 

@@ -1,12 +1,10 @@
-"""Strangers that mistake a rule: what a bound bounds, what a page leaves, from when a time counts, what is counted."""
+"""Mutants that mistake a rule: what a bound bounds, what a page leaves, from when a time counts, what is counted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from rmqstore.contract import (
     CancelOutcome,
@@ -29,12 +27,13 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
 from rmqstore.engine.timers.ticks import Place
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
+from rmqstore_conformance.proving.kinds import but
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers
 
 
-@stranger("T10", "logic")
+@mutant("T10", "X3.a_page_holds_a_bounded_number_of_bytes")
 class LargePagesEndScans(Timers):
     """A page of a scan that its bytes end, and not its limit, says that nothing follows."""
 
@@ -42,10 +41,10 @@ class LargePagesEndScans(Timers):
         self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
     ) -> ScanPage:
         page = super().scan(from_ms, to_ms, after, limit, handed)
-        return page if len(page.timers) >= limit else msgspec.structs.replace(page, next_after=None)
+        return page if len(page.timers) >= limit else but(page, next_after=None)
 
 
-@stranger("T10", "logic")
+@mutant("T10")
 class GetSeesCancelled(Timers):
     """A look-up by handle gives a cancelled timer as long as others of its call and tick are pending."""
 
@@ -56,7 +55,7 @@ class GetSeesCancelled(Timers):
             return None if found is None or place is None or found.put.epoch != place[2] else self._pending_timer(found.put)
 
 
-@stranger("C4", "logic")
+@mutant("C4", "C4.a_list_is_answered_handle_by_handle")
 class CancelsTwiceInACall(Timers):
     """A handle that is twice in a call that cancels is CANCELLED and then UNKNOWN."""
 
@@ -70,7 +69,7 @@ class CancelsTwiceInACall(Timers):
         return outcomes, ticket
 
 
-@stranger("T2", "logic")
+@mutant("T2")
 class SleepsThroughPuts(Timers):
     """The time of the next tick is worked out once and kept until the next seal, whatever is put meanwhile."""
 
@@ -85,7 +84,7 @@ class SleepsThroughPuts(Timers):
         super().seal(until_ms)
 
 
-@stranger("T9", "logic")
+@mutant("T9", "T9.refusals_follow_the_formula")
 class CallsDoNotCount(Timers):
     """A put is held against the limit of its slot by what is in there already, without its own timers."""
 
@@ -99,7 +98,7 @@ class CallsDoNotCount(Timers):
         congestion.check = check
 
 
-@stranger("T11", "logic", LMDB)
+@mutant("T11", "T11.overdue_after_any_time_closed", base=LMDB)
 class LooksBackAWeek(Timers):
     """After an open, timers that fell due more than a week before the first tick are taken for done."""
 
@@ -114,7 +113,7 @@ class LooksBackAWeek(Timers):
 # ---------------------------------------------------------------- pops
 
 
-@stranger("P7", "logic")
+@mutant("P7")
 class ZeroRetriesAreDefault(Leasing):
     """A group that is set to no retries at all has as many as the store."""
 
@@ -123,14 +122,14 @@ class ZeroRetriesAreDefault(Leasing):
         own = settings.get(group)
         if own is None or own.max_retries != 0:
             return super()._give_back(transaction, lease, index, group, topic, **how)
-        settings[group] = msgspec.structs.replace(own, max_retries=None)
+        settings[group] = but(own, max_retries=None)
         try:
             return super()._give_back(transaction, lease, index, group, topic, **how)
         finally:
             settings[group] = own
 
 
-@stranger("P14", "logic")
+@mutant("P14")
 class ExpiryWithoutWaits(Pops):
     """When the first lease ends is worked out without the leases that back off, so nothing wakes for them."""
 
@@ -139,7 +138,7 @@ class ExpiryWithoutWaits(Pops):
         return min(ends, default=None)
 
 
-@stranger("P13", "logic")
+@mutant("P13")
 class ReadyWithoutRetries(Pops):
     """Whether a pop could return something is told by the topic alone, without the retry topic."""
 
@@ -152,21 +151,21 @@ class ReadyWithoutRetries(Pops):
         return any(each.is_ordered for each in self.subscriptions(group) if each.topic == topic)
 
 
-@stranger("I1", "logic")
+@mutant("I1")
 class MarksOfSendsAgeEarly(Pops):
     """Marks of sends for now are kept as long as outcomes of acks, and not as long as marks."""
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock:
             kept = self._options
-            self._options = msgspec.structs.replace(kept, mark_memory_ms=min(kept.mark_memory_ms, kept.outcome_memory_ms))
+            self._options = but(kept, mark_memory_ms=min(kept.mark_memory_ms, kept.outcome_memory_ms))
             try:
                 return super().maintain(now_ms, budget)
             finally:
                 self._options = kept
 
 
-@stranger("P5", "logic")
+@mutant("P5")
 class OutcomesAgeFromAck(Transaction):
     """What became of a lease is remembered from its ack on, so that of a long lease is forgotten before it would have expired."""
 
@@ -184,7 +183,7 @@ class OutcomesAgeFromAck(Transaction):
                 self.write.ops[at] = PutMany(op.space, sorted(items))
 
 
-@stranger("Q1", "logic")
+@mutant("Q1")
 class ExpiredOfOneGroup(Retention):
     """What retention takes is counted for one of the groups that had not popped it."""
 
@@ -193,7 +192,7 @@ class ExpiredOfOneGroup(Retention):
         return Counter(dict(sorted(found.items())[:1]))
 
 
-@stranger("Q3", "logic")
+@mutant("Q3", "Q3.no_group_is_idle_before_its_time")
 class EmptyPopsAreIdle(Popping):
     """A group that finds nothing when it pops counts as one that does not pop."""
 
@@ -205,7 +204,7 @@ class EmptyPopsAreIdle(Popping):
         return must_wait
 
 
-@stranger("P11", "logic")
+@mutant("P11")
 class ResetToTheEndForgetsQueues(Pops):
     """A reset to the next message moves the group to the end of queue 0 on each queue that has as much."""
 
@@ -219,7 +218,7 @@ class ResetToTheEndForgetsQueues(Pops):
         return super().reset_offset(topic, group, queue, offset, now_ms)
 
 
-@stranger("P14", "logic")
+@mutant("P14", "P7.dropped_letters_are_gone")
 class RemovedTwiceCountsTwice(Pops):
     """A dead letter that was dropped already is counted off once more when it is dropped again."""
 
@@ -236,23 +235,23 @@ class RemovedTwiceCountsTwice(Pops):
 # ---------------------------------------------------------------- other stores, other clocks, damage
 
 
-@stranger("C3", "logic")
+@mutant("C3", "C3.never_put_is_unknown")
 class HandlesOfAnyStore(Timers):
     """A handle of another store cancels the timer that has its numbers here."""
 
     def _place_of(self, handle: TimerHandle) -> Place | None:
-        return super()._place_of(msgspec.structs.replace(handle, store_tag=self._options.store_tag))
+        return super()._place_of(but(handle, store_tag=self._options.store_tag))
 
 
-@stranger("P5", "logic")
+@mutant("P5", "P5.garbage_or_forged_is_unknown")
 class ReceiptsOfAnyStore(Leasing):
     """A receipt of another store ends the lease that has its numbers here."""
 
     def _check_point(self, transaction: Transaction, receipt: Any) -> Any:
-        return super()._check_point(transaction, msgspec.structs.replace(receipt, broker=self._options.broker))
+        return super()._check_point(transaction, but(receipt, broker=self._options.broker))
 
 
-@stranger("C4", "logic")
+@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory")
 class TracesAgeFromCancel(Timers):
     """A cancel is remembered for some time from the call on, so that of a far timer is forgotten long before the timer would be due."""
 
@@ -275,7 +274,7 @@ class TracesAgeFromCancel(Timers):
             return super().maintain(now_ms, budget)
 
 
-@stranger("K1", "pairs")
+@mutant("K1", "K1.back_does_not_end_or_stretch_leases_wrongly", kind="pairs")
 class LeasesEndByPopTime(Transaction):
     """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
 
@@ -285,7 +284,7 @@ class LeasesEndByPopTime(Transaction):
         return lease
 
 
-@stranger("T12", "logic", LMDB)
+@mutant("T12", "T12.a_damaged_queue_entry_is_parked_by_the_pop", base=LMDB)
 class SkipsDamage(RunQueueLog):
     """A pop passes over messages that cannot be read, and parks nothing."""
 

@@ -1,87 +1,62 @@
-"""Strangers that lose or change one field of one copy of a message."""
+"""Mutants that lose or change one field of one copy of a message."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
-    DueBatch,
     GroupProgress,
     LeaseInfo,
     MessageState,
-    PopRequest,
+    PoppedBatch,
     PopResult,
-    PopTxn,
-    PopTxnResult,
+    Receipt,
     Ticket,
-    TimerCursor,
     TimerReceipts,
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
 from rmqstore.engine.pops.administration import Administration
-from rmqstore.engine.pops.popped import PoppedRecords
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.message import PROPERTY_DLQ_ATTEMPTS, PROPERTY_DLQ_REASON, RETRY_PREFIX, Message, PoppedMessage
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
-from rmqstore_conformance.proving.strangers_of_data import with_rows
+from rmqstore_conformance.proving.kinds import ROWS_DUE, ROWS_PUT, SENT, answers, but, times_put, values_of, with_column
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers
 
 
-@stranger("H2", "fidelity")
-class NullTimeBecomesNow(Timers):
+@mutant("H2", kind="fidelity", at=times_put)
+def null_time_becomes_now(at: int | None, now_ms: int) -> int | None:
     """In a call with timers, a message without a deliver time gets the time of the call as one."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        def timed(message: Message) -> Message:
-            return msgspec.structs.replace(message, deliver_at_ms=now_ms) if message.deliver_at_ms is None else message
-
-        return super().put(with_rows(batch, timed), now_ms, marks)
+    return now_ms if at is None else at
 
 
-@stranger("H2", "fidelity")
-class BornInSeconds(Timers):
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="fidelity", at=ROWS_PUT)
+def born_in_seconds(message: Message) -> Message:
     """The born time of a timer is kept in whole seconds."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        def whole(message: Message) -> Message:
-            return msgspec.structs.replace(message, born_ms=(message.born_ms or 0) // 1000 * 1000)
-
-        return super().put(with_rows(batch, whole), now_ms, marks)
+    return but(message, born_ms=(message.born_ms or 0) // 1000 * 1000)
 
 
-@stranger("H2", "fidelity")
-class LargeBodiesCutOnTheWay(Timers):
+@mutant("H2", "H2.the_largest_message_comes_as_it_was_sent", kind="fidelity", at=ROWS_DUE)
+def large_bodies_cut_on_the_way(message: Message) -> Message:
     """A hand-over reads a message through a buffer of 1 MiB, and what is longer arrives cut."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        return msgspec.structs.replace(
-            found, messages=with_rows(found.messages, lambda each: msgspec.structs.replace(each, body=each.body[: 1 << 20]))
-        )
+    return but(message, body=message.body[: 1 << 20])
 
 
-@stranger("H2", "fidelity")
-class KeysTwiceOnTheWay(Timers):
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="fidelity", at=ROWS_DUE)
+def keys_twice_on_the_way(message: Message) -> Message:
     """A hand-over gives the keys of a message without those that are there twice."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        return msgspec.structs.replace(
-            found, messages=with_rows(found.messages, lambda each: msgspec.structs.replace(each, keys=tuple(dict.fromkeys(each.keys))))
-        )
+    return but(message, keys=tuple(dict.fromkeys(message.keys)))
 
 
-@stranger("I1", "fidelity")
+@mutant("I1", kind="fidelity")
 class RepeatsTickAnew(Timers):
     """The answer to a repeated put names the ticks of the repeat, so handles of a call with a delay find nothing."""
 
@@ -91,11 +66,11 @@ class RepeatsTickAnew(Timers):
             width = self.precision_ms
             asked = [each.deliver_at_ms for each in batch.messages]
             ticks = [min(-(-(at or now_ms) // width) * width, 2**62) for at in asked]
-            receipts = msgspec.structs.replace(receipts, ticks=ticks)
+            receipts = but(receipts, ticks=ticks)
         return receipts, ticket
 
 
-@stranger("C4", "fidelity")
+@mutant("C4", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity")
 class DumpsNoDelivered(Timers):
     """The exported state of timers leaves out what is remembered of delivered ones."""
 
@@ -104,7 +79,7 @@ class DumpsNoDelivered(Timers):
         if table != "timer_traces" or not page.rows.num_rows:
             return page
         kept = np.asarray(page.rows.column("kind").to_pylist()) == 0
-        return msgspec.structs.replace(page, rows=page.rows.filter(pa.array(kept)))
+        return but(page, rows=page.rows.filter(pa.array(kept)))
 
 
 # ---------------------------------------------------------------- retries and dead letters
@@ -120,25 +95,23 @@ class _FormatWith:
         return getattr(self._plain, name)
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
 class DeadKeysSorted(Transaction):
     """A dead letter has its keys in the order of the alphabet."""
 
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         message = self._format.decode_message(record)
-        kept = msgspec.structs.replace(message, keys=tuple(sorted(message.keys)))
+        kept = but(message, keys=tuple(sorted(message.keys)))
         super().bury(group, topic, self._format.encode_message(kept), attempts, reason)
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", kind="fidelity")
 class DeadGetTags(Transaction):
     """A message without a tag gets one when it becomes a dead letter."""
 
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         message = self._format.decode_message(record)
-        super().bury(
-            group, topic, self._format.encode_message(msgspec.structs.replace(message, tag=message.tag or "DLQ")), attempts, reason
-        )
+        super().bury(group, topic, self._format.encode_message(but(message, tag=message.tag or "DLQ")), attempts, reason)
 
 
 class _NotesReasons(_FormatWith):
@@ -151,7 +124,7 @@ class _NotesReasons(_FormatWith):
     def encode_message(self, message: Message, attempt: int = 0, first_pop_ms: int = -1) -> bytes:
         reason = self.__dict__.get("reasons", {}).pop(message.message_id, None)
         if reason is not None:
-            message = msgspec.structs.replace(message, properties={**message.properties, "LAST_REASON": reason})
+            message = but(message, properties={**message.properties, "LAST_REASON": reason})
         done: bytes = self._plain.encode_message(message, attempt, first_pop_ms)
         return done
 
@@ -168,7 +141,7 @@ class _ReformingAdministration(Administration):
             self._log.format = record_format
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
 class ResentRemembers(_ReformingAdministration):
     """A dead letter that is sent back keeps its reason in a property of its own."""
 
@@ -188,14 +161,14 @@ class _CountsOn(_FormatWith):
         return message
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
 class ResentCountsOn(_ReformingAdministration):
     """A dead letter that is sent back goes on with the attempts that it had."""
 
     form = _CountsOn
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", kind="fidelity")
 class ReleaseForgetsAttempts(Leasing):
     """A release of a retried message starts its attempts anew."""
 
@@ -214,7 +187,7 @@ class ReleaseForgetsAttempts(Leasing):
             self._format = plain
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", kind="fidelity")
 class ReasonsStick(Leasing):
     """A dead letter whose last attempt failed without a word has the reason of an earlier one."""
 
@@ -236,175 +209,91 @@ class ReasonsStick(Leasing):
 # ---------------------------------------------------------------- columns, reads, listings
 
 
-class _WrongColumns:
-    def __init__(self, popped: Any) -> None:
+class _Columns(PoppedBatch):
+    """Popped messages that are right one by one, and have other values in a column."""
+
+    def __init__(self, popped: PoppedBatch, name: str, change: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._popped = popped
+        self._change = name, change
 
     def __len__(self) -> int:
         return len(self._popped)
 
     def messages(self) -> list[PoppedMessage]:
-        found: list[PoppedMessage] = self._popped.messages()
-        return found
-
-    def receipts(self) -> Any:
-        return self._popped.receipts()
-
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        raise NotImplementedError
-
-    def columns(self) -> pa.RecordBatch:
-        plain = PoppedRecords.columns(self._popped).columns
-        arrays = {name: plain.column(name) for name in plain.schema.names} | self.changed(plain)
-        return pa.RecordBatch.from_arrays(list(arrays.values()), schema=plain.schema)
-
-
-class _FirstQueue(_WrongColumns):
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        queues = columns.column("queue_id").to_pylist()
-        return {"queue_id": pa.array(queues[:1] * len(queues), pa.int32())}
-
-
-class _FreshPops(_WrongColumns):
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        attempts = columns.column("attempt").to_pylist()
-        return {"attempt": pa.array([min(each, 1) for each in attempts], pa.int32())}
-
-
-class _LatestPops(_WrongColumns):
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        times = [receipt.pop_time_ms for receipt in self._popped.receipts()]
-        return {"first_pop_ms": pa.array(times, pa.int64())} if len(times) == columns.num_rows else {}
-
-
-class _PoppedWrongly(PoppedRecords):
-    kind: type[_WrongColumns] = _WrongColumns
+        return self._popped.messages()
 
     def columns(self) -> MessageBatch:
-        return MessageBatch(source=self.kind(self))
+        name, change = self._change
+        batch = self._popped.columns()
+        return with_column(batch, name, change(values_of(batch, name)))
+
+    def receipts(self) -> Sequence[Receipt]:
+        return self._popped.receipts()
 
 
-class _PoppedFirstQueue(_PoppedWrongly):
-    kind = _FirstQueue
-
-
-class _PoppedFresh(_PoppedWrongly):
-    kind = _FreshPops
-
-
-class _PoppedLatest(_PoppedWrongly):
-    kind = _LatestPops
-
-
-class _ColumnFault(Pops):
-    popped_class: type[PoppedRecords] = PoppedRecords
-
-    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        result, ticket = super().pop(request, now_ms)
-        result.messages.__class__ = self.popped_class
-        return result, ticket
-
-
-@stranger("P13", "fidelity")
-class ColumnsOfOneQueue(_ColumnFault):
+@mutant("P13", "P12.a_topic_of_the_most_queues", kind="fidelity", at=answers(Pops, "pop"))
+def columns_of_one_queue(result: PopResult) -> PopResult:
     """The columns of a pop over several queues say of all messages that they lie in the first one's."""
+    return but(result, messages=_Columns(result.messages, "queue_id", lambda queues: queues[:1] * len(queues)))
 
-    popped_class = _PoppedFirstQueue
 
-
-@stranger("P7", "fidelity")
-class ColumnsOfFirstAttempts(_ColumnFault):
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity", at=answers(Pops, "pop"))
+def columns_of_first_attempts(result: PopResult) -> PopResult:
     """The columns of a pop say of every message that this is its first attempt."""
+    return but(result, messages=_Columns(result.messages, "attempt", lambda attempts: [min(each, 1) for each in attempts]))
 
-    popped_class = _PoppedFresh
 
-
-@stranger("P3", "fidelity")
-class ColumnsOfLastPop(_ColumnFault):
+@mutant("P3", "P3.every_copy_is_whole", kind="fidelity", at=answers(Pops, "pop"))
+def columns_of_last_pop(result: PopResult) -> PopResult:
     """The columns of a pop give the time of this pop as that of the first one."""
-
-    popped_class = _PoppedLatest
-
-
-class _AppendedColumns(Pops):
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        raise NotImplementedError
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if txn.appends is not None and txn.timer_cursor is None and txn.appends.has_columns:
-            plain = txn.appends.columns
-            arrays = {name: plain.column(name) for name in plain.schema.names} | self.changed(plain)
-            txn = msgspec.structs.replace(
-                txn, appends=MessageBatch(columns=pa.RecordBatch.from_arrays(list(arrays.values()), schema=plain.schema))
-            )
-        return super().apply(txn, now_ms)
+    times = [each.pop_time_ms for each in result.messages.receipts()]
+    return but(result, messages=_Columns(result.messages, "first_pop_ms", lambda first: times))
 
 
-@stranger("R1", "fidelity")
-class ColumnsKeepOneKey(_AppendedColumns):
+@mutant("R1", kind="fidelity", at=SENT)
+def columns_keep_one_key(batch: MessageBatch) -> MessageBatch:
     """Of the keys of a message that was sent for now by columns, the first one is kept."""
-
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        keys = columns.column("keys").to_pylist()
-        return {"keys": pa.array([each and each[:1] for each in keys], columns.column("keys").type)}
+    return with_column(batch, "keys", [each and each[:1] for each in values_of(batch, "keys")]) if batch.has_columns else batch
 
 
-@stranger("R1", "fidelity")
-class ColumnsFillTags(_AppendedColumns):
+@mutant("R1", kind="fidelity", at=SENT)
+def columns_fill_tags(batch: MessageBatch) -> MessageBatch:
     """A message without a tag that was sent by columns gets the tag of the row before it."""
-
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        filled: list[str | None] = []
-        for tag in columns.column("tag").to_pylist():
-            filled.append(filled[-1] if tag is None and filled else tag)
-        return {"tag": pa.array(filled, pa.string())}
+    if not batch.has_columns:
+        return batch
+    return with_column(batch, "tag", list(accumulate(values_of(batch, "tag"), lambda before, tag: tag or before)))
 
 
-class _OneStoreTime(_WrongColumns):
-    def messages(self) -> list[PoppedMessage]:
-        found = super().messages()
-        return [msgspec.structs.replace(each, store_ms=found[0].store_ms) for each in found]
-
-    def changed(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
-        times = columns.column("store_ms").to_pylist()
-        return {"store_ms": pa.array(times[:1] * len(times), pa.int64())}
-
-
-@stranger("P14", "fidelity")
-class ReadsOneStoreTime(Pops):
+@mutant("P14", kind="fidelity", at=answers(Pops, "read"))
+def reads_one_store_time(batch: MessageBatch) -> MessageBatch:
     """A read of messages of several calls says that all of them came with the first."""
-
-    def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
-        source: Any = super().read(topic, queue, offset, limit).source
-        return MessageBatch(source=_OneStoreTime(source.popped))
+    found = [each for each in batch.messages if isinstance(each, PoppedMessage)]
+    return MessageBatch(messages=[but(each, store_ms=found[0].store_ms) for each in found])
 
 
-@stranger("P14", "fidelity")
+@mutant("P14", kind="fidelity")
 class LeasesForgetRuns(Pops):
     """The leases of messages in order are listed as first attempts, as the count lies with the run and not with the message."""
 
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
         ordered = {(each.group, each.topic) for each in self.subscriptions() if each.is_ordered}
-        return [
-            msgspec.structs.replace(each, attempt=1) if (each.group, each.topic) in ordered else each
-            for each in super().leases(topic, group)
-        ]
+        return [but(each, attempt=1) if (each.group, each.topic) in ordered else each for each in super().leases(topic, group)]
 
 
-@stranger("P14", "fidelity")
+@mutant("P14", "P14.where_a_message_of_a_run_is", kind="fidelity")
 class WhereOverlooksWaits(Pops):
     """A message that waits in its place under FIFO is said to be done with."""
 
     def progress(self, topic: str, queue: int, offset: int) -> list[GroupProgress]:
         return [
-            msgspec.structs.replace(each, state=MessageState.DONE, delivered=0)
+            but(each, state=MessageState.DONE, delivered=0)
             if each.state is MessageState.RETRY and not topic.startswith(RETRY_PREFIX)
             else each
             for each in super().progress(topic, queue, offset)
         ]
 
 
-@stranger("P14", "fidelity")
+@mutant("P14", "P14.of_one_id_the_newest_is_found", kind="fidelity")
 class GetFindsTheFirst(Pops):
     """Of several messages of one id that came in one millisecond, a look-up by id gives the first."""
 
@@ -417,7 +306,7 @@ class GetFindsTheFirst(Pops):
         return newest
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity")
 class DumpsNoReasons(Pops):
     """The exported leases leave out why the last attempt failed."""
 
@@ -427,19 +316,19 @@ class DumpsNoReasons(Pops):
             return page
         rows = page.rows
         at = rows.schema.get_field_index("reason")
-        return msgspec.structs.replace(page, rows=rows.set_column(at, rows.schema.field(at), pa.array([""] * rows.num_rows, pa.string())))
+        return but(page, rows=rows.set_column(at, rows.schema.field(at), pa.array([""] * rows.num_rows, pa.string())))
 
 
-@stranger("P1", "fidelity")
+@mutant("P1", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity")
 class DumpsNoAttempts(Pops):
     """The exported state leaves out which leases an attempt was given."""
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
         page = super().export_state(table, after, limit)
-        return msgspec.structs.replace(page, rows=page.rows.slice(0, 0)) if table == "attempts" else page
+        return but(page, rows=page.rows.slice(0, 0)) if table == "attempts" else page
 
 
-@stranger("P7", "fidelity")
+@mutant("P7", kind="fidelity")
 class RejectsCountLess(Transaction):
     """A message that was rejected has one attempt fewer in its dead letter than it was delivered."""
 
@@ -447,7 +336,7 @@ class RejectsCountLess(Transaction):
         super().bury(group, topic, record, attempts if reason.startswith("delivered ") else attempts - 1, reason)
 
 
-@stranger("Q1", "fidelity")
+@mutant("Q1", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity")
 class LoadsArriveNow(Pops):
     """Messages that are taken in from another store arrived when they were taken in."""
 
@@ -461,7 +350,7 @@ class LoadsArriveNow(Pops):
         return super().import_state(given, now_ms, marks)
 
 
-@stranger("I1", "pairs")
+@mutant("I1", "I1.a_part_of_a_load_is_taken_in_once", kind="pairs")
 class LoadsTakenInTwice(Timers):
     """A part of a load whose mark was given before is counted once more."""
 
@@ -472,7 +361,7 @@ class LoadsTakenInTwice(Timers):
 # ---------------------------------------------------------------- after a reopen
 
 
-@stranger("P14", "fidelity", LMDB)
+@mutant("P14", "P14.a_wait_for_the_next_attempt_is_not_in_flight", kind="fidelity", base=LMDB)
 class ReopenForgetsWaits(Pops):
     """After a reopen a message that backs off counts as one that somebody works on."""
 
@@ -480,7 +369,7 @@ class ReopenForgetsWaits(Pops):
         self._state.backing_off.clear()
 
 
-@stranger("P9", "fidelity", LMDB)
+@mutant("P9", "P9.un_acked_messages_come_back_in_place_and_acked_ones_do_not", kind="fidelity", base=LMDB)
 class ReopenForgetsDeliveries(Pops):
     """After a reopen the messages of a FIFO run that wait count as never delivered."""
 
@@ -489,25 +378,25 @@ class ReopenForgetsDeliveries(Pops):
             run.update({at: one._replace(delivered=0) for at, one in run.items()})
 
 
-@stranger("P9", "fidelity", LMDB)
+@mutant("P9", "P9.no_message_of_a_group_overtakes_another_in_a_widened_topic", kind="fidelity", base=LMDB)
 class ReopenSpreadsAnew(Pops):
     """After a reopen the number of queues over which message groups are spread is fixed anew."""
 
     def planted(self) -> None:
         topics = self._state.topics
-        topics.update({name: msgspec.structs.replace(each, group_queues=0) for name, each in topics.items()})
+        topics.update({name: but(each, group_queues=0) for name, each in topics.items()})
 
 
-@stranger("P7", "fidelity", LMDB)
+@mutant("P7", "P7.a_group_has_retries_of_its_own", kind="fidelity", base=LMDB)
 class ReopenForgetsBackoff(Pops):
     """After a reopen a group has its number of retries, and no table of waits."""
 
     def planted(self) -> None:
         settings = self._state.group_settings
-        settings.update({name: msgspec.structs.replace(each, backoff_ms=()) for name, each in settings.items()})
+        settings.update({name: but(each, backoff_ms=()) for name, each in settings.items()})
 
 
-@stranger("T12", "fidelity", LMDB)
+@mutant("T12", kind="fidelity", base=LMDB)
 class ParksShort(Transaction):
     """Of an entry that cannot be read the first 1024 bytes are parked."""
 
@@ -515,7 +404,7 @@ class ParksShort(Transaction):
         super().park(raw[:1024], reason, origin, origin_topic)
 
 
-@stranger("P3", "pairs")
+@mutant("P6", "P6.change_longer_and_shorter", kind="pairs")
 class ChangePopsFirst(Leasing):
     """A message whose lease was changed was popped first when it was changed."""
 

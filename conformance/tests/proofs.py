@@ -1,6 +1,6 @@
-"""Proofs that strangers are wrong: each uses the public API alone, returns on a sound engine, and fails an assertion on the stranger.
+"""Proofs that mutants are wrong: each uses the public API alone, returns on a sound engine, and fails an assertion on the mutant.
 
-A proof has the name of its stranger. What ``kill -9`` leaves is a copy of the store's directory (:func:`copied`, :func:`moments`).
+A proof has the name of its mutant. What ``kill -9`` leaves is a copy of the store's directory (:func:`copied`, :func:`moments`).
 """
 
 from __future__ import annotations

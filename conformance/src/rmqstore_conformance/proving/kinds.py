@@ -1,0 +1,198 @@
+"""Common kinds of faults, each made of one function: what is asked or answered is changed on its way, or one write is made two.
+
+A kind stands in the decorator that makes a wrong engine, and makes the class of the fault of the function below it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from rmqstore import MessageBatch
+from rmqstore.batch import columns_of
+from rmqstore.contract import DueBatch, Engine, EngineOptions, EngineSession, PoppedBatch, PopResult, PopTxn, Receipt, Ticket
+from rmqstore.message import Message, PoppedMessage
+from rmqstore_conformance.proving.planting import Pops, Timers, Whole, in_two
+
+_Change: TypeAlias = Callable[[Any], Any]
+Kind: TypeAlias = Callable[[Callable[..., Any]], type]
+but = msgspec.structs.replace
+
+
+def _fault(side: type, made_of: Callable[..., Any], call: str, faulty: Callable[..., Any]) -> type:
+    def instead(self: Any, *args: Any, **options: Any) -> Any:
+        return faulty(self, getattr(super(side, self), call), *args, **options)
+
+    return type(made_of.__name__, (side,), {call: instead, "__doc__": made_of.__doc__, "__module__": made_of.__module__})
+
+
+def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Kind:
+    """Change what a call is asked: its first argument."""
+
+    def made(change: _Change) -> type:
+        return _fault(side, change, call, lambda self, sound, asked, *more, **options: sound(how(change)(asked), *more, **options))
+
+    return made
+
+
+def answers(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Kind:
+    """Change what a call answers, beside its ticket."""
+
+    def made(change: _Change) -> type:
+        def faulty(self: Any, sound: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            answer = sound(*args, **options)
+            return (how(change)(answer[0]), *answer[1:]) if isinstance(answer, tuple) else how(change)(answer)
+
+        return _fault(side, change, call, faulty)
+
+    return made
+
+
+def at_once(side: type, call: str) -> Kind:
+    """Answer with a ticket that nobody has to wait for, where that is so by what was asked and what is answered."""
+
+    def made(when: Callable[[Any, Any], bool]) -> type:
+        def faulty(self: Any, sound: Callable[..., Any], asked: Any, *args: Any, **options: Any) -> Any:
+            result, ticket = sound(asked, *args, **options)
+            return result, Ticket(0) if when(asked, result) else ticket
+
+        return _fault(side, when, call, faulty)
+
+    return made
+
+
+def two_writes(side: type, call: str) -> Kind:
+    """Make the write of a call two, the first of them durable before the second, to which belong the keys of some spaces."""
+
+    def made(is_behind: Callable[[int, bytes], bool]) -> type:
+        def faulty(self: Any, sound: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            with self._lock, in_two(self._shared, is_behind):
+                return sound(*args, **options)
+
+        return _fault(side, is_behind, call, faulty)
+
+    return made
+
+
+# ---------------------------------------------------------------- sessions
+
+Opened: TypeAlias = Callable[[Any], object]
+"""What is done to a session that was opened."""
+
+Sync: TypeAlias = Callable[[Callable[..., None], Ticket | None], None]
+"""A sync by a sound one."""
+
+
+def opens(fault: Callable[[Path], Opened]) -> type:
+    """Call something with the directory before it is opened; it returns what is done to the session."""
+
+    class Changed(Whole):
+        def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+            change = fault(directory)
+            session = engine.open(directory, options)
+            change(session)
+            return session
+
+    return type(fault.__name__, (Changed,), {"__doc__": fault.__doc__, "__module__": fault.__module__})
+
+
+def syncs(fault: Callable[[Path], Sync]) -> type:
+    """Let both sides of a session sync in another way."""
+
+    @functools.wraps(fault)
+    def opened(directory: Path) -> Opened:
+        sync = fault(directory)
+        return lambda session: synced_by(session, sync)
+
+    return opens(opened)
+
+
+def synced_by(session: Any, sync: Sync) -> None:
+    """Let both sides of a session sync in another way."""
+    for side in session.timers(), session.pops():
+        side.sync = lambda ticket=None, sound=side.sync: sync(sound, ticket)
+
+
+# ---------------------------------------------------------------- batches and popped messages
+
+
+def with_column(batch: MessageBatch, name: str, values: Sequence[Any]) -> MessageBatch:
+    """Return a batch with other values in one column."""
+    columns = batch.columns
+    at = columns.schema.get_field_index(name)
+    return MessageBatch(columns=columns.set_column(at, columns.schema.field(at), pa.array(values, columns.schema.field(at).type)))
+
+
+def of_rows(batch: MessageBatch, rows: Sequence[int]) -> MessageBatch:
+    """Return some rows of a batch, in this order."""
+    return MessageBatch(columns=batch.columns.take(pa.array(rows, pa.int64())))
+
+
+def values_of(batch: MessageBatch, name: str) -> list[Any]:
+    """Return one column."""
+    found: list[Any] = batch.columns.column(name).to_pylist()
+    return found
+
+
+def with_rows(batch: MessageBatch, change: Callable[[Message], Message]) -> MessageBatch:
+    """Return a batch with each message changed; the same batch when that changes none."""
+    before = [each for each in batch.messages if isinstance(each, Message)]
+    after = [change(each) for each in before]
+    return batch if after == before else MessageBatch(messages=after)
+
+
+def holding(due: DueBatch, messages: MessageBatch) -> DueBatch:
+    """Return what was due with other messages in it."""
+    return but(due, messages=messages)
+
+
+class _Edited(PoppedBatch):
+    """Popped messages, each changed on its way out."""
+
+    def __init__(self, popped: PoppedBatch, edit: Callable[[PoppedMessage], PoppedMessage]) -> None:
+        self._popped = popped
+        self._edit = edit
+
+    def __len__(self) -> int:
+        return len(self._popped)
+
+    def messages(self) -> list[PoppedMessage]:
+        return [self._edit(each) for each in self._popped.messages()]
+
+    def columns(self) -> MessageBatch:
+        return MessageBatch(columns=columns_of(self.messages()))
+
+    def receipts(self) -> Sequence[Receipt]:
+        return self._popped.receipts()
+
+
+def edited(result: PopResult, edit: Callable[[PoppedMessage], PoppedMessage]) -> PopResult:
+    """Return the answer to a pop with its messages changed, in both forms."""
+    return but(result, messages=_Edited(result.messages, edit))
+
+
+def _of_appends(change: Callable[[MessageBatch], MessageBatch]) -> Callable[[PopTxn], PopTxn]:
+    """Change what is sent for now, and not what a hand-over brings."""
+    return lambda txn: txn if txn.appends is None or txn.timer_cursor is not None else but(txn, appends=change(txn.appends))
+
+
+def times_put(change: Callable[[int | None, int], int | None]) -> type:
+    """Change the deliver times that are put, by the time of the call."""
+
+    def put(self: Any, sound: Callable[..., Any], batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+        delivers = [change(at, now_ms) for at in values_of(batch, "deliver_at_ms")]
+        return sound(with_column(batch, "deliver_at_ms", delivers), now_ms, marks)
+
+    return _fault(Timers, change, "put", put)
+
+
+ROWS_PUT: Final = asks(Timers, "put", lambda change: lambda batch: with_rows(batch, change))
+ROWS_SENT: Final = asks(Pops, "apply", lambda change: _of_appends(lambda batch: with_rows(batch, change)))
+SENT: Final = asks(Pops, "apply", _of_appends)
+ROWS_DUE: Final = answers(Timers, "due", lambda change: lambda due: holding(due, with_rows(due.messages, change)))
+ROWS_POPPED: Final = answers(Pops, "pop", lambda change: lambda result: edited(result, change))

@@ -104,13 +104,6 @@ def reads_one_store_time(stores: Stores) -> None:
     assert store.read("t").columns.column("store_ms").to_pylist() == [S, S + 10]
 
 
-@proof
-def leases_forget_runs(stores: Stores) -> None:
-    store = failed_once(stores, message(1), order=True)
-    assert store.pop("t", "g", order=True)[0].attempt == 2
-    assert store.leases("t")[0].attempt == 2
-
-
 # ---------------------------------------------------------------- rules
 
 

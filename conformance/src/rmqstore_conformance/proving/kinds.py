@@ -121,11 +121,15 @@ def synced_by(session: Any, sync: Sync) -> None:
 # ---------------------------------------------------------------- batches and popped messages
 
 
+def column_set(columns: pa.RecordBatch, name: str, values: Sequence[Any]) -> pa.RecordBatch:
+    """Return columns with other values in one of them."""
+    at = columns.schema.get_field_index(name)
+    return columns.set_column(at, columns.schema.field(at), pa.array(values, columns.schema.field(at).type))
+
+
 def with_column(batch: MessageBatch, name: str, values: Sequence[Any]) -> MessageBatch:
     """Return a batch with other values in one column."""
-    columns = batch.columns
-    at = columns.schema.get_field_index(name)
-    return MessageBatch(columns=columns.set_column(at, columns.schema.field(at), pa.array(values, columns.schema.field(at).type)))
+    return MessageBatch(columns=column_set(batch.columns, name, values))
 
 
 def of_rows(batch: MessageBatch, rows: Sequence[int]) -> MessageBatch:

@@ -26,12 +26,11 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
-from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, find_mark
 from rmqstore.engine.pops.checkpoint import Lease
 from rmqstore.engine.pops.settle import Leasing, NoLease
 from rmqstore.engine.pops.transaction import Transaction
-from rmqstore.engine.schema import LEASE_KEY, MARK, META, SPACES
+from rmqstore.engine.schema import LEASE_KEY, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.ticks import Place
 from rmqstore_conformance.proving.kinds import answers, at_once, but
@@ -77,14 +76,9 @@ class MarksOfThisOpen(Timers):
     """The marks of puts are looked up among those of this open, so a repeat after a reopen stores its timers again."""
 
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        with self._lock:
-            if marks and not any(mark in self.noted for mark in marks) and find_mark(self._shared.kv, TIMER_SIDE, marks) is not None:
-                write = WriteBatch()
-                write.delete_many(META, [MARK + TIMER_SIDE + mark for mark in marks])
-                self._shared.write(write)
-            receipts, ticket = super().put(batch, now_ms, marks)
-            self.noted.update(dict.fromkeys(marks))
-            return receipts, ticket
+        is_of_before = find_mark(self._shared.kv, TIMER_SIDE, marks) is not None and not self.noted.keys() & set(marks)
+        self.noted.update(dict.fromkeys(marks))
+        return super().put(batch, now_ms, () if is_of_before else marks)
 
 
 @mutant("R1", kind="durability", base=LMDB)

@@ -39,7 +39,7 @@ def attempts_are_not_told(message: PoppedMessage) -> PoppedMessage:
     return but(message, attempt=1)
 
 
-@mutant("P7", "P7.released_pops_do_not_count")
+@mutant("P7", "P7.released_pops_do_not_count", "P9.whatever_is_given_back_keeps_its_place")
 class ReleasesCount(Pops):
     """A released message comes back with the next attempt number."""
 

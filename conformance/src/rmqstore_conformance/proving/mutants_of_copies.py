@@ -12,21 +12,22 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     GroupProgress,
-    LeaseInfo,
     MessageState,
     PoppedBatch,
+    PopRequest,
     PopResult,
+    PopTxn,
+    PopTxnResult,
     Receipt,
     Ticket,
     TimerReceipts,
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
-from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.message import PROPERTY_DLQ_ATTEMPTS, PROPERTY_DLQ_REASON, RETRY_PREFIX, Message, PoppedMessage
-from rmqstore_conformance.proving.kinds import ROWS_DUE, ROWS_PUT, SENT, answers, but, times_put, values_of, with_column
+from rmqstore_conformance.proving.kinds import ROWS_DUE, ROWS_PUT, SENT, answers, but, column_set, edited, times_put, values_of, with_column
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers
@@ -85,16 +86,6 @@ class DumpsNoDelivered(Timers):
 # ---------------------------------------------------------------- retries and dead letters
 
 
-class _FormatWith:
-    """Records in the format of the store, but for the copies that are made of them."""
-
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
-
-
 @mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
 class DeadKeysSorted(Transaction):
     """A dead letter has its keys in the order of the alphabet."""
@@ -114,77 +105,56 @@ class DeadGetTags(Transaction):
         super().bury(group, topic, self._format.encode_message(but(message, tag=message.tag or "DLQ")), attempts, reason)
 
 
-class _NotesReasons(_FormatWith):
-    def decode_message(self, record: bytes) -> Message:
-        message: Message = self._plain.decode_message(record)
-        if PROPERTY_DLQ_REASON in message.properties:
-            self.__dict__.setdefault("reasons", {})[message.message_id] = message.properties[PROPERTY_DLQ_REASON]
-        return message
+class _Noting(Pops):
+    """Notes something of messages by their ids, and changes those when they are popped next."""
 
-    def encode_message(self, message: Message, attempt: int = 0, first_pop_ms: int = -1) -> bytes:
-        reason = self.__dict__.get("reasons", {}).pop(message.message_id, None)
-        if reason is not None:
-            message = but(message, properties={**message.properties, "LAST_REASON": reason})
-        done: bytes = self._plain.encode_message(message, attempt, first_pop_ms)
-        return done
+    def note(self, txn: PopTxn) -> None:
+        """Note what is in a call."""
+        for each in txn.removals:
+            if each.resend_to:
+                letters = self.read(each.topic, each.queue_id, each.queue_offset, 1).messages
+                self.noted.update((letter.message_id, letter.properties) for letter in letters)
 
+    def changed(self, message: PoppedMessage, noted: Any) -> PoppedMessage:
+        """Return a message as it is given."""
+        raise NotImplementedError
 
-class _ReformingAdministration(Administration):
-    form: type[_FormatWith] = _FormatWith
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        self.note(txn)
+        return super().apply(txn, now_ms)
 
-    def _remove_from(self, transaction: Any, topic: Any, queue: int, asked: Any) -> list[int]:
-        record_format: Any = self._log.format
-        self._log.format = self.form(record_format)
-        try:
-            return super()._remove_from(transaction, topic, queue, asked)
-        finally:
-            self._log.format = record_format
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        result, ticket = super().pop(request, now_ms)
+        known = self.noted
+        return edited(result, lambda each: self.changed(each, known[each.message_id]) if each.message_id in known else each), ticket
 
 
 @mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
-class ResentRemembers(_ReformingAdministration):
+class ResentRemembers(_Noting):
     """A dead letter that is sent back keeps its reason in a property of its own."""
 
-    form = _NotesReasons
-
-
-class _CountsOn(_FormatWith):
-    def encode_message(self, message: Message, attempt: int = 0, first_pop_ms: int = -1) -> bytes:
-        count = self.__dict__.get("attempts", {}).pop(message.message_id, 0)
-        done: bytes = self._plain.encode_message(message, attempt or count, first_pop_ms)
-        return done
-
-    def decode_message(self, record: bytes) -> Message:
-        message: Message = self._plain.decode_message(record)
-        if PROPERTY_DLQ_ATTEMPTS in message.properties:
-            self.__dict__.setdefault("attempts", {})[message.message_id] = int(message.properties[PROPERTY_DLQ_ATTEMPTS])
-        return message
+    def changed(self, message: PoppedMessage, noted: Any) -> PoppedMessage:
+        return but(message, properties={**message.properties, "LAST_REASON": noted[PROPERTY_DLQ_REASON]})
 
 
 @mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
-class ResentCountsOn(_ReformingAdministration):
+class ResentCountsOn(_Noting):
     """A dead letter that is sent back goes on with the attempts that it had."""
 
-    form = _CountsOn
+    def changed(self, message: PoppedMessage, noted: Any) -> PoppedMessage:
+        return but(message, attempt=message.attempt + int(noted[PROPERTY_DLQ_ATTEMPTS]))
 
 
 @mutant("P7", kind="fidelity")
-class ReleaseForgetsAttempts(Leasing):
+class ReleaseForgetsAttempts(_Noting):
     """A release of a retried message starts its attempts anew."""
 
-    def release(self, transaction: Any, receipt: Any) -> Any:
-        plain = self._format
+    def note(self, txn: PopTxn) -> None:
+        released = {each.text() for each in txn.releases}
+        self.noted.update((each.message_id, True) for each in self.leases() if each.receipt in released)
 
-        class Format(_FormatWith):
-            def with_delivery(self, record: bytes, attempt: int, first_pop_ms: int) -> bytes:
-                done: bytes = self._plain.with_delivery(record, 0, first_pop_ms)
-                return done
-
-        self._format = Format(plain)
-        try:
-            return super().release(transaction, receipt)
-        finally:
-            self._format = plain
+    def changed(self, message: PoppedMessage, noted: Any) -> PoppedMessage:
+        return but(message, attempt=1)
 
 
 @mutant("P7", kind="fidelity")
@@ -271,15 +241,6 @@ def reads_one_store_time(batch: MessageBatch) -> MessageBatch:
     return MessageBatch(messages=[but(each, store_ms=found[0].store_ms) for each in found])
 
 
-@mutant("P14", kind="fidelity")
-class LeasesForgetRuns(Pops):
-    """The leases of messages in order are listed as first attempts, as the count lies with the run and not with the message."""
-
-    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
-        ordered = {(each.group, each.topic) for each in self.subscriptions() if each.is_ordered}
-        return [but(each, attempt=1) if (each.group, each.topic) in ordered else each for each in super().leases(topic, group)]
-
-
 @mutant("P14", "P14.where_a_message_of_a_run_is", kind="fidelity")
 class WhereOverlooksWaits(Pops):
     """A message that waits in its place under FIFO is said to be done with."""
@@ -312,11 +273,7 @@ class DumpsNoReasons(Pops):
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
         page = super().export_state(table, after, limit)
-        if table != "leases":
-            return page
-        rows = page.rows
-        at = rows.schema.get_field_index("reason")
-        return but(page, rows=rows.set_column(at, rows.schema.field(at), pa.array([""] * rows.num_rows, pa.string())))
+        return but(page, rows=column_set(page.rows, "reason", [""] * page.rows.num_rows)) if table == "leases" else page
 
 
 @mutant("P1", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity")
@@ -344,8 +301,7 @@ class LoadsArriveNow(Pops):
         given = []
         for table, rows in tables:
             if table == "messages":
-                at = rows.schema.get_field_index("store_ms")
-                rows = rows.set_column(at, rows.schema.field(at), pa.array([now_ms] * rows.num_rows, pa.int64()))
+                rows = column_set(rows, "store_ms", [now_ms] * rows.num_rows)
             given.append((table, rows))
         return super().import_state(given, now_ms, marks)
 

@@ -77,19 +77,19 @@ class CancelsOneByOne(Timers):
 # ---------------------------------------------------------------- answers that rest on what is not durable
 
 
-@disk_mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable", at=at_once(Pops, "apply"))
+@disk_mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync", at=at_once(Pops, "apply"))
 def repeats_what_is_not_durable(txn: PopTxn, result: PopTxnResult) -> bool:
     """The repeat of a send does not wait for the first one, which may be on its way to the disk."""
     return result.status is WriteStatus.REPEATED
 
 
-@disk_mutant("P5", "R1.an_answer_waits_for_what_it_rests_on", at=at_once(Pops, "apply"))
+@disk_mutant("P5", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync", at=at_once(Pops, "apply"))
 def believes_an_ack_that_is_not_durable(txn: PopTxn, result: PopTxnResult) -> bool:
     """ALREADY_ACKED does not wait for the ack that it speaks of."""
     return set(result.acks) == {AckOutcome.ALREADY_ACKED}
 
 
-@disk_mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable", at=at_once(Timers, "cancel"))
+@disk_mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync", at=at_once(Timers, "cancel"))
 def says_too_late_before_the_seal_is_durable(handles: Sequence[TimerHandle], outcomes: list[CancelOutcome]) -> bool:
     """ALREADY_DELIVERED does not wait for the seal."""
     return set(outcomes) == {CancelOutcome.ALREADY_DELIVERED}

@@ -8,7 +8,6 @@ from typing import Any
 
 from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.contract import (
-    AckOutcome,
     CancelOutcome,
     Change,
     ChangeOutcome,
@@ -28,7 +27,6 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
-from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, find_mark
 from rmqstore.engine.pops.administration import Administration, Deleting
 from rmqstore.engine.pops.checkpoint import LEASED
@@ -39,12 +37,11 @@ from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing, NoLease
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import decode_message
-from rmqstore.engine.schema import MARK, META
 from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import DLQ_PREFIX, Message, PoppedMessage
-from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, asks, but, edited
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, asks, but
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant, with_options
 
 _Applied = tuple[PopTxnResult, Ticket]
 _Popped = tuple[PopResult, Ticket]
@@ -80,26 +77,6 @@ class ChangesOpenAQueueInOrder(Pops):
 
 
 @mutant("P9", "P9.whatever_is_given_back_keeps_its_place")
-class ReleasesInOrderCount(Pops):
-    """A message of a run in order that is released comes back as one attempt more."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        for receipt in (each for each in txn.releases if _is_in_order(each)):
-            for lease in self.leases(receipt.topic, receipt.group):
-                if lease.receipt == receipt.text():
-                    place = (lease.topic, lease.group, lease.message_id)
-                    self.noted[place] = self.noted.get(place, 0) + 1
-        return super().apply(txn, now_ms)
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        def later(message: PoppedMessage) -> PoppedMessage:
-            return but(message, attempt=message.attempt + self.noted.get((request.topic, request.group, message.message_id), 0))
-
-        result, ticket = super().pop(request, now_ms)
-        return edited(result, later), ticket
-
-
-@mutant("P9", "P9.whatever_is_given_back_keeps_its_place")
 class WhatIsPutOffGoesBehind(Pops):
     """A message of a run in order that is to be tried later comes again behind all that is in its queue."""
 
@@ -128,25 +105,6 @@ class RejectsTakeTheRestAlong(Pops):
                     rejects.append(Reject(behind, reject.reason))
         result, ticket = super().apply(but(txn, rejects=rejects), now_ms)
         return but(result, rejects=result.rejects[: len(txn.rejects)]), ticket
-
-
-@mutant("P9", "P9.a_reset_voids_a_run")
-class ResetsLeaveRuns(Pops):
-    """The leases of a run in order that was left by a reset are acked as if they were there."""
-
-    def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
-        for lease in self.leases(topic, group):
-            if queue in (None, lease.queue_id):
-                self.noted[lease.receipt] = True
-        return super().reset_offset(topic, group, queue, offset, now_ms)
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        acks = [
-            AckOutcome.ACKED if _is_in_order(receipt) and self.noted.pop(receipt.text(), False) else outcome
-            for receipt, outcome in zip(txn.acks, result.acks, strict=False)
-        ]
-        return but(result, acks=tuple(acks)), ticket
 
 
 @mutant("P9", "P9.a_topic_made_anew_knows_no_run_of_the_old_one")
@@ -351,21 +309,14 @@ class MarksEndWithTimers(Timers):
     """The marks of a put are forgotten with the last of its timers, so a repeat after the hand-over stores them again."""
 
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        receipts, ticket = super().put(batch, now_ms, marks)
-        for mark in marks:
-            self.noted[mark] = max(receipts.ticks, default=0)
+        is_over = any(mark in self.noted and self.noted[mark] <= self.noted.get("upto", -1) for mark in marks)
+        receipts, ticket = super().put(batch, now_ms, () if is_over else marks)
+        self.noted.update(dict.fromkeys(marks, max(receipts.ticks, default=0)))
         return receipts, ticket
 
     def forget(self, upto: TimerCursor) -> None:
         super().forget(upto)
-        with self._lock:
-            over = [mark for mark, tick in self.noted.items() if tick <= upto.highest_tick]
-            write = WriteBatch()
-            write.delete_many(META, [MARK + TIMER_SIDE + mark for mark in over])
-            if over:
-                self._shared.write(write)
-            for mark in over:
-                del self.noted[mark]
+        self.noted["upto"] = upto.highest_tick
 
 
 @mutant("C6", "C6.keys_are_found_at_any_time", kind="pairs")
@@ -526,14 +477,8 @@ class LimitForgetsWaits(Popping):
     def _take(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
         limit = self._options.max_in_flight
         waiting = sum(lease.live for key in self._state.backing_off.get(reader, ()) if (lease := transaction.lease(key)) is not None)
-        if not limit or not waiting:
+        with with_options(self, max_in_flight=limit and limit + waiting):
             return super()._take(transaction, request, source, reader, *rest)
-        kept = self._options
-        self._options = but(kept, max_in_flight=limit + waiting)
-        try:
-            return super()._take(transaction, request, source, reader, *rest)
-        finally:
-            self._options = kept
 
 
 # ---------------------------------------------------------------- deleted and made anew

@@ -237,30 +237,30 @@ def outcomes_are_forgotten_at_once(now_ms: int) -> int:
     return now_ms + 600_000
 
 
-@mutant("P8", "P8.an_unknown_receipt_stops_no_other")
-class ABatchEndsAtAnUnknownReceipt(Pops):
-    """What stands behind an unknown receipt in a batch of acks is left alone, and answered UNKNOWN."""
+class _BatchEnds(Pops):
+    ends_at: AckOutcome
 
     def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
         result, ticket = super().apply(but(txn, acks=txn.acks[:1]), now_ms)
         outcomes = list(result.acks)
         for each in txn.acks[1:]:
-            known = outcomes[-1] is not _UNKNOWN
-            outcomes.append(super().apply(PopTxn(acks=[each]), now_ms)[0].acks[0] if known else _UNKNOWN)
+            goes_on = outcomes[-1] is not self.ends_at
+            outcomes.append(super().apply(PopTxn(acks=[each]), now_ms)[0].acks[0] if goes_on else self.ends_at)
         return but(result, acks=tuple(outcomes)), ticket
+
+
+@mutant("P8", "P8.an_unknown_receipt_stops_no_other")
+class ABatchEndsAtAnUnknownReceipt(_BatchEnds):
+    """What stands behind an unknown receipt in a batch of acks is left alone, and answered UNKNOWN."""
+
+    ends_at = _UNKNOWN
 
 
 @mutant("P8", "P8.batches_of_columns_are_acked_as_they_are")
-class ABatchEndsAtADuplicate(Pops):
+class ABatchEndsAtADuplicate(_BatchEnds):
     """A receipt that was acked before ends a batch of acks; what stands behind it is left alone."""
 
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(but(txn, acks=txn.acks[:1]), now_ms)
-        outcomes = list(result.acks)
-        for each in txn.acks[1:]:
-            known = outcomes[-1] is not _AGAIN
-            outcomes.append(super().apply(PopTxn(acks=[each]), now_ms)[0].acks[0] if known else _AGAIN)
-        return but(result, acks=tuple(outcomes)), ticket
+    ends_at = _AGAIN
 
 
 @mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true", at=answers(Pops, "apply"))

@@ -86,7 +86,7 @@ class ResetsReachEveryQueue(Pops):
         return super().reset_offset(topic, group, None, offset, now_ms)
 
 
-@mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries")
+@mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries", "P9.a_reset_voids_a_run")
 class ResetsKeepLeases(Pops):
     """A receipt from before a reset is answered ACKED still."""
 

@@ -259,35 +259,6 @@ class ASyncAnswersForAnotherTicket(Pops):
             leading.release()
 
 
-@mutant("X3", _DISK)
-class RepeatsDoNotWait(Pops):
-    """A call whose mark is stored already answers at once, though the first call may still wait for the disk."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        return result, ticket if result.status is WriteStatus.APPLIED else Ticket(0)
-
-
-@mutant("X3", _DISK)
-class WhatWasAckedBeforeDoesNotWait(Pops):
-    """An ack that finds nothing to end answers at once, though the one before it may still wait for the disk."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        waits = not txn.only_acks or AckOutcome.ACKED in result.acks
-        return result, ticket if waits else Ticket(0)
-
-
-@mutant("X3", _DISK)
-class TooLateIsSaidTooEarly(Timers):
-    """A cancel that changes nothing answers at once, though what its answer rests on may still wait for the disk."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        before = self.stats().position
-        outcomes, ticket = super().cancel(handles, now_ms)
-        return outcomes, ticket if self.stats().position > before else Ticket(0)
-
-
 class _From(Popping):
     seen: dict[GroupQueue, int]
 

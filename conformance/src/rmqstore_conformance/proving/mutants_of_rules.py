@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmqstore.contract import (
+    AckOutcome,
     CancelOutcome,
     PendingTimer,
     PopTxn,
@@ -18,17 +19,15 @@ from rmqstore.contract import (
     UpkeepReport,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
-from rmqstore.engine.kv.base import PutMany, WriteBatch
 from rmqstore.engine.pops.kv_queue_log import RunQueueLog
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
-from rmqstore.engine.schema import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
 from rmqstore.engine.timers.ticks import Place
 from rmqstore_conformance.proving.kinds import but
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant, with_options
 
 # ---------------------------------------------------------------- timers
 
@@ -156,31 +155,23 @@ class MarksOfSendsAgeEarly(Pops):
     """Marks of sends for now are kept as long as outcomes of acks, and not as long as marks."""
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        with self._lock:
-            kept = self._options
-            self._options = but(kept, mark_memory_ms=min(kept.mark_memory_ms, kept.outcome_memory_ms))
-            try:
-                return super().maintain(now_ms, budget)
-            finally:
-                self._options = kept
+        options = self._options
+        with self._lock, with_options(self, mark_memory_ms=min(options.mark_memory_ms, options.outcome_memory_ms)):
+            return super().maintain(now_ms, budget)
 
 
 @mutant("P5")
-class OutcomesAgeFromAck(Transaction):
+class OutcomesAgeFromAck(Pops):
     """What became of a lease is remembered from its ack on, so that of a long lease is forgotten before it would have expired."""
 
-    def _write_leases(self) -> None:
-        super()._write_leases()
-        keep_ms = U64.pack(self.now_ms + self.options.outcome_memory_ms)
-        for at, op in enumerate(self.write.ops):
-            if isinstance(op, PutMany) and op.space == LEASES:
-                items = [
-                    (PURGE + keep_ms + key[1 + U64.size :], value)
-                    if key[:1] == PURGE and key[1 + U64.size :][:1] == LEASE
-                    else (key, value)
-                    for key, value in op.items
-                ]
-                self.write.ops[at] = PutMany(op.space, sorted(items))
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        result, ticket = super().apply(txn, now_ms)
+        acks = list(result.acks)
+        for at, receipt in enumerate(txn.acks):
+            is_acked = acks[at] in (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED)
+            if is_acked and self.noted.setdefault(receipt, now_ms) + self._options.outcome_memory_ms < now_ms:
+                acks[at] = AckOutcome.UNKNOWN
+        return but(result, acks=tuple(acks)), ticket
 
 
 @mutant("Q1")
@@ -255,23 +246,13 @@ class ReceiptsOfAnyStore(Leasing):
 class TracesAgeFromCancel(Timers):
     """A cancel is remembered for some time from the call on, so that of a far timer is forgotten long before the timer would be due."""
 
-    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, ticket = super()._cancel(places, now_ms)
-        for place, outcome in zip(places, outcomes, strict=True):
-            if place is not None and outcome is CancelOutcome.CANCELLED:
-                self.noted.setdefault(place[:2], now_ms)
+    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        outcomes, ticket = super().cancel(handles, now_ms)
+        for at, handle in enumerate(handles):
+            is_cancelled = outcomes[at] is CancelOutcome.CANCELLED
+            if is_cancelled and self.noted.setdefault(handle, now_ms) + self._options.cancel_memory_ms < now_ms:
+                outcomes[at] = CancelOutcome.UNKNOWN
         return outcomes, ticket
-
-    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        with self._lock:
-            over = [place for place, at_ms in self.noted.items() if at_ms + self._options.cancel_memory_ms < now_ms]
-            if over:
-                write = WriteBatch()
-                write.delete_many(TRACES, [CANCELLED + TICK_SEQ.pack(*place) for place in over])
-                self._shared.write(write)
-            for place in over:
-                del self.noted[place]
-            return super().maintain(now_ms, budget)
 
 
 @mutant("K1", "K1.back_does_not_end_or_stretch_leases_wrongly", kind="pairs")

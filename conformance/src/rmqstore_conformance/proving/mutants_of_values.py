@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
+import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -20,6 +20,7 @@ from rmqstore.contract import (
     PopRequest,
     PopResult,
     PopTxn,
+    PopTxnResult,
     Ticket,
     TimerCursor,
     TimerReceipts,
@@ -27,13 +28,12 @@ from rmqstore.contract import (
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration, Deleting
 from rmqstore.engine.pops.checkpoint import Lease
-from rmqstore.engine.pops.lease import Picker, Popping, TagPicker, picker_of
+from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.timers.counts import MINUTE_MS
-from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import Message
 from rmqstore_conformance.proving.kinds import ROWS_PUT, ROWS_SENT, SENT, answers, asks, but, with_column, with_rows
-from rmqstore_conformance.proving.planting import Pops, Timers, mutant
+from rmqstore_conformance.proving.planting import Pops, Timers, mutant, with_options
 
 _FAR: Final = 2**62
 
@@ -160,13 +160,8 @@ class HorizonOfFirstRow(Timers):
         first = batch.messages[0].deliver_at_ms if limit and len(batch) else None
         if not limit or (first is not None and first - now_ms > limit):
             return super().put(batch, now_ms, marks)
-        with self._lock:
-            kept = self._options
-            self._options = but(kept, max_delay_ms=0)
-            try:
-                return super().put(batch, now_ms, marks)
-            finally:
-                self._options = kept
+        with self._lock, with_options(self, max_delay_ms=0):
+            return super().put(batch, now_ms, marks)
 
 
 # ---------------------------------------------------------------- pops
@@ -209,115 +204,36 @@ def sliced_columns_unmoved(batch: MessageBatch) -> MessageBatch:
     return with_column(batch, "body", whole)
 
 
-class _OtherNames(dict[str, Any]):
-    """A table by name in which a name may find another one."""
-
-    def __init__(self, found: dict[str, Any], form: Callable[[str], str]) -> None:
-        super().__init__(found)
-        self._form = form
-
-    def _known(self, name: str) -> str:
-        if dict.__contains__(self, name):
-            return name
-        form = self._form(name)
-        return next((other for other in self if self._form(other) == form), name)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and super().__contains__(self._known(name))
-
-    def __getitem__(self, name: str) -> Any:
-        return super().__getitem__(self._known(name))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return super().get(self._known(name), default)
-
-    def update(self, others: dict[str, Any]) -> None:  # type: ignore[override]
-        for name, value in others.items():
-            self[self._known(name)] = value
-
-
 @mutant("P2", "P2.topics_that_are_alike_are_told_apart", kind="data")
 class FoldsTopics(Pops):
     """Topics that differ in case alone are one topic."""
 
-    def planted(self) -> None:
-        self._state.topics = _OtherNames(self._state.topics, str.casefold)
+    def known(self, name: str) -> str:
+        """Return the name of the topic that a topic is taken for."""
+        return next((each.name for each in self.topics() if each.name.casefold() == name.casefold()), name)
 
-
-def _java_hash(text: str) -> int:
-    value = 0
-    for unit in memoryview(text.encode("utf-16-le")).cast("H"):
-        value = (31 * value + unit) % 2**32
-    return value
-
-
-class _HashPicker(TagPicker):
-    def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
-        hashes = {_java_hash(tag.decode()) for tag in self._tags}
-        taken: list[int] = []
-        for at in range(skip, len(records)):
-            tag = self._tag_of(records[at])
-            if tag and _java_hash(tag.decode()) in hashes:
-                taken.append(at)
-                if len(taken) == wanted:
-                    return taken, at + 1
-        return taken, len(records)
-
-
-class _FilterFault(Pops):
-    def picker(self, text: str) -> Picker | None:
-        raise NotImplementedError
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if txn.appends is not None and len(txn.appends):
+            txn = but(txn, appends=with_rows(txn.appends, lambda each: but(each, topic=self.known(each.topic))))
+        return super().apply(txn, now_ms)
 
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        picker = self.picker(request.filter)
-        if picker is None:
-            return super().pop(request, now_ms)
-        with self._lock, self._call:
-            return self._popping.pop(self._stage(now_ms), request, picker)
+        return super().pop(but(request, topic=self.known(request.topic)), now_ms)
 
 
-@mutant("P10", "P10.tags_that_are_alike_are_told_apart", kind="data")
-class TagsByHash(_FilterFault):
+@mutant("P10", "P10.tags_that_are_alike_are_told_apart", kind="data", at=asks(Pops, "pop"))
+def tags_by_hash(request: PopRequest) -> PopRequest:
     """Tags are compared by their Java hash, as a consume queue keeps it, and by nothing more."""
-
-    def picker(self, text: str) -> Picker | None:
-        parsed = parse_filter(text)
-        if isinstance(parsed, TagFilter) and parsed.tags is not None:
-            return _HashPicker(parsed.tags, self._log.format)
-        return None
+    if not re.fullmatch(r"[\w-]+( *\|\| *[\w-]+)*", request.filter):
+        return request
+    # In a Java hash Aa and BB are the same.
+    return but(request, filter=" || ".join((request.filter, request.filter.replace("Aa", "BB"), request.filter.replace("BB", "Aa"))))
 
 
-class _RoundingFormat:
-    """Records of which numbers in properties are read as doubles."""
-
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
-
-    def property_texts(self, record: bytes, names: Iterable[str]) -> dict[str, str]:
-        texts: dict[str, str] = self._plain.property_texts(record, names)
-        return {name: _rounded(value) for name, value in texts.items()}
-
-    def property_columns(self, records: Sequence[bytes], names: Iterable[str]) -> dict[str, pa.Array]:
-        columns = self._plain.property_columns(records, names)
-        return {
-            name: pa.array([value and _rounded(value) for value in column.to_pylist()], pa.string()) for name, column in columns.items()
-        }
-
-
-def _rounded(text: str) -> str:
-    return str(int(float(text))) if text.isdecimal() and text.isascii() and 16 <= len(text) <= 18 else text
-
-
-@mutant("P10", "P10.properties_that_are_alike_are_told_apart", kind="data")
-class FilterNumbersAsFloats(_FilterFault):
-    """An SQL92 filter compares integers as doubles, so ids beyond 2^53 are not told apart."""
-
-    def picker(self, text: str) -> Picker | None:
-        parsed = parse_filter(text)
-        return None if isinstance(parsed, TagFilter) else picker_of(parsed, _RoundingFormat(self._log.format))
+@mutant("P10", "P10.properties_that_are_alike_are_told_apart", kind="data", at=asks(Pops, "pop"))
+def filter_numbers_as_floats(request: PopRequest) -> PopRequest:
+    """An SQL92 filter reads integers as doubles, so ids beyond 2^53 are not told apart."""
+    return but(request, filter=re.sub(r"\b[0-9]{16,18}\b", lambda number: str(int(float(number[0]))), request.filter))
 
 
 @mutant("P8", "P8.any_of_a_large_pop_can_be_acked_alone", kind="data")
@@ -391,7 +307,7 @@ class LooksAtSixteenQueues(Popping):
     def _sources(self, stage: Any, topic: Any, group_id: int, request: PopRequest) -> Any:
         seen = 0
         for source, queue, flag in super()._sources(stage, topic, group_id, request):
-            if operator.not_(flag):
+            if not flag:
                 seen += 1
                 if seen > 16:
                     continue

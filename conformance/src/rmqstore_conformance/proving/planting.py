@@ -234,6 +234,17 @@ Behind: TypeAlias = Callable[[int, bytes], bool]
 
 
 @contextmanager
+def with_options(part: Any, **other: Any) -> Iterator[None]:
+    """Have the calls inside go by other options."""
+    kept = part._options
+    part._options = msgspec.structs.replace(kept, **other)
+    try:
+        yield
+    finally:
+        part._options = kept
+
+
+@contextmanager
 def written_by(shared: Any, write: Callable[[WriteBatch], Ticket]) -> Iterator[None]:
     """Have the calls inside write in another way; call it with the lock held."""
     vars(shared)["write"] = write

@@ -89,7 +89,8 @@ def page() -> str:
 
 def _mutants(mutants: Iterable[WrongEngine]) -> str:
     rows = (
-        (f"`{each.name}`", each.what, _link(each.clause), ", ".join(f"`{case}`" for case in each.caught_by) or "no case") for each in mutants
+        (f"`{each.name}`", each.what, _link(each.clause), ", ".join(f"`{case}`" for case in each.caught_by) or "no case")
+        for each in mutants
     )
     return table(("Mutant", "What is wrong", "Clause", "Caught by"), rows)
 

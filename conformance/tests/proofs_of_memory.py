@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from conformance.tests.proofs import S, failed_once, many, passed, proof, sent
 from rmqstore import Message
-from rmqstore.contract import AckOutcome, CancelOutcome, InitMode
-from rmqstore_conformance.stores import HOUR_MS, Stores, message
+from rmqstore.contract import AckOutcome, CancelOutcome, InitMode, MessageState
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, message
 
 # ---------------------------------------------------------------- data: pops
 
@@ -219,3 +219,30 @@ def rejects_count_less(stores: Stores) -> None:
     store.send(message(1))
     store.reject(store.pop("t", "g"))
     assert store.dead_letters.list("g")[0].attempts == 1
+
+
+@proof
+def where_overlooks_waits(stores: Stores) -> None:
+    store = failed_once(stores, message(1), order=True)
+    assert [each.state for each in store.where(id="m1")] == [MessageState.RETRY]
+
+
+@proof
+def latest_outlives_cancel_key(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1), delay_ms=5000)
+    store.send(message(2, keys=("k",)), delay_ms=9000)
+    store.cancel_key("t", "k")
+    assert store.pending().latest_ms == S + 5000
+
+
+@proof
+def leases_end_by_pop_time(stores: Stores) -> None:
+    store = stores.open()
+    store.send_batch(many(2))
+    stores.clock.set(S + DAY_MS)
+    store.ack(store.pop("t", "g", max_messages=1))
+    stores.clock.set(S)
+    assert store.pop("t", "g", invisible_ms=1000)
+    passed(stores, store, 1000)
+    assert store.lag("t", "g").retry == 1

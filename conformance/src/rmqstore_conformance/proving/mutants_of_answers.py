@@ -71,7 +71,7 @@ class HandlesByPlace(Timers):
         return place if found is None else (found.put.tick, found.put.seq, found.put.epoch)
 
 
-@mutant("I1", "I1.marks_survive_a_reopen", kind="durability", base=LMDB)
+@mutant("I1", "I1.marks_by_the_thousand_survive_a_reopen", kind="durability", base=LMDB)
 class MarksOfThisOpen(Timers):
     """The marks of puts are looked up among those of this open, so a repeat after a reopen stores its timers again."""
 

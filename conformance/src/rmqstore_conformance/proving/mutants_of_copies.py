@@ -241,7 +241,7 @@ def reads_one_store_time(batch: MessageBatch) -> MessageBatch:
     return MessageBatch(messages=[but(each, store_ms=found[0].store_ms) for each in found])
 
 
-@mutant("P14", "P14.where_a_message_of_a_run_is", kind="fidelity")
+@mutant("P14", kind="fidelity")
 class WhereOverlooksWaits(Pops):
     """A message that waits in its place under FIFO is said to be done with."""
 
@@ -317,7 +317,7 @@ class LoadsTakenInTwice(Timers):
 # ---------------------------------------------------------------- after a reopen
 
 
-@mutant("P14", "P14.a_wait_for_the_next_attempt_is_not_in_flight", kind="fidelity", base=LMDB)
+@mutant("P14", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", base=LMDB)
 class ReopenForgetsWaits(Pops):
     """After a reopen a message that backs off counts as one that somebody works on."""
 

@@ -319,7 +319,7 @@ class MarksEndWithTimers(Timers):
         self.noted["upto"] = upto.highest_tick
 
 
-@mutant("C6", "C6.keys_are_found_at_any_time", kind="pairs")
+@mutant("T10", kind="pairs")
 class LatestOutlivesCancelKey(Timers):
     """The latest due time is remembered, and a cancel by key does not make it be looked for again."""
 

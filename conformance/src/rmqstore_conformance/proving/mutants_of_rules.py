@@ -255,7 +255,7 @@ class TracesAgeFromCancel(Timers):
         return outcomes, ticket
 
 
-@mutant("K1", "K1.back_does_not_end_or_stretch_leases_wrongly", kind="pairs")
+@mutant("K1", kind="pairs")
 class LeasesEndByPopTime(Transaction):
     """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
 

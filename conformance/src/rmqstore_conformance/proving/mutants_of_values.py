@@ -118,7 +118,7 @@ class MarksByChecksum(Timers):
         return super().put(batch, now_ms, [zlib.crc32(mark).to_bytes(4, "big") for mark in marks])
 
 
-@mutant("T10", "T10.any_time_is_counted_listed_and_cancelled", kind="data")
+@mutant("T10", "T5.times_beyond_2_53_are_kept_to_the_ms", kind="data")
 class MinutesWrap(Timers):
     """Pending timers are counted by minute in 32 bits, so those of some thousand years ahead are counted in the bucket of an early one."""
 

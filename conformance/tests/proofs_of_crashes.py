@@ -6,18 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from conformance.tests.proofs import S, copied, many, meeting, moments, one_timer, proof
+from conformance.tests.proofs import S, copied, many, meeting, moments, proof
 from rmqstore import Store
 from rmqstore.contract import (
-    AckOutcome,
     CancelOutcome,
     GroupSettings,
     InitMode,
-    PopRequest,
-    PopTxn,
-    Removal,
 )
-from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, read_ids
+from rmqstore_conformance.stores import DAY_MS, Stores, message, read_ids
 from rmqstore_lmdb.kv import LmdbBase
 
 # ---------------------------------------------------------------- after a reopen
@@ -51,79 +47,12 @@ def settings_read_before_they_are_set(stores: Stores) -> None:
 
 
 @proof
-def repeated_cancels_at_once(stores: Stores) -> None:
-    store = stores.open()
-    receipt = store.send(message(1), delay_ms=1000)
-    assert receipt.timer is not None
-    store.engine.timers.cancel([receipt.timer], S)
-    assert store.cancel(receipt) is CancelOutcome.CANCELLED
-    assert copied(stores).pending().total == 0
-
-
-@proof
-def repeated_puts_at_once(stores: Stores) -> None:
-    store = stores.open()
-    store.engine.timers.put(one_timer(), S, [b"k"])
-    _, ticket = store.engine.timers.put(one_timer(), S, [b"k"])
-    store.engine.timers.sync(ticket)
-    assert copied(stores).pending().total == 1
-
-
-@proof
 def large_puts_wait_for_less(stores: Stores) -> None:
     stores.open().send_batch(many(1200), delay_ms=5000)
     assert copied(stores).pending().total == 1200
 
 
 # ---------------------------------------------------------------- answers: pops
-
-
-@proof
-def stale_at_once(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    leased = store.pop("t", "g")[0]
-    store.engine.pops.release([leased.proof], S)
-    assert store.ack(leased) is AckOutcome.STALE
-    assert copied(stores).ack(leased) is AckOutcome.STALE
-
-
-@proof
-def waits_at_once(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    store.retry_later(store.pop("t", "g"), delay_ms=10_000)
-    assert copied(stores).lag("t", "g").backing_off == 1
-
-
-@proof
-def letters_gone_at_once(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    store.reject(store.pop("t", "g"))
-    letters = store.dead_letters.list("g")
-    store.engine.pops.apply(PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1")]), S)
-    assert store.dead_letters.drop(letters) == 0
-    assert copied(stores).dead_letters.list("g") == []
-
-
-@proof
-def empty_pops_register_at_once(stores: Stores) -> None:
-    store = stores.open(init="max")
-    store.send(message(1))
-    assert store.pop("t", "g") == []
-    copy = copied(stores, init="max")
-    copy.send(message(2))
-    assert ids(copy.pop("t", "g")) == ["m2"]
-
-
-@proof
-def repeated_attempts_at_once(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    store.engine.pops.pop(PopRequest("t", "g", attempt_id="a"), S)
-    assert len(store.pop("t", "g", attempt_id="a")) == 1
-    assert copied(stores).pop("t", "g") == []
 
 
 @proof

@@ -39,7 +39,7 @@ from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, mut
 # ---------------------------------------------------------------- timers
 
 
-@mutant("C4", kind="durability", base=LMDB)
+@mutant("C4", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB)
 class RepeatedCancelsAtOnce(Timers):
     """The ticket of a repeated cancel does not cover the first one."""
 
@@ -49,7 +49,7 @@ class RepeatedCancelsAtOnce(Timers):
         return outcomes, ticket if ticket.position > before else Ticket(self._seal_position)
 
 
-@mutant("I1", kind="durability", base=LMDB, at=at_once(Timers, "put"))
+@mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Timers, "put"))
 def repeated_puts_at_once(batch: MessageBatch, receipts: TimerReceipts) -> bool:
     """The ticket of a repeated put does not cover the first one."""
     return receipts.status is WriteStatus.REPEATED
@@ -93,31 +93,31 @@ class LargePutsWaitForLess(Timers):
 # ---------------------------------------------------------------- pops
 
 
-@mutant("P5", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+@mutant("P5", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
 def stale_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """The ticket of an ack that says STALE does not cover what ended the lease."""
     return txn.only_acks and set(result.acks) == {AckOutcome.STALE}
 
 
-@mutant("R1", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+@mutant("R1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
 def waits_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """A lease that is made a wait for the next attempt is answered before it is durable."""
     return bool(txn.changes) and all(each.is_backing_off for each in txn.changes) and txn.appends is None
 
 
-@mutant("P7", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+@mutant("P7", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
 def letters_gone_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """The answer that a dead letter is gone already does not wait for the removal."""
     return bool(txn.removals) and not any(result.removals)
 
 
-@mutant("P11", kind="durability", base=LMDB, at=at_once(Pops, "pop"))
+@mutant("P11", "R1.each_answer_is_durable", kind="durability", base=LMDB, at=at_once(Pops, "pop"))
 def empty_pops_register_at_once(request: PopRequest, result: PopResult) -> bool:
     """A first pop that gives nothing is answered before the group's start is durable."""
     return not len(result.messages)
 
 
-@mutant("P1", kind="durability", base=LMDB)
+@mutant("P1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB)
 class RepeatedAttemptsAtOnce(Pops):
     """A pop that repeats an attempt is answered before the leases of the first one are durable."""
 

@@ -134,7 +134,7 @@ class StoresMarksInASecondTransaction(_MarksBehind):
         self.sync(ticket)
 
 
-@disk_mutant("I1", "R2.a_call_is_cut_where_another_thread_syncs")
+@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")
 class StoresMarksByASecondWrite(_MarksBehind):
     """The marks of a send for now are a write of their own; mostly one transaction takes both."""
 

@@ -56,17 +56,12 @@ class MutationVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.mutation.id
 
 
-class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the suite said to a wrong engine.
+class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrong engine that a plug-in module announces.
 
     Attributes:
         kind: the class of fault, in its author's words.
         clause: what it is meant to break.
-        level: how far the run was allowed to go.
-        within: cases that failed and name the clause.
-        outside: cases that failed and do not.
-        core: whether a case of the core failed.
-        core_within: whether one of the core that names the clause did.
     """
 
     engine: str
@@ -74,6 +69,23 @@ class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     kind: str
     clause: str
+
+    @property
+    def id(self) -> str:
+        return self.engine
+
+
+class EngineVerdict(WrongEngine, frozen=True, kw_only=True):
+    """What the suite said to a wrong engine.
+
+    Attributes:
+        level: how far the run was allowed to go.
+        within: cases that failed and name the clause.
+        outside: cases that failed and do not.
+        core: whether a case of the core failed.
+        core_within: whether one of the core that names the clause did.
+    """
+
     level: str
     within: list[str]
     outside: list[str]
@@ -84,27 +96,9 @@ class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
     @property
-    def id(self) -> str:
-        return self.engine
-
-    @property
     def verdict(self) -> str:
         """``within`` its clause, ``outside`` it, or ``survived``."""
         return "within" if self.within else "outside" if self.outside else "survived"
-
-
-class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrong engine that a plug-in module announces; see :class:`EngineVerdict`."""
-
-    engine: str
-    plugin: str
-    what: str
-    kind: str
-    clause: str
-
-    @property
-    def id(self) -> str:
-        return self.engine
 
 
 _Verdict = TypeVar("_Verdict", MutationVerdict, EngineVerdict)
@@ -200,18 +194,9 @@ def reach_of(engine: str, level: str, modules: dict[str, Path], file: Path, *fur
     """
     if not file.exists():
         with tempfile.TemporaryDirectory(prefix="rmqs-reach-") as directory:
-            options = [
-                "-p",
-                "rmqstore_conformance.proving.reach",
-                "--rmq-reach",
-                str(file.resolve()),
-                "--rmq-level",
-                level,
-                "--rmq-engine",
-                engine,
-            ]
-            options += [*further, *(f"--rmq-reach-module={name}={source}" for name, source in modules.items())]
-            _, said = _suite(Path(directory), options, None)
+            plugin = ["-p", "rmqstore_conformance.proving.reach", f"--rmq-reach={file.resolve()}"]
+            plugin += [f"--rmq-reach-module={name}={source}" for name, source in modules.items()]
+            _, said = _suite(Path(directory), [*plugin, "--rmq-level", level, "--rmq-engine", engine, *further], None)
         if not file.exists():
             raise IllegalArgumentError(f"the suite did not run on {engine}: {said}")
     return msgspec.json.decode(file.read_bytes(), type=Reach)
@@ -292,7 +277,7 @@ def _named(clause: str) -> tuple[str, ...]:
     return tuple(each.id for each in known_cases() if clause in each.clauses)
 
 
-def judge_engine(wrong: WrongEngine, level: str, failures: int, options: Sequence[str] = (), *, within_only: bool = False) -> EngineVerdict:
+def judge_engine(wrong: WrongEngine, level: str, failures: int, *, within_only: bool = False) -> EngineVerdict:
     """Run the suite on a wrong engine, until a case fails that names its clause, or so many others (0: all) did.
 
     With ``within_only`` no others are run: what is told is whether it is noticed within its clause, in some seconds.
@@ -302,18 +287,14 @@ def judge_engine(wrong: WrongEngine, level: str, failures: int, options: Sequenc
     with tempfile.TemporaryDirectory(prefix="rmqs-trial-") as directory:
         limits = dict.fromkeys(_named(wrong.clause), float(_SECONDS_OF_A_CASE)) if within_only else None
         trial = Trial(findings=str(Path(directory, "findings")), clause=wrong.clause, failures=failures, limits=limits)
-        found = _try(trial, [*own, *options], Path(directory))
+        found = _try(trial, own, Path(directory))
     if not found.findings:
         raise IllegalArgumentError(f"the suite did not run on {wrong.engine}: {found.said}")
     failed = [each for each in found.findings if each.failed]
     within = [each for each in failed if wrong.clause in each.clauses]
     seen = next((each.seen for each in [*within, *failed]), "")
     return EngineVerdict(
-        engine=wrong.engine,
-        plugin=wrong.plugin,
-        what=wrong.what,
-        kind=wrong.kind,
-        clause=wrong.clause,
+        **msgspec.structs.asdict(wrong),
         level=level,
         within=_names(within),
         outside=_names(each for each in failed if each not in within),

@@ -20,7 +20,7 @@ from rmqstore.message import Message, PoppedMessage
 from rmqstore_conformance.proving.planting import Pops, Timers, Whole, in_two
 
 _Change: TypeAlias = Callable[[Any], Any]
-Kind: TypeAlias = Callable[[Callable[..., Any]], type]
+Maker: TypeAlias = Callable[[Callable[..., Any]], type]
 but = msgspec.structs.replace
 
 
@@ -31,7 +31,7 @@ def _fault(side: type, made_of: Callable[..., Any], call: str, faulty: Callable[
     return type(made_of.__name__, (side,), {call: instead, "__doc__": made_of.__doc__, "__module__": made_of.__module__})
 
 
-def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Kind:
+def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Maker:
     """Change what a call is asked: its first argument."""
 
     def made(change: _Change) -> type:
@@ -40,7 +40,7 @@ def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda chang
     return made
 
 
-def answers(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Kind:
+def answers(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Maker:
     """Change what a call answers, beside its ticket."""
 
     def made(change: _Change) -> type:
@@ -53,7 +53,7 @@ def answers(side: type, call: str, how: Callable[[_Change], _Change] = lambda ch
     return made
 
 
-def at_once(side: type, call: str) -> Kind:
+def at_once(side: type, call: str) -> Maker:
     """Answer with a ticket that nobody has to wait for, where that is so by what was asked and what is answered."""
 
     def made(when: Callable[[Any, Any], bool]) -> type:
@@ -66,7 +66,7 @@ def at_once(side: type, call: str) -> Kind:
     return made
 
 
-def two_writes(side: type, call: str) -> Kind:
+def two_writes(side: type, call: str) -> Maker:
     """Make the write of a call two, the first of them durable before the second, to which belong the keys of some spaces."""
 
     def made(is_behind: Callable[[int, bytes], bool]) -> type:
@@ -102,12 +102,11 @@ def opens(fault: Callable[[Path], Opened]) -> type:
 
 
 def syncs(fault: Callable[[Path], Sync]) -> type:
-    """Let both sides of a session sync in another way."""
+    """Let both sides of a session sync in another way, which something makes of the directory once it is opened."""
 
     @functools.wraps(fault)
     def opened(directory: Path) -> Opened:
-        sync = fault(directory)
-        return lambda session: synced_by(session, sync)
+        return lambda session: synced_by(session, fault(directory))
 
     return opens(opened)
 

@@ -232,6 +232,22 @@ def reads_one_store_time(stores: Stores) -> None:
 
 
 @proof
+def counts_by_seconds(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1), delay_ms=5500)
+    assert store.pending([S + 5600, S + 7000]).counts == (0,)
+
+
+@proof
+def empty_pops_are_idle(stores: Stores) -> None:
+    store = stores.open(group_expiry_ms=80_000)
+    store.pop("t", "g")
+    stores.clock.advance(60_000)
+    store.pop("t", "g")
+    assert store.groups.subscriptions("g")[0].active_ms == S + 60_000
+
+
+@proof
 def get_sees_cancelled(stores: Stores) -> None:
     store = stores.open()
     first = store.send_batch(many(2), delay_ms=5000)[0]

@@ -334,7 +334,7 @@ class ReopenForgetsDeliveries(Pops):
             run.update({at: one._replace(delivered=0) for at, one in run.items()})
 
 
-@mutant("P9", "P9.no_message_of_a_group_overtakes_another_in_a_widened_topic", kind="fidelity", base=LMDB)
+@mutant("P9", "P9.a_topic_that_begins_with_a_message_group_has_queues_for_many", kind="fidelity", base=LMDB)
 class ReopenSpreadsAnew(Pops):
     """After a reopen the number of queues over which message groups are spread is fixed anew."""
 
@@ -343,7 +343,7 @@ class ReopenSpreadsAnew(Pops):
         topics.update({name: but(each, group_queues=0) for name, each in topics.items()})
 
 
-@mutant("P7", "P7.a_group_has_retries_of_its_own", kind="fidelity", base=LMDB)
+@mutant("P7", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", base=LMDB)
 class ReopenForgetsBackoff(Pops):
     """After a reopen a group has its number of retries, and no table of waits."""
 

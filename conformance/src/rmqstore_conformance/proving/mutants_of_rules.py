@@ -183,7 +183,7 @@ class ExpiredOfOneGroup(Retention):
         return Counter(dict(sorted(found.items())[:1]))
 
 
-@mutant("Q3", "Q3.no_group_is_idle_before_its_time")
+@mutant("Q3")
 class EmptyPopsAreIdle(Popping):
     """A group that finds nothing when it pops counts as one that does not pop."""
 

@@ -191,7 +191,7 @@ class ResetsGoBackTo0(Administration):
             super().reset(*args)
 
 
-@mutant("P14", "Q1.kept_until_older_than_the_retention")
+@mutant("Q1", "Q1.kept_until_older_than_the_retention")
 class LagCountsWhatWasReclaimed(PopState):
     """A group's lag goes by its position alone."""
 

@@ -140,7 +140,7 @@ class MinutesWrap(Timers):
                 return but(found, counts=tuple(counts))
 
 
-@mutant("T10", "T10.counts_with_random_edges", kind="data")
+@mutant("T10", kind="data")
 class CountsBySeconds(Timers):
     """The edges of pending counts are rounded down to whole seconds."""
 

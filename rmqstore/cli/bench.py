@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from rmqstore.cli import show
@@ -53,8 +53,17 @@ def run(
     if not place.is_dir():
         raise IllegalArgumentError(f"--stores: {place} is no directory")
     command = shlex.join(["rmqstore", *sys.argv[1:]])
-    with _Told(checked.runs) as told:
-        outcomes = harness.run_grid(checked, out, place, master=master, command=command, tell=told.take)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with show.progress(*columns) as progress:
+        bar = progress.add_task("Spark starts", total=checked.runs)
+
+        def tell(told: Any) -> None:
+            progress.update(bar, description=told.run_id, completed=told.done)
+            if told.outcome:
+                reason = f": {told.reason}" if told.reason else ""
+                progress.console.print(f"{told.done}/{told.runs} {told.run_id} {told.outcome}{reason}", soft_wrap=True)
+
+        outcomes = harness.run_grid(checked, out, place, master=master, command=command, tell=tell)
     total = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     show.line(f"{show.count(sum(outcomes.values()), 'run')}: {total}; results: {out / 'results'}")
     if set(outcomes) - {"ok"}:
@@ -70,30 +79,6 @@ def workloads() -> None:
 
 def _part(name: str) -> ModuleType:
     return imported(f"rmqstore_benchmarks.{name}", "the benchmarks cannot be imported", "rmqstore-benchmarks[spark]")
-
-
-class _Told:
-    """Shows on stderr where a grid is: a bar on a terminal, and a line for each run that ends."""
-
-    def __init__(self, runs: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._console = show.error_console()
-        self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._bar = self._progress.add_task("Spark starts", total=runs)
-
-    def __enter__(self) -> _Told:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def take(self, told: Any) -> None:
-        """Show one message of the harness."""
-        self._progress.update(self._bar, description=told.run_id, completed=told.done)
-        if told.outcome:
-            reason = f": {told.reason}" if told.reason else ""
-            self._progress.console.print(f"{told.done}/{told.runs} {told.run_id} {told.outcome}{reason}", soft_wrap=True)
 
 
 @examples("rmqstore bench report bench-results", "rmqstore bench report bench-results --out docs/benchmark")
@@ -216,7 +201,7 @@ def _played(command: ModuleType, request: Any) -> list[Any]:
     """Run a request and show how far it is."""
     jobs = command.jobs(request)
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=show.error_console(), transient=True) as progress:
+    with show.progress(*columns) as progress:
         task = progress.add_task("starting Spark", total=sum(len(names) for _, names in jobs))
         done = -1
 

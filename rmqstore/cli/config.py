@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,7 +13,6 @@ from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import SECOND_MS, duration_text
 from rmqstore.config import Config, load
-from rmqstore.plugins import BrokenPluginWarning, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Source, allowed
 
 _ORIGINS: Final = {Source.DEFAULT: "default", Source.STORED: "stored with the store"}
@@ -60,9 +58,7 @@ def effective(path: Path) -> Config:
         ConfigError: a setting is wrong, or differs from what the store was made with.
         CorruptStoreError, FormatVersionError: the manifest cannot be read.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BrokenPluginWarning)
-        plugins = get_plugins()
+    plugins = stores.plugins()
     settings = load(path, engine_settings=plugins.engine_settings())
     manifest = stores.manifest(path)
     return settings.with_default_engine(plugins.default_engine) if manifest is None else settings.with_stored(manifest["baked"], str(path))

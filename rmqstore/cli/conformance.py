@@ -73,27 +73,14 @@ def conformance(
         return
     if name is None:
         raise typer.BadParameter("name an engine; `rmqstore engines` lists them", param_hint="ENGINE")
-    given = [
-        "--rmq-engine",
-        name,
-        "--rmq-level",
-        level.value,
-        "--rmq-seed",
-        seed,
-        "--rmq-effort",
-        str(effort),
-        "--rmq-recorder",
-        recorder.value,
-    ]
-    given += ["--rmq-pop-engine", pop_engine] if pop_engine else []
-    given += ["--rmq-suite-version", suite_version] if suite_version else []
+    options = [("engine", name), ("pop-engine", pop_engine), ("level", level.value), ("recorder", recorder.value)]
+    options += [("seed", seed), ("effort", str(effort)), ("suite-version", suite_version)]
+    options += [("report", str(Path.cwd() / file)) for file in report or []]
+    options += [("config", each) for each in setting or []]
+    options += [("plugin", each) for each in plugin or []]
+    options += [("expect-failure", each) for each in expect_failure or []]
+    given = [word for option, value in options if value for word in (f"--rmq-{option}", value)]
     given += ["-k", case] if case else []
-    files = [str(Path.cwd() / file) for file in report or []]
-    for option, values in (("report", files), ("config", setting or []), ("plugin", plugin or [])):
-        for value in values:
-            given += [f"--rmq-{option}", value]
-    for value in expect_failure or []:
-        given += ["--rmq-expect-failure", value]
     is_broken = False
     for found in command.run(given, workers=workers):
         is_broken |= _tell(found, command)

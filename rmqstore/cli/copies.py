@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from rmqstore import transfer
 from rmqstore.cli import show, stores
@@ -177,15 +177,11 @@ def _show_tables(tables: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[_Told | None]:
-    """Show a bar for each table on stderr, on a terminal only; gives what the transfer tells the table, its rows done and in all."""
-    console = show.error_console()
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn(f"{what} {{task.description}}"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+def _progress(what: str) -> Iterator[_Told]:
+    """Show a bar for each table; gives what the transfer tells the table, its rows done and in all."""
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True) as progress:
+    columns = (TextColumn(f"{what} {{task.description}}"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    with show.progress(*columns) as progress:
 
         def tell(table: str, done: int, total: int) -> None:
             if table not in tasks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rmqstore.cli import stores
 from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
 from rmqstore.cli.demo_store import check_place, leave_store
 from rmqstore.cli.options import complete_engine, examples
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.message import Message
-from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
+from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.store import open as open_store
 
 _SEED = 7
@@ -120,9 +120,7 @@ def demo(
 
 def _engine_names(wanted: list[str] | None, console: Console) -> list[str]:
     """Return the engines to show: those asked for, which must work, or all that work."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BrokenPluginWarning)
-        plugins = get_plugins()
+    plugins = stores.plugins()
     if wanted:
         for name in wanted:
             plugins.load_engine(name)

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.times import MINUTE_MS, clock_time, relative, span
 from rmqstore.errors import RmqstoreError, StoreLockedError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
-from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
+from rmqstore.plugins import EngineState
 from rmqstore.spark import repair
 from rmqstore.spark.dataset import Dataset, is_dataset
 from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME
@@ -169,9 +168,7 @@ def _engines_of(path: Path) -> set[str]:
 
 
 def _plugins(in_use: set[str]) -> Iterator[Finding]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BrokenPluginWarning)
-        entries = get_plugins().engines()
+    entries = stores.plugins().engines()
     names = {entry.name for entry in entries}
     for name in sorted(in_use - names):
         yield Finding("plug-ins", Level.PROBLEM, f"the store needs engine {name}, which nothing here offers; install its distribution")

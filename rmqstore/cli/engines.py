@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import warnings
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.text import Text
 
-from rmqstore.cli import show
+from rmqstore.cli import show, stores
 from rmqstore.cli.options import examples
 from rmqstore.cli.show import Cell, Column
 from rmqstore.contract import UNLIMITED_MS, Capabilities, Flush, Setting, Support
-from rmqstore.plugins import BrokenPluginWarning, EngineEntry, EngineState, get_plugins
+from rmqstore.plugins import EngineEntry, EngineState
 
 _STYLES = {EngineState.OK: "green", EngineState.NOT_INSTALLED: "yellow", EngineState.BROKEN: "red"}
 _COLUMNS: Final = (
@@ -36,9 +35,7 @@ def engines(
 
     It tells where each comes from and whether it can be opened. Works also when plug-ins are broken, and says what to do about them.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BrokenPluginWarning)  # the list itself says what is broken
-        entries = get_plugins().engines()
+    entries = stores.plugins().engines()
     if as_json:
         typer.echo(json.dumps([_document(entry) for entry in entries], indent=2))
         return

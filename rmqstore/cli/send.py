@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_INTERRUPTED, Interrupt
@@ -236,13 +236,15 @@ class Tally(msgspec.Struct):
 
 def _send_rows(owning: Callable[[], AbstractContextManager[Store]], reader: Reader, due: Due, as_json: bool) -> None:
     tally = Tally()
+    amount = MofNCompleteColumn() if reader.counts_rows else DownloadColumn()
+    progress = show.progress(TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    task = progress.add_task("sending", total=reader.total)
     try:
-        with Interrupt() as interrupt, owning() as opened, _progress(reader) as progress:
+        with Interrupt() as interrupt, owning() as opened, progress:
             batches = reader.batches()
             while (batch := _next(batches, interrupt)) is not None:
                 _send_batch(opened, batch, due, tally)
-                if progress is not None:
-                    progress.update(progress.task_ids[0], completed=batch.progress)
+                progress.update(task, completed=batch.progress)
     except RmqstoreError as error:
         error.args = (f"{error}; {_stored_so_far(tally)}",)
         raise
@@ -289,21 +291,3 @@ def _with_deliver_time(rows: pa.RecordBatch, deliver_ms: int) -> pa.RecordBatch:
     at = rows.schema.names.index("deliver_at_ms")
     given = pa.array(np.full(rows.num_rows, deliver_ms), pa.int64())
     return rows.set_column(at, rows.schema.field(at), pc.coalesce(rows.column(at), given))
-
-
-@contextmanager
-def _progress(reader: Reader) -> Iterator[Progress | None]:
-    """Show how far a file is, on a terminal only."""
-    console = show.error_console()
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn() if reader.counts_rows else DownloadColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task("sending", total=reader.total)
-        yield progress

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
 from rmqstore.cli.times import iso
@@ -51,6 +52,12 @@ def console() -> Console:
 def error_console() -> Console:
     """Return the console of stderr, for progress."""
     return Console(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """Return bars on stderr, which are there on a terminal only and gone at the end."""
+    out = error_console()
+    return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
 
 
 def line(cell: str | Text = "") -> None:

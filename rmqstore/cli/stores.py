@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from rmqstore.clock import Clock, SystemClock
 from rmqstore.contract import PendingTimer
 from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError, StorePathError, UnsupportedOperationError
 from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
-from rmqstore.plugins import get_plugins
+from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, parsed
 from rmqstore.spark.dataset import is_dataset
 from rmqstore.store import Store
@@ -25,6 +26,13 @@ _PAGE: Final = 1000
 
 clock_factory: Callable[[], Clock] = SystemClock
 """Makes the clock of every command; tests put another one here."""
+
+
+def plugins() -> Plugins:
+    """Return the plug-ins, for commands that say themselves which of them are broken."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BrokenPluginWarning)
+        return get_plugins()
 
 
 def now_ms() -> int:

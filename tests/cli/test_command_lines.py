@@ -113,7 +113,7 @@ REFUSED = [
     # what no store takes
     (1, "pop data a -g 'a b'", "group name 'a b' is not made of"),
     (1, "pop data a -g g --order", "pops topic 'a' out of order, as its first pop fixed; leave out --order, or use another group"),
-    (1, "pop data a -g g --filter \"region = 'eu' AND AND\"", "character 18"),
+    (1, "pop data a -g g --filter \"region = 'eu' AND AND\"", "character 18 (from 0)"),
     (1, "send data 'a b' x", "is not made of letters"),
     (1, "send data a", "body has 0 bytes"),
     (1, "send data a --body-file none", "cannot be read: No such file"),

@@ -36,6 +36,7 @@ def test_the_list_says_what_why_and_when(cli: Command) -> None:
     assert result.err.startswith("3 dead letters of group g; `rmqstore dlq resend -h`")
     first, *_ = cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]
     assert (first["group"], first["origin_topic"], first["died_ms"]) == ("g", "orders", START_MS + MINUTE_MS)
+    assert first["died_iso"] == "2023-11-14T22:14:20.000+00:00"
     assert (first["attempts"], first["reason"].split()[0]) == (1, "delivered")
     assert (first["message"]["body"], first["message"]["message_id"]) == ("body 0", "m0")
 

@@ -224,6 +224,10 @@ GOOD = '{"body": "x"}\n'
         ('{"body": "x", "deliver_at": "soon"}', "line 2, column 'deliver_at': 'soon' is no time"),
         ('{"body": "x", "queue_id": true}', "line 2, column 'queue_id': True is no whole number"),
         ('{"body": "x", "message_group": "g", "deliver_at_ms": 1}', "line 2, column 'deliver_at_ms': message_group and a deliver time"),
+        ('{"body": "x", "deliver_at_ms": 99999999999999999999}', "line 2, column 'deliver_at_ms': deliver_at_ms must be 0"),
+        ('{"body": "x", "queue_id": 5000000000}', "line 2, column 'queue_id': queue_id must be 0"),
+        ('{"body": "x", "properties": {"\\u0001": "1"}}', "line 2, column 'properties': property '\\x01' holds U+0001"),
+        ('{"body": "x", "tag": "\\ud800"}', "line 2: this is no JSON"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(cli: Command, line: str, said: str) -> None:
@@ -300,17 +304,3 @@ def test_files_that_are_not_there_or_of_no_known_kind(cli: Command) -> None:
 
 def test_an_empty_file_stores_nothing(cli: Command) -> None:
     assert cli.good("send", "data", "orders", "-f", "-", *MAKE).out == "0 messages stored in 0 batches\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('{"body": "x", "deliver_at_ms": 99999999999999999999}', "line 2, column 'deliver_at_ms': deliver_at_ms must be 0"),
-        ('{"body": "x", "queue_id": 5000000000}', "line 2, column 'queue_id': queue_id must be 0"),
-        ('{"body": "x", "properties": {"\\u0001": "1"}}', "line 2, column 'properties': property '\\x01' holds U+0001"),
-        ('{"body": "x", "tag": "\\ud800"}', "line 2: this is no JSON"),
-    ],
-)
-def test_values_that_no_column_holds(cli: Command, line: str, said: str) -> None:
-    cli.send()
-    assert cli.bad(1, "send", "data", "orders", "-f", "-", stdin=f"{GOOD}{line}\n").startswith(f"rmqstore: stdin, {said}")

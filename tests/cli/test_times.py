@@ -15,29 +15,13 @@ from rmqstore.errors import IllegalArgumentError
 MOMENT_MS = int(datetime(2026, 12, 1, 7, tzinfo=UTC).timestamp()) * 1000
 
 
-@pytest.mark.parametrize(
-    ("text", "ms"),
-    [
-        ("250ms", 250),
-        ("90s", 90_000),
-        ("5m", 300_000),
-        ("2h", 7_200_000),
-        ("1d", 86_400_000),
-        ("1w", 604_800_000),
-        ("1h30m", 5_400_000),
-        ("1.5h", 5_400_000),
-        ("0.0001s", 1),
-        (" 5m ", 300_000),
-        ("0s", 0),
-    ],
-)
-def test_durations(text: str, ms: int) -> None:
-    assert parse_duration(text) == ms
+def test_durations() -> None:
+    spellings = "250ms=250 90s=90000 5m=300000 2h=7200000 1d=86400000 1w=604800000 1h30m=5400000 1.5h=5400000 0.0001s=1 0s=0"
+    for text, ms in (each.split("=") for each in spellings.split()):
+        assert parse_duration(text) == parse_duration(f" {text} ") == int(ms)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "m", "5 m", "5x", "- 5m", "-", "-5x", "+5m", "5m later", "1e3", "١m", "m5", "5mm", "0x5", "5.m", "0", "1500"]
-)
+@pytest.mark.parametrize("text", "|m|5 m|5x|- 5m|-|-5x|+5m|5m later|1e3|١m|m5|5mm|0x5|5.m|0|1500".split("|"))
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(IllegalArgumentError, match="is no duration; write 90s, 5m, 2h"):
         parse_duration(text)

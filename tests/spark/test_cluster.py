@@ -11,11 +11,10 @@ import pytest
 
 from rmqstore.spark import Dataset
 from rmqstore.spark.sessions import why_not
-from tests.pairs import DURABLE_PAIRS
+from tests.spark.datasets import ENGINE, ENGINES
 from tests.spark.killed_worker import NOW_MS
 
 ROWS = 4000
-ENGINES = sorted({pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops})
 
 
 @pytest.mark.spark
@@ -27,7 +26,7 @@ def test_a_worker_that_is_killed_while_it_writes(tmp_path: Path) -> None:
         pytest.skip(reason)
     program = str(Path(__file__).with_name("killed_worker.py"))
     run = subprocess.run(
-        [sys.executable, program, str(tmp_path), ENGINES[-1], str(ROWS)], capture_output=True, text=True, timeout=380, check=False
+        [sys.executable, program, str(tmp_path), ENGINE, str(ROWS)], capture_output=True, text=True, timeout=380, check=False
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)

@@ -15,9 +15,8 @@ from rmqstore.batch import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
 from rmqstore.spark.columns import check_columns, ddl_type, taken
 from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
-from rmqstore.spark.jobs import Job, JobRecord
+from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
-from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
 
@@ -254,12 +253,3 @@ def test_small_batches_go_together_the_same_way_each_time(dataset: Dataset, monk
 def test_a_job_id_that_is_no_name_is_refused(dataset: Dataset, job_id: str) -> None:
     with pytest.raises(rmqstore.IllegalArgumentError, match="job_id"):
         Job(dataset, job_id)
-
-
-def test_a_record_of_a_job_counts_by_shard() -> None:
-    files = [
-        StagedFile(name="a", shards=[0, 1, 0], rows=[5, 7, 1], sizes_bytes=[1, 1, 1]),
-        StagedFile(name="b", shards=[1], rows=[2], sizes_bytes=[1]),
-    ]
-    record = JobRecord(files=files, chunk_rows=10, chunk_bytes=10)
-    assert (record.rows, record.rows_of(0), record.rows_of(1), record.rows_of(2)) == (15, 6, 9, 0)

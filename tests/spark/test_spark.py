@@ -18,14 +18,11 @@ from rmqstore import spark as rmqspark
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.sessions import SMALL_MESSAGES, why_not
-from tests.pairs import DURABLE_PAIRS
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NOW_MS = 1_700_000_000_000
-ENGINES = sorted({pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops})
-ENGINE = ENGINES[-1] if ENGINES else ""
 ROWS = 2000
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]
 

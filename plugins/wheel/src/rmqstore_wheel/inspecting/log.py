@@ -13,7 +13,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile
@@ -30,7 +30,6 @@ class Records(NamedTuple):
 
     columns: Columns
     sizes: Ints
-    version_2: int
     damaged: tuple[int, ...]
     follows_gap: bool
     """Whether something before the first record could not be read as records."""
@@ -132,12 +131,11 @@ class LogReader(ChainReader[LogReport, _Found]):
         report.count += len(starts)
         report.first = base + int(starts[0]) if report.first is None else report.first
         report.last = base + int(starts[-1])
-        magics = cells(np.frombuffer(window, np.uint8), ">i4")[starts + 4]
         for row in np.flatnonzero(sums.wrong_rows(np.frombuffer(window, np.uint8), starts, sizes)).tolist():
             what = f"the record at offset {base + int(starts[row])} has other times or properties than its property RMQS_CRC is of"
             findings.add(report.file.name, at + int(starts[row]), what, kind="records that are not sound")
         columns = log_reading.decode_columns(window, starts, sizes, log_offset=base, verify=False)
-        yield Records(columns, sizes, int((magics == log.MAGIC_V2).sum()), tuple(damaged), follows_gap=False)
+        yield Records(columns, sizes, tuple(damaged), follows_gap=False)
 
     def record_at(self, position: int, size: int) -> log.Record | str:
         """Read the one record that an index says is there; why it is none when it is not."""

@@ -78,10 +78,8 @@ class Survey:
         self.queues = Queues(self.root, self.log, findings)
         self.pending = Pending(self.now_ms, self.small.timer_check, self.units.superseded)
         self.popped = Popped(self.small.revived(), files, findings)
-        self.version_2 = 0
         for records in self.log.records(findings):
             self.frames.take(records)
-            self.version_2 += records.version_2
             for name, rows in records.by_queue():
                 self.topics.take(name, records, rows)
                 self.queues.take(name, records, rows)

@@ -83,8 +83,6 @@ def _commit_log(survey: Survey) -> Section:
     ]
     frames = survey.frames
     notes = []
-    if survey.version_2:
-        notes.append(f"{survey.version_2} of the records are of version 2, for topics of more than 127 bytes.")
     if frames.whole or frames.torn:
         notes.append(f"Calls of rmqstore's engine: {frames.whole} whole, {frames.torn} torn.")
         if frames.outside:

@@ -9,6 +9,7 @@ from rmqstore_wheel.formats import check_points, config_files, timer_log
 from rmqstore_wheel.formats.check_points import BatchAck, CheckPoint
 from rmqstore_wheel.formats.config_files import ConsumerOffsets
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.inspecting.log import LogReader
 
 from .conftest import NOW, REVIVE, Built, rows, section
 
@@ -220,6 +221,19 @@ def test_torn_calls(empty: Built, records: list[str | None], what: str) -> None:
     damage = empty.only_damage()
     assert (damage.file, damage.offset) == (OLD_LOG, places[-1])
     assert what in damage.what
+
+
+@pytest.mark.parametrize("window_bytes", [1, 10_000])
+def test_a_call_of_which_a_record_is_damaged_is_not_told_to_be_torn(
+    empty: Built, monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:  # fmt: skip
+    empty.append("t", RMQS_FRAME=frame(1))
+    place = empty.append("t")
+    empty.append("t", RMQS_FRAME=frame(2))
+    empty.write()
+    empty.patch(OLD_LOG, place + 88, b"\xff")
+    monkeypatch.setattr(LogReader.__init__, "__defaults__", (window_bytes,))
+    assert empty.damage() == [(OLD_LOG, place), ("consumequeue/t/0/00000000000000000000", 20)]
 
 
 def test_a_call_whose_start_was_reclaimed(empty: Built) -> None:

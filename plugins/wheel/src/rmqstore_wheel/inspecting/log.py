@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -26,13 +27,10 @@ _MOST_UNSOUND: Final = 100
 
 
 class Records(NamedTuple):
-    """Sound records that are one behind the other, but for damaged ones between them, whose places are ``damaged``."""
+    """Sound records, one behind the other but for what could not be read, of which ``LogReader.gaps`` tells."""
 
     columns: Columns
     sizes: Ints
-    damaged: tuple[int, ...]
-    follows_gap: bool
-    """Whether something before the first record could not be read as records."""
 
     @property
     def texts(self) -> pa.Array:
@@ -78,6 +76,9 @@ class LogReader(ChainReader[LogReport, _Found]):
 
     def __init__(self, files: FileSet, window_bytes: int = _WINDOW_BYTES) -> None:
         super().__init__(files, max(window_bytes, log.MIN_BYTES))
+        self.gaps: list[int] = []
+        """Where something is that could not be read as records, rising, as far as the log was read."""
+
         self.end = files.start
         """Where the next record would go: the end of the last sound record, or of the blank one behind it."""
 
@@ -91,31 +92,31 @@ class LogReader(ChainReader[LogReport, _Found]):
     def records(self, findings: Findings) -> Iterator[Records]:
         """Yield the sound records in their order; what is damaged is noted, and skipped up to the next record or the next file."""
         self.reports = []
+        self.gaps = []
         self.end = self.files.start
-        follows_gap = False
         for file in self.files.files:
             report = LogReport(file)
             for at, window, found in self.windows(report, findings):
-                for records in self._sound(window, found.scan, found.sound, at, report, findings):
-                    yield records._replace(follows_gap=follows_gap)
-                    follows_gap = False
+                records = self._sound(window, found.scan, found.sound, at, report, findings)
+                if records is not None:
+                    yield records
                 if report.unsound > _MOST_UNSOUND:
                     self._give_up(report, at, f"more than {_MOST_UNSOUND} records are not sound", findings)
             self.add_report(report, findings)
-            follows_gap = follows_gap or not report.is_full
+            if not report.is_full:
+                self.gaps.append(report.end)
             if report.count:
                 self.end = report.end
 
-    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: LogReport, findings: Findings) -> Iterator[Records]:
-        """Yield the sound records of a scan, of which the first ``row`` are known to be; those that are not are noted."""
+    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: LogReport, findings: Findings) -> Records | None:
+        """Return the sound records of a scan, of which the first ``row`` are known to be; those that are not are noted."""
         base = report.file.start + at
         starts, sizes = found.starts, found.sizes
-        damaged: list[int] = []
         keep = np.ones(len(starts), bool)
         while row < len(starts) and report.unsound <= _MOST_UNSOUND:
             start = int(starts[row])
             keep[row] = False
-            damaged.append(base + start)
+            self.gaps.append(base + start)
             what = _reason(window, start, int(sizes[row]), base)
             if row == len(starts) - 1 and found.stop is Stop.EMPTY and report.file == self.files.files[-1]:
                 what += "; it is the last of the log, which the next start cuts off"
@@ -127,7 +128,7 @@ class LogReader(ChainReader[LogReport, _Found]):
         keep[row:] = False
         starts, sizes = starts[keep], sizes[keep]
         if not len(starts):
-            return
+            return None
         report.count += len(starts)
         report.first = base + int(starts[0]) if report.first is None else report.first
         report.last = base + int(starts[-1])
@@ -135,7 +136,7 @@ class LogReader(ChainReader[LogReport, _Found]):
             what = f"the record at offset {base + int(starts[row])} has other times or properties than its property RMQS_CRC is of"
             findings.add(report.file.name, at + int(starts[row]), what, kind="records that are not sound")
         columns = log_reading.decode_columns(window, starts, sizes, log_offset=base, verify=False)
-        yield Records(columns, sizes, tuple(damaged), follows_gap=False)
+        return Records(columns, sizes)
 
     def record_at(self, position: int, size: int) -> log.Record | str:
         """Read the one record that an index says is there; why it is none when it is not."""
@@ -199,19 +200,17 @@ FRAME: Final = "RMQS_FRAME"
 class Frames:
     """Counts frames while the records go by."""
 
-    def __init__(self, files: FileSet, findings: Findings) -> None:
+    def __init__(self, log: LogReader, findings: Findings) -> None:
         self.whole = 0
         self.torn = 0
         self.outside = 0
         self.open_records = 0
-        self._files = files
+        self._log = log
         self._findings = findings
-        self._is_known = True  # whether every record since the last frame was seen
+        self._last = 0  # offset of the last record that ends a frame
 
     def take(self, records: Records) -> None:
         """Look at the next records."""
-        if records.follows_gap or records.damaged:
-            self._is_known = False
         column: pa.Array = records.texts
         rows = np.flatnonzero(pc.match_substring(column, f"{FRAME}\x01").to_numpy(zero_copy_only=False))
         offsets = np.asarray(records.columns.physical_offset)
@@ -225,23 +224,24 @@ class Frames:
 
     def _end(self, value: str, since: int, offset: int) -> None:
         """Note a frame whose last record is at ``offset``; ``since`` records were read after the frame before it."""
+        all_are_read = bisect(self._log.gaps, self._last) == bisect(self._log.gaps, offset)
+        self._last = offset
         try:
             count = int(value.split(" ")[0], 16)
         except ValueError:
             self._torn(offset, f"the property {FRAME} is {value[:40]!r}, which does not begin with a number of records")
             return
         if count < 1 or count > since:
-            if self._is_known and (self.whole or self.torn):
+            if all_are_read and (self.whole or self.torn):
                 self._torn(offset, f"a call of {count} records ends here, but only {since} are there: the call is torn")
             else:  # its first records were in a file that was reclaimed, or in what could not be read
                 self.torn += 1
         else:
             self.whole += 1
             self.outside += since - count
-        self._is_known = True
 
     def _torn(self, offset: int, what: str) -> None:
         self.torn += 1
-        file = self._files.file_of(offset)
+        file = self._log.files.file_of(offset)
         if file is not None:
             self._findings.add(file.name, offset - file.start, what, kind="calls that are not whole")

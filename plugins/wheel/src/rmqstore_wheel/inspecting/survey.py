@@ -74,7 +74,7 @@ class Survey:
     def _read_log(self) -> None:
         findings, files = self.findings, self.log.files
         self.topics = Topics()
-        self.frames = Frames(files, findings)
+        self.frames = Frames(self.log, findings)
         self.queues = Queues(self.root, self.log, findings)
         self.pending = Pending(self.now_ms, self.small.timer_check, self.units.superseded)
         self.popped = Popped(self.small.revived(), files, findings)

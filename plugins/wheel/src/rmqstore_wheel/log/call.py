@@ -103,27 +103,22 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
     if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
         return [one], changes
     messages: list[Messages | One] = []
-    appends: dict[tuple[str, int, int, int], Sequence[bytes]] = {}
-    growing: dict[tuple[str, int, int, int], list[bytes]] = {}
-    ends: dict[tuple[str, int, int], tuple[str, int, int, int]] = {}
+    runs: list[list[Append]] = []
+    latest: dict[tuple[str, int, int], list[Append]] = {}
     for part in appended:
-        if isinstance(part, Messages):
-            messages.append(part)
-        elif isinstance(part, One):
-            messages.append(part.many())
-        else:
-            name = (part.topic, part.queue, part.store_ms)
-            key = ends.get(name)
-            if key is None or key[2] + len(appends[key]) != part.offset:
-                key = ends[name] = (part.topic, part.queue, part.offset, part.store_ms)
-                appends[key] = part.records
-                continue
+        if isinstance(part, Append):
+            run = latest.get((part.topic, part.queue, part.store_ms))
+            if run is None or run[-1].offset + len(run[-1].records) != part.offset:
+                run = latest[part.topic, part.queue, part.store_ms] = []
+                runs.append(run)
             # A revive appends its messages one by one.
-            if key not in growing:
-                appends[key] = growing[key] = list(appends[key])
-            growing[key] += part.records
-    for (topic, queue, offset, store_ms), found in appends.items():
-        messages.append(Messages(topic, queue, offset, placed(found, topic.encode(), queue, offset, store_ms), store_ms, tags_codes(found)))
+            run.append(part)
+        else:
+            messages.append(part.many() if isinstance(part, One) else part)
+    for first, *rest in runs:
+        found = [record for each in (first, *rest) for record in each.records] if rest else first.records
+        made = placed(found, first.topic.encode(), first.queue, first.offset, first.store_ms)
+        messages.append(Messages(first.topic, first.queue, first.offset, made, first.store_ms, tags_codes(found)))
     return messages, changes
 
 

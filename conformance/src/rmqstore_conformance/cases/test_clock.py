@@ -52,6 +52,23 @@ def test_k1_many_steps_back_keep_the_cursor_small(stores: Stores, far: bool) -> 
     assert len(set(read_ids(store))) == 60 + 60 * far
 
 
+def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
+    """K1: a lease made before the clock went back is not given again while it runs by the clock."""
+    store = stores.open()
+    store.send(message(1))
+    stores.clock.advance(DAY_MS)
+    assert len(store.pop(T, G, invisible_ms=1000)) == 1
+    assert stores.tick_at(store, START_MS).retried == 0
+    assert store.pop(T, G) == []
+    store.send(message(2))
+    again = store.pop(T, G, invisible_ms=1000)
+    assert ids(again) == ["m2"]
+    assert stores.tick_after(store, 1000).retried == 1
+    assert ids(store.pop(T, G, invisible_ms=10 * DAY_MS)) == ["m2"]
+    assert stores.tick_at(store, START_MS + DAY_MS + 1000).retried == 1
+    assert ids(store.pop(T, G)) == ["m1"]
+
+
 def test_k1_a_lease_that_is_given_after_a_step_back_lasts_its_time(stores: Stores) -> None:
     """K1: the clock was a day ahead when a tick ran; a lease that is given once it is right again ends by the new clock, not at once."""
     store = stores.open()

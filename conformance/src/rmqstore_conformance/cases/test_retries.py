@@ -23,6 +23,29 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 
 
+def test_p7_the_last_attempt_says_why_in_the_dead_letter(stores: Stores) -> None:
+    """P7: the reason of ``retry_later`` is listed while the message waits, survives a reopen, and is in the dead letter."""
+    store = stores.open(max_retries=1)
+    store.send(sent := message(1))
+    for attempt in (1, 2):
+        (got,) = store.pop(T, G)
+        assert store.retry_later(got, SECOND, reason=f"no answer, attempt {attempt}\n from the bank").outcome is ChangeOutcome.CHANGED
+        if stores.pair.durable:
+            store = stores.reopen(store, max_retries=1)
+        assert [each.reason for each in store.leases()] == [f"no answer, attempt {attempt}  from the bank"]
+        stores.tick_after(store, 1000)
+    (letter,) = store.dead_letters.list(G)
+    assert letter.reason == "delivered 2 times without an ack: no answer, attempt 2  from the bank"
+    assert store.dead_letters.resend([letter]) == 1
+    (again,) = store.pop(T, G, invisible=SECOND)
+    assert (again.attempt, again.properties) == (1, sent.properties), "nothing of the grave comes along"
+    store.retry_later(again, SECOND)
+    stores.tick_after(store, 1000)
+    assert len(store.pop(T, G, invisible=SECOND)) == 1
+    assert stores.tick_after(store, 1000).dead == 1
+    assert store.dead_letters.list(G)[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
+
+
 @pytest.mark.clause("P4", "P14")
 def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) -> None:
     """P7: with its reason, however many attempts are left; its receipt is done for; the other messages and groups are not concerned."""

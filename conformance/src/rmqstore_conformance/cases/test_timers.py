@@ -10,7 +10,7 @@ import pytest
 
 import rmqstore
 from rmqstore import CancelOutcome, DelayTooLongError, MessageBatch, PoppedMessage
-from rmqstore.contract import EMPTY_CURSOR, MessageState
+from rmqstore.contract import EMPTY_CURSOR, MessageState, TimerHandle
 from rmqstore.message import MAX_TIME_MS
 from rmqstore_conformance.cases.test_handover import broken_off
 from rmqstore_conformance.data import topics
@@ -309,16 +309,20 @@ def test_t10_exact_between_any_two_steps_of_the_hand_over(stores: Stores) -> Non
 def test_t10_buckets_pages_and_ends_are_exact(stores: Stores) -> None:
     """T10: every bucket, the total, both ends and each page, while timers come, are cancelled and go; histories try it at random."""
     store = stores.open()
-    due = {n: START_MS + at for n, at in enumerate((1, 999, 60_000, 61_234, HOUR_MS, HOUR_MS + 1, DAY_MS))}
-    handles = [each.handle for each in store.send_batch([message(n, deliver_at_ms=at) for n, at in due.items()])]
-    for gone, act in (((), store.tick), ((3, 6), lambda: store.cancel([handles[3] or "", handles[6] or ""])), ((0, 1), store.tick)):
+    due = {n: START_MS + at for n, at in enumerate((1, 999, 60_000, 61_234, HOUR_MS, HOUR_MS + 1, HOUR_MS + 2, DAY_MS))}
+    sent = store.send_batch([message(n, deliver_at_ms=at) for n, at in due.items()])
+    handles = [TimerHandle.parse(each.handle or "") for each in sent]
+    for gone, act in (((), store.tick), ((3, 6, 7), lambda: store.cancel([sent[3], sent[6], sent[7]])), ((0, 1), store.tick)):
         stores.clock.advance(500)
         act()
         due = {n: at for n, at in due.items() if n not in gone}
-        edges = [START_MS, *(START_MS + at for at in (1, 60_000, 60_001, 61_234, HOUR_MS, DAY_MS)), 2**50]
+        edges = [START_MS, *(START_MS + at for at in (1, 500, 60_000, 60_001, 61_000, 61_234, HOUR_MS, DAY_MS)), 2**50]
+        assert [n for n, handle in enumerate(handles) if handle and store.engine.timers.get(handle)] == list(due)
         counts = store.pending(edges)
         assert counts.total == len(due)
-        assert list(counts.counts) == [sum(a <= at < b for at in due.values()) for a, b in itertools.pairwise(edges)]
+        buckets = {(a, b): sum(a <= at < b for at in due.values()) for a, b in itertools.pairwise(edges)}
+        assert list(counts.counts) == list(buckets.values())
+        assert [store.pending(bucket).counts for bucket in buckets] == [(count,) for count in buckets.values()]
         assert (counts.earliest_ms, counts.latest_ms) == (min(due.values()), max(due.values()))
         seen, after = list[str](), None
         while seen == [] or after is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ from rmqstore.message import (
 )
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.fidelity import check, differences, matching
+
+Outcome = TypeVar("Outcome", AckOutcome, ChangeOutcome, ReleaseOutcome, RejectOutcome)
 
 RETRY = -1
 """The source of a lease that came from the retry topic; other sources are queue numbers."""
@@ -401,51 +403,49 @@ class PopOracle:
         held.moved_by = moved_by
         self.live.pop(held.receipt, None)
 
-    def _outcome_is_open(self, held: Held) -> bool:
-        return held.ended is not None and self.latest_ms >= held.expiry + self.outcome_memory_ms
+    def _outcomes(self, held: Held, done: Outcome) -> set[Outcome]:
+        """Return what a call on a lease may answer: ``done`` where it runs; UNKNOWN as well once the memory of it may be over."""
+        kind = type(done)
+        if held.ended is None:
+            return {done}
+        gone = {kind["STALE"], kind["UNKNOWN"]}
+        known = {"acked": {kind["ALREADY_ACKED"]}, "moved": {kind["STALE"]}, "erased": gone}[held.ended]
+        return known | gone if self.latest_ms >= held.expiry + self.outcome_memory_ms else known
 
     def ack(self, receipt: str) -> set[AckOutcome]:
         held = self.leases[receipt]
+        allowed = self._outcomes(held, AckOutcome.ACKED)
         if held.ended is None:
             self._end(held, "acked")
             self.standing(held.topic, held.group).unacked.get(held.source, {}).pop(held.offset, None)
-            return {AckOutcome.ACKED}
-        gone = {AckOutcome.STALE, AckOutcome.UNKNOWN}
-        known = {"acked": {AckOutcome.ALREADY_ACKED}, "moved": {AckOutcome.STALE}, "erased": gone}[held.ended]
-        return known | gone if self._outcome_is_open(held) else known
+        return allowed
 
     def change(
         self, receipt: str, new_receipt: str | None, expiry: int, *, is_backing_off: bool = False, reason: str = ""
     ) -> set[ChangeOutcome]:
         held = self.leases[receipt]
+        allowed = self._outcomes(held, ChangeOutcome.CHANGED)
         if held.ended is None:
             self._end(held, "moved", "changed")
             if new_receipt is not None:
                 new = Held(held.entry, held.topic, held.group, held.source, held.offset, expiry, new_receipt)
                 new.is_backing_off, new.reason = is_backing_off, reason_text(reason)
                 self._hold(new)
-            return {ChangeOutcome.CHANGED}
-        gone = {ChangeOutcome.STALE, ChangeOutcome.UNKNOWN}
-        known = {"acked": {ChangeOutcome.ALREADY_ACKED}, "moved": {ChangeOutcome.STALE}, "erased": gone}[held.ended]
-        return known | gone if self._outcome_is_open(held) else known
+        return allowed
 
     def release(self, receipt: str, now: int) -> set[ReleaseOutcome]:
         held = self.leases[receipt]
+        allowed = self._outcomes(held, ReleaseOutcome.RELEASED)
         if held.ended is None:
             self._give_back(held, now, counted=False)
-            return {ReleaseOutcome.RELEASED}
-        gone = {ReleaseOutcome.STALE, ReleaseOutcome.UNKNOWN}
-        known = {"acked": {ReleaseOutcome.ALREADY_ACKED}, "moved": {ReleaseOutcome.STALE}, "erased": gone}[held.ended]
-        return known | gone if self._outcome_is_open(held) else known
+        return allowed
 
     def reject(self, receipt: str, reason: str, now: int) -> set[RejectOutcome]:
         held = self.leases[receipt]
+        allowed = self._outcomes(held, RejectOutcome.REJECTED)
         if held.ended is None:
             self._give_back(held, now, counted=True, rejected=reason_text(reason) or "rejected")
-            return {RejectOutcome.REJECTED}
-        gone = {RejectOutcome.STALE, RejectOutcome.UNKNOWN}
-        known = {"acked": {RejectOutcome.ALREADY_ACKED}, "moved": {RejectOutcome.STALE}, "erased": gone}[held.ended]
-        return known | gone if self._outcome_is_open(held) else known
+        return allowed
 
     def _give_back(self, held: Held, now: int, *, counted: bool, may_die: bool = True, rejected: str = "") -> str:
         self._end(held, "moved", "rejected" if rejected else "revived" if counted else "released")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from rmqstore import ChangeOutcome, ChangeResult, MessageBatch, PoppedMessage
@@ -173,18 +174,20 @@ class PoppingMachine(SendingMachine):
             act = chance.pick((self._ack_some, self._change_some, self._release_some, self._reject_some, self._put_off_some))
             act(chance, chance.some(receipts, 3))
 
-    def _held(self, receipts: Sequence[str]) -> list[tuple[str, Held]]:
-        return [(self.state_of(self.oracle.leases[each]), self.oracle.leases[each]) for each in receipts]
+    def _answered(self, name: str, receipt: str, outcome: Any, take_over: Callable[[], Set[Any]]) -> None:
+        """Check what a call said of a lease against what the oracle allows as it takes the call over."""
+        held = self.oracle.leases[receipt]
+        state = self.state_of(held)
+        allowed = take_over()
+        assert outcome in allowed, f"{name} of a {state} lease: {outcome}, {allowed} would be true; {receipt}"
+        self._noted(name, outcome.name, state, held)
 
     def _acked(self, receipts: Sequence[str]) -> None:
         """Ack some, and take over."""
         outcomes = self.store.ack([*receipts, _NO_RECEIPTS[len(receipts) % 3]])
         assert outcomes.pop().name == "UNKNOWN"
         for receipt, outcome in zip(receipts, outcomes, strict=True):
-            ((state, held),) = self._held([receipt])
-            allowed = self.oracle.ack(receipt)
-            assert outcome in allowed, f"ack of a {state} lease: {outcome}, {allowed} would be true; {receipt}"
-            self._noted("ack", outcome.name, state, held)
+            self._answered("ack", receipt, outcome, partial(self.oracle.ack, receipt))
 
     @operation(7, when=lambda machine: machine.oracle.leases)
     def ack(self, chance: Chance) -> None:
@@ -220,14 +223,12 @@ class PoppingMachine(SendingMachine):
             self._changed("change", receipt, result, self.now + invisible_ms)
 
     def _changed(self, name: str, receipt: str, result: ChangeResult, expiry: int, *, backs_off: bool = False, reason: str = "") -> None:
-        ((state, held),) = self._held([receipt])
         new = None if result.receipt is None else result.receipt.text()
         assert (new is not None) == (result.outcome is ChangeOutcome.CHANGED)
-        allowed = self.oracle.change(receipt, new, expiry, is_backing_off=backs_off, reason=reason)
-        assert result.outcome in allowed, f"{name} of a {state} lease: {result.outcome}, {allowed} would be true; {receipt}"
+        take_over = partial(self.oracle.change, receipt, new, expiry, is_backing_off=backs_off, reason=reason)
+        self._answered(name, receipt, result.outcome, take_over)
         if new is not None:
             self.born[id(self.oracle.leases[new])] = len(self.lives) - 1
-        self._noted(name, result.outcome.name, state, held)
 
     @operation(4, when=lambda machine: machine.popped)
     def retry_later(self, chance: Chance) -> None:
@@ -271,10 +272,7 @@ class PoppingMachine(SendingMachine):
 
     def _release_some(self, chance: Chance, receipts: Sequence[str]) -> None:
         for receipt, outcome in zip(receipts, self.store.release(receipts), strict=True):
-            ((state, held),) = self._held([receipt])
-            allowed = self.oracle.release(receipt, self.now)
-            assert outcome in allowed, f"release of a {state} lease: {outcome}, {allowed} would be true; {receipt}"
-            self._noted("release", outcome.name, state, held)
+            self._answered("release", receipt, outcome, partial(self.oracle.release, receipt, self.now))
         self.take_over_retries()
 
     @operation(3, when=lambda machine: machine.oracle.leases)
@@ -287,10 +285,7 @@ class PoppingMachine(SendingMachine):
     def _reject_some(self, chance: Chance, receipts: Sequence[str]) -> None:
         reason = chance.pick(REASONS)
         for receipt, outcome in zip(receipts, self.store.reject(receipts, reason=reason), strict=True):
-            ((state, held),) = self._held([receipt])
-            allowed = self.oracle.reject(receipt, reason, self.now)
-            assert outcome in allowed, f"reject of a {state} lease: {outcome}, {allowed} would be true; {receipt}"
-            self._noted("reject", outcome.name, state, held)
+            self._answered("reject", receipt, outcome, partial(self.oracle.reject, receipt, reason, self.now))
 
     def drained_lag(self, lag: Lag) -> int:
         """Return what a group has before it still."""

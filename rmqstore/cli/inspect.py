@@ -15,13 +15,17 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, iso, time_option
-from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment, Section
+from rmqstore.contract import Cell, Inspection, Inspector, Moment, Section
 from rmqstore.errors import EngineLookupError, StorePathError
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.dataset import is_dataset
 from rmqstore.store.opening import checked_path
 
-_DAMAGE: Final = (Column("file"), Column("offset", right=True), Column("what"))
+_DAMAGE: Final = (
+    Column("file", lambda damage: damage.file),
+    Column("offset", lambda damage: "-" if damage.offset is None else str(damage.offset), right=True),
+    Column("what", lambda damage: damage.what),
+)
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -134,7 +138,7 @@ def _print(look: _Look, now_ms: int) -> None:
     if look.inspection.damage:
         show.line()
         show.line(Text("Damage", "bold red"))
-        show.table(_DAMAGE, [_damage_row(damage) for damage in look.inspection.damage])
+        show.table(_DAMAGE, look.inspection.damage)
 
 
 def _columns(section: Section) -> list[Column]:
@@ -148,11 +152,7 @@ def _columns(section: Section) -> list[Column]:
 def _text(cell: Cell, now_ms: int) -> str:
     if isinstance(cell, Moment):
         return clock_and_relative(cell.ms, now_ms)
-    return "-" if cell is None else show.plain(str(cell))
-
-
-def _damage_row(damage: Damage) -> list[str]:
-    return [show.plain(damage.file), "-" if damage.offset is None else str(damage.offset), show.plain(damage.what)]
+    return "-" if cell is None else str(cell)
 
 
 def _sum(looks: list[_Look]) -> str:

@@ -152,6 +152,13 @@ def test_where_says_for_each_group_how_far_it_is(cli: Command) -> None:
     assert cli.good("ack", "data", found["receipt"]).out.startswith("acked")
 
 
+def test_where_tells_of_a_timer_how_it_is_cancelled(cli: Command) -> None:
+    handle = cli.send("--delay", "5m", "--key", "later")["handle"]
+    (found,) = cli.good("where", "data", "--key", "later", "--json").json["places"]
+    assert (found["state"], found["handle"], found["queue_id"], found["queue_offset"]) == ("pending", handle, None, None)
+    assert handle in cli.good("where", "data", "--key", "later").out
+
+
 @pytest.mark.parametrize("asked", [("--id", "m99"), ("--id", "m1", "-t", "b"), ("--key", "nobody")])
 def test_what_is_nowhere(cli: Command, asked: tuple[str, ...]) -> None:
     missing = cli("where", "data", *asked)

@@ -50,6 +50,11 @@ def test_a_table_on_a_terminal(
     assert shown[: len(expected)] == expected
 
 
+def test_cells_are_numbers_nothing_or_texts_that_drive_no_terminal(cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    show.table((Column("a", right=True), Column("b"), Column("c")), [(1234, None, "\x1b[2J")])
+    assert capsys.readouterr().out.splitlines()[1] == "1,234     \\x1b[2J"
+
+
 def test_wide_characters_are_aligned(cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
     show.table((Column("a"), Column("b")), [["漢字", "x"], ["abcd", "y"]])
     assert capsys.readouterr().out == "a     b\n漢字  x\nabcd  y\n"

@@ -571,6 +571,9 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
                 at = int(rng.integers(0, own.count - 5))
                 for log in (own, read):
                     log.reserve(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
+            if step % 5 == 4:
+                for log in (own, read):
+                    log.reserve(np.array([log.count + 3 * BLOCK]), np.frombuffer(data, unit)[:1])()
             for log in (own, read):
                 append(log, data)
             assert read.count == own.count

@@ -60,12 +60,9 @@ class ReadUnits(UnitLog):
             if not len(numbers):
                 return
             blocks = numbers // BLOCK
-            written = np.unique(blocks).tolist()
-            # What comes behind the last block of the check point makes it longer, if only by what fills it.
-            for block in {*written, *([self.count // BLOCK] if self.count % BLOCK and numbers[-1] >= self.count else ())}:
+            for block in np.unique(blocks).tolist():
                 if block not in self._own:
                     self._own[block] = self._block(block).copy()
-            for block in written:
                 rows = np.flatnonzero(blocks == block)
                 self._own[block][numbers[rows] % BLOCK] = units[rows]
             self.count = max(self.count, int(numbers[-1]) + 1)

@@ -28,6 +28,7 @@ def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int, target: Targe
     tell(histories.told())
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.level("core")
 @pytest.mark.clause("P8", "P10", "P11", "P12", "P13", "P14", "K1", "I1")
 @pytest.mark.clause("T1", "T2", "T3", "T4", "T10", "C1", "C2", "C3", "C4", "C5", "C6", "H1", "H2", "P1", "P2", "P3", "P4", "P5", "P6", "P7")

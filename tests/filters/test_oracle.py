@@ -215,7 +215,7 @@ def combined(parts: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
             parts,
             parts,
         ),
-        st.sampled_from([Case("(TRUE)", lambda _: True), Case("(FALSE)", lambda _: False), Case("(NULL)", lambda _: None)]),
+        st.sampled_from([Case("(TRUE)", lambda _: True), Case("(FALSE)", lambda _: False), Case("(NULL AND TRUE)", lambda _: None)]),
     )
 
 

@@ -24,7 +24,8 @@ from rmqstore_conformance.witness import Witness
 START_MS = 1_700_000_000_000
 """Where every clock starts: a whole second, and a whole minute plus 20 s."""
 
-HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
 

@@ -18,7 +18,7 @@ from rmqstore_conformance.model.coverage import Coverage
 from rmqstore_conformance.model.pop_oracle import Held
 from rmqstore_conformance.model.timer_oracle import Oracle, Timer
 from rmqstore_conformance.model.transcript import Transcript
-from rmqstore_conformance.stores import Pair, stores_of
+from rmqstore_conformance.stores import MINUTE_MS, Pair, stores_of
 from rmqstore_conformance.targets import capabilities_of
 
 M = TypeVar("M", bound="Machine")
@@ -198,7 +198,20 @@ class Machine:
 
     def _look_at_timers(self, view: Store | ReadStore, *, whole: bool) -> None:
         pending = self.oracle.pending()
-        edges = sorted({0, self.now, self.now + 1, self.now + 60_000, self.now // 60_000 * 60_000, *(t.due for t in pending[:3]), 2**50})
+        dues = [timer.due for timer in pending[:3]]
+        minutes = [each // MINUTE_MS * MINUTE_MS for each in (self.now, *dues)]
+        edges = sorted(
+            {
+                0,
+                self.now,
+                self.now + 1,
+                self.now + MINUTE_MS,
+                *dues,
+                *minutes,
+                *(min(each + MINUTE_MS, MAX_TIME_MS) for each in minutes),
+                2**50,
+            }
+        )
         counts = view.pending(edges)
         assert counts.total == len(pending)
         assert list(counts.counts) == [sum(a <= t.due < b for t in pending) for a, b in zip(edges, edges[1:], strict=False)]

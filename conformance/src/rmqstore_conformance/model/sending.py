@@ -14,7 +14,7 @@ from rmqstore_conformance.fidelity import differences, matching
 from rmqstore_conformance.model.chance import FIFO_QUEUES, Chance
 from rmqstore_conformance.model.machine import Machine, operation
 from rmqstore_conformance.model.timer_oracle import MarkedCall, Timer
-from rmqstore_conformance.stores import HOUR_MS
+from rmqstore_conformance.stores import HOUR_MS, MINUTE_MS
 
 LEVELS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -65,6 +65,9 @@ class SendingMachine(Machine):
             if chance.one_in(4) and (pending := self.oracle.pending()):
                 # Another call puts into a tick that has timers, maybe of an earlier open.
                 deliver_at_ms = chance.pick(pending).due
+            elif chance.one_in(4):
+                # Its tick is in the next minute, by which timers may be counted.
+                deliver_at_ms = min(deliver_at_ms // MINUTE_MS * MINUTE_MS + MINUTE_MS - 1, MAX_TIME_MS)
         one, two, three = self.plan.keys
         return Message(
             topic,

@@ -32,9 +32,11 @@ def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int, target: Targe
 @pytest.mark.level("core")
 @pytest.mark.clause("P8", "P10", "P11", "P12", "P13", "P14", "K1", "I1")
 @pytest.mark.clause("T1", "T2", "T3", "T4", "T10", "C1", "C2", "C3", "C4", "C5", "C6", "H1", "H2", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
-def test_any_history_of_core_calls_agrees_with_the_oracle(engine_pair: Pair, seed: int, tell: Callable[[object], None]) -> None:
+def test_any_history_of_core_calls_agrees_with_the_oracle(
+    engine_pair: Pair, seed: int, target: Target, tell: Callable[[object], None]
+) -> None:  # fmt: skip
     """Random calls without anything optional, side by side with lists and dicts: every answer and all that can be seen is the same."""
     histories = Histories(engine_pair, support=frozenset())
-    for number in range(30):
+    for number in range(max(10, target.times(30))):
         histories.run(f"{seed} core {number}", steps=100)
     tell(histories.told())

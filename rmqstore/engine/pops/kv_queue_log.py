@@ -204,6 +204,8 @@ class RunQueueLog(QueueLog):
         # The counts in runs are not trusted: a damaged one might say anything.
         if last[0] != stop and target < self._next_run(topic, queue, stop):
             stop = last[0]
+            # Cut here before, maybe, by a call that a full disk took back.
+            self._cut_at.pop(place, None)
         else:
             self._cut_at[place] = target
         write.delete_range(QUEUES, start, stop)

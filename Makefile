@@ -16,8 +16,6 @@ TEST_WORKERS ?= 3
 CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 # Cases that draw disk states by chance.
 STATE_CASES := test_power_loss and not test_r2
-# RocksDB itself loses some states in which a directory was not synced (docs/crash-tools.md), other ones each time.
-KNOWN := not (rocksdb and the_recovery_loses_power_too)
 
 RUN_PARTS := ./plugins/memory ./plugins/wheel ./plugins/rocksdb ./plugins/lmdb
 DEV_PARTS := $(RUN_PARTS) ./conformance ./benchmarks
@@ -86,7 +84,7 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 0.12 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.15 -k "rocksdb and ($(STATE_CASES)) and $(KNOWN)"
+		--rmq-effort 0.15 -k "rocksdb and ($(STATE_CASES))"
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance

@@ -78,6 +78,19 @@ def test_a_settled_write_is_durable_and_an_older_one_is_not() -> None:
     assert left(volume, **{f"n{first}": Fate.DROPPED})["a"][:5] == b"11331"
 
 
+@pytest.mark.parametrize("names_follow", [False, True])
+def test_the_sync_of_a_file_may_take_its_name_along(names_follow: bool) -> None:
+    """But not the name that it gets by a rename, nor that of another file; a name that was removed since may be gone all the same."""
+    volume = Volume(names_follow=names_follow)
+    for name, file in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
+        volume.do(Call("make", name, file=file))
+    for call in [Call("sync", file=1), Call("sync", file=3), Call("sync", file=4), Call("rename", "c", target="e"), Call("remove", "d")]:
+        volume.do(call)
+    lost = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
+    assert set(lost) == ({"a", "c", "d"} if names_follow else set())
+    assert set(volume.image({})) == {"a", "b", "e"}
+
+
 def test_a_disk_whose_syncs_do_nothing_keeps_nothing_for_sure() -> None:
     volume = Volume(syncs=False)
     for call in [Call("make", "a", file=1), Call("write", file=1, data=ONES), Call("sync", file=1), Call("names")]:

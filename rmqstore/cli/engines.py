@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -95,4 +96,4 @@ def _plain(value: Any) -> Any:
     """Return ``value`` in JSON's terms: a durability by its name, other enum members by their value."""
     if isinstance(value, dict):
         return {key.value: {operation.value: level.name for operation, level in table.items()} for key, table in value.items()}
-    return value.value if isinstance(value, Support) else value
+    return value.value if isinstance(value, Enum) else value

@@ -25,6 +25,16 @@ class Durability(enum.IntEnum):
     POWER_LOSS = 2
 
 
+class NewNames(enum.Enum):
+    """What makes the name of a new file durable, as an engine relies on it: the sync of its directory, or that of the file as well.
+
+    POSIX promises the first alone; ext4, XFS and Btrfs keep both.
+    """
+
+    DIRECTORY_SYNC = "directory sync"
+    FILE_SYNC = "file sync"
+
+
 class Flush(enum.Enum):
     """When acknowledged calls reach the disk: before the answer, or at an interval."""
 
@@ -103,6 +113,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     import_state: Support = Support.NOT_YET
     snapshot: Support = Support.FULL
     pop_buffer: Support = Support.NOT_YET
+    new_names: NewNames = NewNames.DIRECTORY_SYNC
 
     def durability_of(self, operation: Operation, flush: Flush, pop_buffer: PopBuffer | None = None) -> Durability:
         """Return what an acknowledged ``operation`` survives under ``flush``, and with a pop buffer if there is one."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rmqstore.contract import NewNames
 from rmqstore_conformance.report import Capability, Report
 from rmqstore_conformance.results import Outcome, Result
 
@@ -45,6 +46,7 @@ def header_rows(report: Report) -> list[tuple[str, str]]:
         ("suite", f"{header.suite_version}, seed {header.seed}, effort {header.effort:g}"),
         ("settings", ", ".join(f"{key.replace('__', '.')} = {value}" for key, value in header.settings.items()) or "the defaults"),
         ("declared durability", ", ".join(f"flush = {flush}: {level}" for flush, level in header.durability.items())),
+        *([("needs", "a file system where the sync of a new file keeps its name")] if header.new_names is NewNames.FILE_SYNC else []),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
         ("machine", f"{header.kernel}, {header.cpus} CPUs, {header.file_system}"),
         ("run", header.started),

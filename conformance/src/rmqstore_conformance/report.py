@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from rmqstore.contract import Flush, Support
+from rmqstore.contract import Flush, NewNames, Support
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.probing import FLAGS, contradictions, probe
 from rmqstore_conformance.results import ClauseResult, Outcome, Result, by_clause, level_reached
 from rmqstore_conformance.stores import Pair, place
-from rmqstore_conformance.targets import Level, Target, capabilities_of
+from rmqstore_conformance.targets import Level, Target, capabilities_of, new_names_of
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         versions: of Python, of the suite, of rmqstore, and of each distribution that the engines are made of.
         durability: by setting of ``flush``, what every acknowledged call of the pair survives, by its declaration.
+        new_names: what makes the name of a new file durable, as the pair relies on it.
         command: runs the same again.
     """
 
@@ -43,6 +44,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     durability: dict[str, str]
     command: str
     started: str
+    new_names: NewNames = NewNames.DIRECTORY_SYNC
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +159,7 @@ def _header(pair: Pair, target: Target, seed: int, started: dt.datetime) -> Head
         cpus=os.cpu_count() or 0,
         file_system=_file_system(place()),
         durability={flush.value: min(min(each.durability[flush].values()) for each in declared).name for flush in Flush},
+        new_names=new_names_of(pair),
         command=shlex.join(command),
         started=started.strftime("%Y-%m-%d %H:%M UTC"),
     )

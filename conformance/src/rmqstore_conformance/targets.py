@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rmqstore.cli.stores import parsed_settings
-from rmqstore.contract import Capabilities
+from rmqstore.contract import Capabilities, NewNames
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance import SUITE_VERSION
@@ -192,3 +192,9 @@ def capabilities_of(pair: Pair) -> tuple[Capabilities, Capabilities]:
     """Return what the engines of a pair declare, that of the timers first."""
     first, second = (get_plugins().load_engine(name)[0].capabilities for name in pair)
     return first, second
+
+
+def new_names_of(pair: Pair) -> NewNames:
+    """Return what makes the name of a new file durable on the disks that a pair keeps its word on."""
+    declared = [each.new_names for each in capabilities_of(pair)]
+    return NewNames.FILE_SYNC if NewNames.FILE_SYNC in declared else NewNames.DIRECTORY_SYNC

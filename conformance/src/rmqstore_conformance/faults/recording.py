@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from rmqstore.contract import NewNames
 from rmqstore_conformance.faults.script import Answer, Notes, Play
 from rmqstore_conformance.faults.scripts import play_of
 from rmqstore_conformance.faults.workload import Workload
@@ -22,6 +23,7 @@ from rmqstore_conformance.power.replaying import replayed
 from rmqstore_conformance.power.tracing import RECORDED, SYNCS, read_trace, traced
 from rmqstore_conformance.power.volume import Recording
 from rmqstore_conformance.stores import ANNOUNCED, Pair, directory, own_environment
+from rmqstore_conformance.targets import new_names_of
 
 
 class Recorded(NamedTuple):
@@ -92,7 +94,8 @@ def record(folder: Path, playing: Playing, recorder: str = "strace") -> Recorded
     told = folder / "told.json"
     recording, left = _RECORDERS[recorder](folder, playing, told)
     found = json.loads(told.read_bytes()) if told.exists() else {"answers": [], "notes": {}}
-    return Recorded(recording, left, [Answer(*each) for each in found["answers"]], found["notes"])
+    names_follow = new_names_of(playing.pair) is NewNames.FILE_SYNC
+    return Recorded(recording._replace(names_follow=names_follow), left, [Answer(*each) for each in found["answers"]], found["notes"])
 
 
 def _by_strace(folder: Path, playing: Playing, told: Path) -> tuple[Recording, Image]:

@@ -4,7 +4,8 @@ A :class:`Volume` is fed the calls of a trace one after the other. At any moment
 every change that is not durable yet meets a fate of its own. What is legal:
 
 - of a file, all changes of before its last sync are there; each later one is kept, dropped, or torn at sectors;
-- of a directory, all names of before its last sync are there; each later change of names is kept or dropped, a rename as a whole;
+- of a directory, all names of before its last sync are there; each later change of names is kept or dropped, a rename as a whole; where
+  the sync of a file makes the name that it was made with durable, as on ext4, XFS and Btrfs, that name is there too;
 - a name that is not durable takes with it whatever it leads to, however durable that is by itself.
 """
 
@@ -140,6 +141,7 @@ class Directory:
         self.durable: dict[str, File | Directory] = {}
         self.live: dict[str, File | Directory] = {}
         self.pending: dict[int, Names] = {}
+        self._settled: set[int] = set()
 
     def change(self, number: int, *names: tuple[str, File | Directory | None]) -> None:
         """Let names lead elsewhere, not durably."""
@@ -150,16 +152,21 @@ class Directory:
         """Make the names durable."""
         self.durable = dict(self.live)
         self.pending.clear()
+        self._settled.clear()
+
+    def settle(self, file: File) -> None:
+        """Make the name durable that a file was made with, and no other."""
+        self._settled.update(number for number, change in self.pending.items() if len(change.names) == 1 and change.names[0][1] is file)
 
     def not_durable(self) -> dict[int, Names]:
         """Return the changes that may be lost."""
-        return self.pending
+        return {number: change for number, change in self.pending.items() if number not in self._settled}
 
     def content(self, fates: Mapping[int, Fate]) -> dict[str, File | Directory]:
         """Return what is left."""
         left = dict(self.durable)
         for number, change in self.pending.items():
-            if fates.get(number, Fate.KEPT) is not Fate.DROPPED:
+            if number in self._settled or fates.get(number, Fate.KEPT) is not Fate.DROPPED:
                 _let(left, change)
         return left
 
@@ -178,16 +185,18 @@ class Volume:
     Args:
         image: what is there, durably, to begin with.
         syncs: False for a disk whose syncs do nothing.
+        names_follow: whether the sync of a file makes the name durable that it was made with.
 
     Attributes:
         calls: how many calls were made.
         call_of: by the number of a change, that of the call that made it.
     """
 
-    def __init__(self, image: Image | None = None, *, syncs: bool = True) -> None:
+    def __init__(self, image: Image | None = None, *, syncs: bool = True, names_follow: bool = False) -> None:
         self.calls = 0
         self.call_of: list[int] = []
         self._syncs = syncs
+        self._names_follow = names_follow
         self._root = Directory()
         self._nodes: list[File | Directory] = [self._root]
         self._open: dict[int, File] = {}
@@ -251,7 +260,11 @@ class Volume:
 
     def _do_sync(self, call: Call) -> None:
         if self._syncs:
-            self._open[call.file].sync()
+            file = self._open[call.file]
+            file.sync()
+            for node in self._nodes if self._names_follow else ():
+                if isinstance(node, Directory):
+                    node.settle(file)
 
     def _do_settle(self, call: Call) -> None:
         if self._syncs:
@@ -366,6 +379,7 @@ class Recording(NamedTuple):
         seen: how often each system call was made by the process's first thread, as far as it can be made to fail.
         scratch: files that were mapped to be written, and never synced.
         unknown: system calls that are not understood, of which the recording is therefore wrong.
+        names_follow: as :class:`Volume` has it.
     """
 
     calls: list[Call]
@@ -375,10 +389,11 @@ class Recording(NamedTuple):
     seen: dict[str, int]
     scratch: frozenset[str] = frozenset()
     unknown: frozenset[str] = frozenset()
+    names_follow: bool = False
 
     def volume(self) -> Volume:
         """Return a volume that the calls can be fed to."""
-        return Volume(self.before)
+        return Volume(self.before, names_follow=self.names_follow)
 
     def unseen(self, left: Image) -> list[str]:
         """Return the files that changed otherwise than by these calls, given what the directory really holds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, NewNames, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
 
 INFO = EngineInfo(
@@ -14,6 +14,8 @@ INFO = EngineInfo(
         retention=Support.FULL,
         read_only_open=Support.FULL,
         import_state=Support.FULL,
+        # A recovery names a table in its MANIFEST, and a MANIFEST in CURRENT, before it syncs their directory.
+        new_names=NewNames.FILE_SYNC,
     ),
     factory="rmqstore_rocksdb.engine:RocksDBEngine",
     requires=("rocksdict",),

@@ -234,6 +234,16 @@ _FAMILIES: Final[Mapping[str, tuple[Family[Any], ...]]] = {
 }
 
 
+class _Kind(Generic[T]):
+    """A method of :class:`Data` that gives the values of one kind."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, data: Data, _: type[Data]) -> Callable[[str], T]:
+        return lambda label: data._value(self._name, label)
+
+
 class Data:
     """The values of one case: for each kind a family, drawn by ``seed``, whose members go to labels in the order of their first use.
 
@@ -260,13 +270,17 @@ class Data:
             values.setdefault(label, self.families[kind].member(next(self._members[kind])))
         return values[label]
 
-    def topic(self, label: str) -> str:
-        """Return a topic's name."""
-        return self._value("topic", label)  # type: ignore[no-any-return]
-
-    def group(self, label: str) -> str:
-        """Return a group's name."""
-        return self._value("group", label)  # type: ignore[no-any-return]
+    topic = _Kind[str]("topic")
+    group = _Kind[str]("group")
+    key = _Kind[str]("key")
+    tag = _Kind[str]("tag")
+    message_group = _Kind[str]("message group")
+    attempt = _Kind[str]("attempt")
+    body = _Kind[bytes]("body")
+    properties = _Kind[dict[str, str]]("properties")
+    mark = _Kind[bytes]("mark")
+    born_ms = _Kind[int]("born")
+    """Of a label: its value of a kind. No filter can spell all tags, and a message with long keys has room for all properties."""
 
     def id(self, label: str) -> str:
         """Return a message id; :meth:`label` gives the label back."""
@@ -277,38 +291,6 @@ class Data:
     def label(self, message_id: str) -> str:
         """Return the label of an id, and an id that is none of these as it is."""
         return self._labels.get(message_id, message_id)
-
-    def key(self, label: str) -> str:
-        """Return a key."""
-        return self._value("key", label)  # type: ignore[no-any-return]
-
-    def tag(self, label: str) -> str:
-        """Return a tag for messages that no filter is asked for; a filter cannot spell all of these."""
-        return self._value("tag", label)  # type: ignore[no-any-return]
-
-    def message_group(self, label: str) -> str:
-        """Return a message group."""
-        return self._value("message group", label)  # type: ignore[no-any-return]
-
-    def attempt(self, label: str) -> str:
-        """Return an attempt id."""
-        return self._value("attempt", label)  # type: ignore[no-any-return]
-
-    def body(self, label: str) -> bytes:
-        """Return a body."""
-        return self._value("body", label)  # type: ignore[no-any-return]
-
-    def properties(self, label: str) -> dict[str, str]:
-        """Return properties, of which a message with long keys has room for all."""
-        return self._value("properties", label)  # type: ignore[no-any-return]
-
-    def mark(self, label: str) -> bytes:
-        """Return a mark."""
-        return self._value("mark", label)  # type: ignore[no-any-return]
-
-    def born_ms(self, label: str) -> int:
-        """Return when a message was made."""
-        return self._value("born", label)  # type: ignore[no-any-return]
 
     def fields(self, label: str) -> dict[str, Any]:
         """Return what a message has of which a case says nothing."""
@@ -363,16 +345,16 @@ def drawn() -> Data:
 
 def topics(module: str, count: int) -> list[str]:
     """Return names of topics for the cases of a module, by the run's seed; calls that name no topic mean the first one."""
-    return _names_of(f"topics of {module}", count, "tusvw")
+    return _names_of("topics", module, count, "tusvw")
 
 
 def groups(module: str, count: int) -> list[str]:
     """Return names of groups for the cases of a module, by the run's seed; calls that name no group mean the first one."""
-    return _names_of(f"groups of {module}", count, "ghfij")
+    return _names_of("groups", module, count, "ghfij")
 
 
-def _names_of(what: str, count: int, plain: str) -> list[str]:
+def _names_of(what: str, module: str, count: int, plain: str) -> list[str]:
     if _Run.seed is None:
         return list(plain[:count])
-    family = random.Random(f"{_Run.seed} {what}").choice(NAMES)
+    family = random.Random(f"{_Run.seed} {what} of {module.rpartition('.')[2]}").choice(NAMES)
     return [family.member(index) for index in range(count)]

@@ -78,6 +78,8 @@ _PLAIN_FAMILIES: Final[Mapping[str, Family[Any]]] = {
 }
 
 _DATA, _NAMES, _TIMES = "data", "names", "times"
+PLAIN: Final = frozenset((_DATA, _NAMES, _TIMES, *_SETTINGS, *_OF_RETENTION))
+"""All that can be made plain."""
 
 
 class Chance:
@@ -214,7 +216,7 @@ class Plan:
     @property
     def parts(self) -> list[str]:
         """What can be made plain."""
-        return [part for part in (_DATA, _NAMES, _TIMES, *_SETTINGS, *_OF_RETENTION) if part not in self.plain]
+        return [part for part in sorted(PLAIN) if part not in self.plain]
 
     def weights(self, operations: Mapping[str, int]) -> dict[str, int]:
         """Return how often each operation comes in this history: some never, some far more often than usual."""

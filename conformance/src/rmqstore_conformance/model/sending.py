@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -113,7 +113,7 @@ class SendingMachine(Machine):
         given: Any = MessageBatch.of(sent).columns if form.get("columns") else list(sent)
         return list(self.store.send_batch(given, marks=marks, **options))
 
-    def _send(self, sent: Sequence[Message], marks: Sequence[bytes], form: Mapping[str, Any]) -> str:
+    def transmit(self, sent: Sequence[Message], marks: Sequence[bytes], form: Mapping[str, Any]) -> str:
         """Send and take over; returns what happened: now, timers or repeated."""
         level = form.get("delay_level")
         deliver_ms = form.get("deliver_at_ms") if level is None else self.now + LEVELS_MS[level - 1]
@@ -210,7 +210,7 @@ class SendingMachine(Machine):
 
     def filled(self, chance: Chance, topic: str, count: int) -> None:
         """Send ``count`` messages for now to a topic."""
-        self._send([self.drawn(chance, topic=topic, may_wait=False) for _ in range(count)], (), {"columns": chance.one_in(2)})
+        self.transmit([self.drawn(chance, topic=topic, may_wait=False) for _ in range(count)], (), {"columns": chance.one_in(2)})
 
     def _new_marks(self, chance: Chance) -> list[bytes]:
         """Return marks that no call of either side has, mostly none."""
@@ -220,7 +220,7 @@ class SendingMachine(Machine):
         return [self.plan.data.mark(f"{self.sent} {number}") for number in range(chance.number(1, 3))]
 
     def _noted_send(self, name: str, sent: Sequence[Message], marks: Sequence[bytes], form: Mapping[str, Any]) -> None:
-        what = self._send(sent, marks, form)
+        what = self.transmit(sent, marks, form)
         shape = "columns" if form.get("columns") else "rows"
         self.saw(name, what, "marked" if marks else shape)
         for each in sent:
@@ -255,7 +255,7 @@ class SendingMachine(Machine):
                 self.refused(lambda: self._call(sent[:-1], marks, call.form), "a repeat carries the same messages")
                 self.saw("send again", "refused", how)
             return
-        what = self._send(sent, marks, call.form)
+        what = self.transmit(sent, marks, call.form)
         side = "later" if call.is_timers else "now"
         self.saw("send again", what, f"{side}, {how}")
         self.saw("send again", what, f"{side}, {self.life_since(call.life)}")
@@ -277,7 +277,7 @@ class SendingMachine(Machine):
         if message.message_group is not None:
             message = msgspec.structs.replace(message, message_group=None)
         form = {"single": True} if call.is_timers else {"single": True, "deliver_at_ms": self.now + 5000}
-        self.saw("mark on the other side", self._send([message], [mark], form))
+        self.saw("mark on the other side", self.transmit([message], [mark], form))
 
     # ------------------------------------------------------------ cancelling
 
@@ -295,9 +295,12 @@ class SendingMachine(Machine):
     def cancel(self, chance: Chance) -> None:
         """Cancel some timers, more often the latest ones."""
         among = self.oracle.timers if chance.one_in(2) else self.oracle.timers[-10:]
-        chosen = chance.some(among, 4)
+        self.cancelled(chance.some(among, 4), chance.pick(_UNKNOWN))
+
+    def cancelled(self, chosen: Sequence[Timer], garbage: str = "") -> None:
+        """Cancel these timers, and what is no handle."""
         stages = [self._stage_of(timer) for timer in chosen]
-        outcomes = self.store.cancel([timer.handle for timer in chosen] + [chance.pick(_UNKNOWN)])
+        outcomes = self.store.cancel([*(timer.handle for timer in chosen), garbage])
         assert outcomes.pop() is CancelOutcome.UNKNOWN
         for timer, stage, outcome in zip(chosen, stages, outcomes, strict=True):
             allowed = self.oracle.cancel(timer)
@@ -308,7 +311,10 @@ class SendingMachine(Machine):
     @operation(2, "cancel_by_key")
     def cancel_key(self, chance: Chance) -> None:
         """Cancel by topic and key."""
-        topic, key = chance.pick(self.topics), chance.pick(self.plan.keys)
+        self.cancelled_by_key(chance.pick(self.topics), chance.pick(self.plan.keys))
+
+    def cancelled_by_key(self, topic: str, key: str) -> None:
+        """Cancel what is pending of a topic and a key."""
         outcomes = self.store.cancel_key(topic, key)
         for outcome in {each.name for each in outcomes} or ("none",):
             self.saw("cancel key", outcome)
@@ -365,15 +371,15 @@ class SendingMachine(Machine):
     @operation(3, when=lambda machine: machine.oracle.pending())
     def tick_that_breaks_off(self, chance: Chance) -> None:
         """A tick that ends in the middle, as by an error, between any two steps of the hand-over."""
-        self._tick_in_steps(chance, chance.number(1, 8), calls_between=False)
+        self.tick_in_steps(chance.number(1, 8))
 
     @operation(3, when=lambda machine: machine.oracle.pending())
     def tick_with_calls_between(self, chance: Chance) -> None:
         """A tick that others call into, between any two steps of the hand-over; it may break off too."""
-        self._tick_in_steps(chance, chance.pick((2, 4, 6, 1000)), calls_between=True)
+        self.tick_in_steps(chance.pick((2, 4, 6, 1000)), lambda number: self._call_between(chance) if chance.one_in(2) else None)
 
-    def _tick_in_steps(self, chance: Chance, most: int, *, calls_between: bool) -> None:
-        """Make so many steps of a hand-over at most, perhaps with calls between them."""
+    def tick_in_steps(self, most: int, between: Callable[[int], None] = lambda number: None) -> None:
+        """Make so many steps of a hand-over at most, and something behind each of them but the last."""
         self.transcript.note("steps = store._hand_over.steps(clock.now_ms())  # a tick, step by step")
         moved = 0
         self.is_broken_off = True
@@ -387,8 +393,7 @@ class SendingMachine(Machine):
             if number == most:
                 self.saw("tick that breaks off", "in the middle", f"{min(moved, 1)} moved")
                 return
-            if calls_between and chance.one_in(2):
-                self._call_between(chance)
+            between(number)
 
     def _call_between(self, chance: Chance) -> None:
         known = [self.operations[name] for name in _BETWEEN]

@@ -70,7 +70,7 @@ class Playing(NamedTuple):
         before: what was left; the store is then opened at ``now_ms``, and no script is played.
         send_to: a topic that a message is sent to once the store is open; empty: none is sent.
         lying: every sync answers that it is done and does nothing.
-        eager: what an engine keeps back until somebody syncs goes to the disk at once, as if another thread had synced (:mod:`.eager`).
+        eager: what an engine keeps back until somebody syncs goes to the disk at once, as if another thread had synced.
     """
 
     pair: Pair

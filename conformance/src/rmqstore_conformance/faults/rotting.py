@@ -19,7 +19,7 @@ KINDS: Final = ("flip", "zero")
 
 
 class Rot(NamedTuple):
-    """What happened to a file: one bit flipped at ``at``, the sector there zeroed, or all behind it ``cut`` off; or it is ``missing``."""
+    """What happened to a file: a bit flipped at ``at``, the sector there zeroed, all behind it cut off, or it is gone."""
 
     path: str
     kind: str
@@ -32,21 +32,22 @@ class Rot(NamedTuple):
         if self.kind == "missing":
             return {path: other for path, other in image.items() if path != self.path}
         damaged = content.copy()
-        if self.kind == "flip":
-            damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
-        elif self.kind == "cut":
+        if self.kind == "cut":
             damaged.resize(self.at)
+        elif self.kind == "flip":
+            damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
         else:
             damaged.write(self.at, bytes(min(SECTOR, content.length - self.at)))
         return {**image, self.path: damaged}
 
     def __str__(self) -> str:
-        if self.kind == "missing":
-            return f"{self.path} gone"
-        if self.kind == "cut":
-            return f"{self.path} cut off at {self.at}"
-        what = f"bit {self.at % 8} of byte {self.at}" if self.kind == "flip" else f"the sector at {self.at}"
-        return f"{what} of {self.path} {'flipped' if self.kind == 'flip' else 'zeroed'}"
+        what = {
+            "flip": f"bit {self.at % 8} of byte {self.at} flipped",
+            "zero": f"the sector at {self.at} zeroed",
+            "cut": f"cut off at {self.at}",
+            "missing": "gone",
+        }
+        return f"{self.path}: {what[self.kind]}"
 
 
 def rots_of(image: Image, per_file: int, seed: int) -> Iterator[Rot]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmqstore import ManualClock, Message, RmqstoreError, Store
-from rmqstore_conformance.faults.eager import make_eager
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore_conformance.faults.script import START_MS, Answer, open_script
 from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import Shown, difference, show
@@ -60,6 +61,36 @@ def open_once(job: dict[str, Any]) -> None:
     if job["send_to"]:
         store.send(Message(job["send_to"], b"sent after a kill"))
     os._exit(0)
+
+
+# ---------------------------------------------------------------- what is kept back until somebody syncs
+
+# A seam of engines that keep writes in memory until somebody syncs: each write goes to the disk at once, as if another thread had synced.
+# Two writes of one call then are two states of the disk, between which a cut shows what the call left half done. Seen from outside, by
+# system calls alone, both are in one transaction as long as no other thread comes in between.
+
+
+def _buffers_of(store: Store) -> list[BufferedKV]:
+    shared = [getattr(side, "_shared", None) for side in (store.engine.timers, store.engine.pops)]
+    found = [kv for each in shared if isinstance(kv := getattr(each, "kv", None), BufferedKV)]
+    return list(dict.fromkeys(found))
+
+
+def keeps_back(store: Store) -> bool:
+    """Say whether a side of a store has the seam."""
+    return bool(_buffers_of(store))
+
+
+def make_eager(store: Store) -> None:
+    """Let each write of a store be durable at once."""
+    for kv in _buffers_of(store):
+
+        def write(batch: WriteBatch, kv: BufferedKV = kv, sound: object = kv.write) -> int:
+            position: int = sound(batch)  # type: ignore[operator]
+            kv.sync()
+            return position
+
+        kv.write = write  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------- one call fails

@@ -139,6 +139,20 @@ class Standing:
     passed_over: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class Offer:
+    """What one source has for a pop, by offsets: what comes back in its place, then what is new; and for how many there is ``room``."""
+
+    back: list[tuple[int, Entry]]
+    new: list[tuple[int, Entry]]
+    room: int
+
+    @property
+    def listed(self) -> list[tuple[int, Entry]]:
+        """What the pop may take, in this order."""
+        return [*self.back, *self.new][: self.room]
+
+
 class PopOracle:
     """Queues and who holds what of them, as users may see it."""
 
@@ -304,43 +318,52 @@ class PopOracle:
             at.lasts = 0
             return
         asked = [queue] if queue is not None else list(range(len(self.queues[topic])))
-        sources = [RETRY, *asked]
-        by_source: dict[int, list[PoppedMessage]] = {}
+        offers = {source: self._offer(topic, group, source, passes, ordered=order) for source in (RETRY, *asked)}
+        taken: dict[int, list[PoppedMessage]] = {}
         for each in got:
-            by_source.setdefault(_source_of(each), []).append(each)
-        assert set(by_source) <= set(sources)
-        room = {source: self._room(topic, group, source, ordered=order) for source in sources}
-        back = {source: self.waiting_in_place(topic, group, source) for source in sources}
-        new = {source: [e for e in self.new_ones(topic, group, source) if source == RETRY or passes(e[1].message)] for source in sources}
-        free = {source: min(len(back[source]) + len(new[source]), room[source]) for source in sources}
+            taken.setdefault(_source_of(each), []).append(each)
+        assert taken.keys() <= offers.keys()
+        free = {source: len(offer.listed) for source, offer in offers.items()}
         assert len(got) == min(max_messages, sum(free.values())), f"{len(got)} popped, {free} were there for {max_messages}"
-        self._check_turn(at, len(by_source.get(RETRY, ())), len(got), free, max_messages)
+        self._check_turn(at, len(taken.get(RETRY, ())), len(got), free, max_messages)
         if queue is None:
-            self._check_rotation(at, by_source.keys(), {number: free[number] for number in asked})
-        for source in sources:
-            taken, listed = by_source.get(source, []), back[source] + new[source]
-            assert len(taken) <= free[source], "more than the in-flight limit lets out"
-            assert [(m.queue_offset, m.message_id) for m in taken] == [(o, e.message.message_id) for o, e in listed[: len(taken)]]
-            for each, (_, entry) in zip(taken, listed, strict=False):
+            self._check_rotation(at, taken.keys(), {number: free[number] for number in asked})
+        for source, offer in offers.items():
+            own = taken.get(source, [])
+            assert len(own) <= free[source], "more than the in-flight limit lets out"
+            listed = offer.listed[: len(own)]
+            assert [(m.queue_offset, m.message_id) for m in own] == [(offset, entry.message.message_id) for offset, entry in listed]
+            for each, (_, entry) in zip(own, listed, strict=True):
                 self._lease(topic, group, source, each, entry, now, invisible)
-            fresh = max(len(taken) - len(back[source]), 0)
             if source == RETRY:
-                at.retry_offset = taken[-1].queue_offset + 1 if fresh else at.retry_offset
+                at.retry_offset = own[-1].queue_offset + 1 if len(own) > len(offer.back) else at.retry_offset
                 continue
             if order:
-                run = at.unacked.setdefault(source, {})
-                run.update((each.queue_offset, self.live[str(each.receipt)].entry) for each in taken)
-            behind = new[source][fresh - 1][0] + 1 if fresh else at.offsets[source]
-            next_one = new[source][fresh][0] if fresh < len(new[source]) else len(self.queues[topic][source].entries)
-            reached = offsets.get(source, 0)
-            assert behind <= reached <= next_one, f"queue {source}: offset {reached} is outside of {behind}–{next_one}"
-            if len(got) < max_messages and len(taken) < room[source]:
-                assert reached == next_one, "filtered-out messages stall the offset"
-            at.offsets[source] = reached
+                at.unacked.setdefault(source, {}).update((each.queue_offset, self.live[str(each.receipt)].entry) for each in own)
+            may_stop = len(got) == max_messages or len(own) == offer.room
+            at.offsets[source] = self._moved_on(topic, at, source, offer, len(own), offsets.get(source, 0), may_stop=may_stop)
         for number, offset in offsets.items():
             assert offset == at.offsets.get(number, 0), f"queue {number} was not asked for"
         if attempt_id is not None and got:
             self.attempts[topic, group, attempt_id] = (now + invisible, [str(m.receipt) for m in got])
+
+    def _offer(self, topic: str, group: str, source: int, passes: Passes, *, ordered: bool) -> Offer:
+        new = self.new_ones(topic, group, source)
+        return Offer(
+            back=self.waiting_in_place(topic, group, source),
+            # What a group got once comes back whatever the filter is.
+            new=new if source == RETRY else [each for each in new if passes(each[1].message)],
+            room=self._room(topic, group, source, ordered=ordered),
+        )
+
+    def _moved_on(self, topic: str, at: Standing, queue: int, offer: Offer, taken: int, reached: int, *, may_stop: bool) -> int:
+        """Check how far a group moved on in a queue: behind what it took, and, unless it ``may_stop`` there, what is left out, too."""
+        fresh = max(taken - len(offer.back), 0)
+        behind = offer.new[fresh - 1][0] + 1 if fresh else at.offsets[queue]
+        next_one = offer.new[fresh][0] if fresh < len(offer.new) else len(self.queues[topic][queue].entries)
+        assert behind <= reached <= next_one, f"queue {queue}: offset {reached} is outside of {behind}–{next_one}"
+        assert may_stop or reached == next_one, "filtered-out messages stall the offset"
+        return reached
 
     def _check_turn(self, at: Standing, of_retry: int, got: int, free: Mapping[int, int], most: int) -> None:
         """Check that every so many pops the retry topic comes first, and last in all others (P13); mostly a pop does not tell."""

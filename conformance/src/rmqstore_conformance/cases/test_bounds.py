@@ -18,8 +18,8 @@ from rmqstore.contract import MessageState, PopRequest
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import Stores, id_of, ids, label, message, pop_all
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-G, H = groups(__name__.rpartition(".")[2], 2)
+(T,) = topics(__name__, 1)
+G, H = groups(__name__, 2)
 
 PER_SECOND = 1200
 """Calls in a second of the clock: more than one step of upkeep takes."""

@@ -16,8 +16,8 @@ from rmqstore_conformance.data import BODIES, BORN_TIMES, IDS, KEYS, PROPERTIES,
 from rmqstore_conformance.fidelity import came_out, check
 from rmqstore_conformance.stores import START_MS, Stores, message, plain, pop_all
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
+(G,) = groups(__name__, 1)
 
 Value = TypeVar("Value")
 

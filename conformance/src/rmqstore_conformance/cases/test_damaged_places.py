@@ -15,8 +15,8 @@ from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.power.content import PAGE_BYTES, Content
 from rmqstore_conformance.stores import START_MS, Stores, copied_as_it_is, ids, label, plain, pop_all, read_ids
 
-T, OTHER = topics(__name__.rpartition(".")[2], 2)
-G, H = groups(__name__.rpartition(".")[2], 2)
+T, OTHER = topics(__name__, 2)
+G, H = groups(__name__, 2)
 
 
 BODIES = [b"%d" % n * 100 for n in range(3)]

@@ -12,7 +12,7 @@ from rmqstore.delays import DELAY_LEVELS_MS
 from rmqstore_conformance.data import topics
 from rmqstore_conformance.stores import START_MS, Stores, id_of, label, message, message_group_of
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
 
 MINUTE_MS = 60_000
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from rmqstore import (
     AckOutcome,
     ChangeOutcome,
-    IllegalArgumentError,
     InitMode,
     Lag,
     Message,
@@ -21,7 +19,7 @@ from rmqstore import (
     Store,
 )
 from rmqstore.batch import MessageBatch
-from rmqstore.message import dlq_topic, retry_topic
+from rmqstore.message import retry_topic
 from rmqstore_conformance.cases.scenes import filled, together, told
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import (
@@ -33,13 +31,11 @@ from rmqstore_conformance.stores import (
     mark_of,
     message,
     message_group_of,
-    pop_all,
-    read_ids,
     state_of,
 )
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-G, H = groups(__name__.rpartition(".")[2], 2)
+(T,) = topics(__name__, 1)
+G, H = groups(__name__, 2)
 
 pytestmark = pytest.mark.needs("fifo")
 
@@ -69,27 +65,33 @@ def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores:
         assert used == set(range(queues)), f"{topic} puts its groups into {used}"
 
 
-@pytest.mark.clause("P9")
+@pytest.mark.clause("P9", "S1")
 def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_stores: Stores) -> None:
-    """F3: whatever refuses it, one message or a batch; the next one makes the topic."""
+    """F3: whatever refuses it, above all a deliver time, one message or a batch: nothing is stored; the next one makes the topic."""
     store = engine_stores.open()
     before = state_of(store)
+    first, due_ms = message(1, message_group=message_group_of("a")), START_MS + 5000
     large = Message(T, b"x", message_group=message_group_of("a"), properties={"p": "x" * 40_000})
     # Kept together until the later one is due, the first one would be overtaken by what its group sends meanwhile.
-    mixed = [message(1, message_group=message_group_of("a")), message(2, deliver_at_ms=engine_stores.clock.now_ms() + 5000)]
+    mixed = [first, message(2, deliver_at_ms=due_ms)]
     for call in (
         lambda: store.send(large),
-        lambda: store.send_batch([message(1, message_group=message_group_of("a")), large]),
-        lambda: store.send(message(1, message_group=message_group_of("a")), marks=[b""]),
-        lambda: store.send_batch([message(1, message_group=message_group_of("a"))], delay_ms=1000),
+        lambda: store.send_batch([first, large]),
+        lambda: store.send(first, marks=[b""]),
+        lambda: store.send(first, delay_ms=1000),
+        lambda: store.send(first, deliver_at_ms=due_ms),
+        lambda: store.send_batch([message(2), first], delay_ms=1000),
+        lambda: store.send_batch([first], deliver_at_ms=due_ms),
+        lambda: store.send_batch(MessageBatch.of([first]).columns, delay_ms=1000),
+        lambda: store.send_batch([message(1, message_group=message_group_of("a"), deliver_at_ms=due_ms)]),
         lambda: store.send_batch(mixed),
         lambda: store.send_batch(MessageBatch.of(mixed).columns),
-        lambda: store.send_batch([mixed[0], message(2, properties={"DELAY": "3"})], marks=[mark_of("mixed")]),
+        lambda: store.send_batch([first, message(2, properties={"DELAY": "3"})], marks=[mark_of("mixed")]),
     ):
         with pytest.raises(ValueError):
             call()
         assert state_of(store) == before
-    store.send(message(1, message_group=message_group_of("a")))
+    store.send(first)
     assert [topic.queues for topic in store.topics.list()] == [16]
 
 
@@ -197,21 +199,6 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
 
 
-def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
-    """P9: for each group and topic, also when it gave nothing and after a reopen; the other mode is refused and changes nothing."""
-    store = durable_stores.open()
-    assert store.pop(T, G, order=True) == []
-    assert store.pop(T, H) == []
-    store.send(message(1))
-    store = durable_stores.reopen(store)
-    for group, order in ((G, False), (H, True)):
-        with pytest.raises(IllegalArgumentError, match=re.escape(f"group {group!r} pops topic {T!r}")):
-            store.pop(T, group, order=order)
-    assert store.lag(T, G) == store.lag(T, H) == Lag(1, 0, 0, 0)
-    assert {each.group: each.is_ordered for each in store.groups.subscriptions()} == {G: True, H: False}
-    assert store.pop("u", G) == [], "another topic is another matter"
-
-
 @pytest.mark.clause("P1")
 def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
     """P9: the same leases with the same receipts and counts; without the id the queue is closed."""
@@ -227,20 +214,6 @@ def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
     ]
     store.ack(first[0])
     assert ids(pop(store, 3, attempt_id=attempt_of("a1"))) == ["m1", "m2"]
-
-
-@pytest.mark.clause("T12")
-def test_p9_dead_letters_of_an_ordered_group_go_back_to_the_end_of_their_queue(stores: Stores) -> None:
-    """P9: an ordered group reads no retry topic, so a resent message takes a new place at the end of its message group's queue."""
-    store = stores.open(max_retries=0)
-    store.topics.create(T, 3)
-    store.send_batch([message(n, message_group=message_group_of("a")) for n in range(3)])
-    run = pop(store, 1)
-    assert stores.tick_after(store, 1000).dead == 1
-    assert store.dead_letters.resend(store.dead_letters.list(G)) == 1
-    back = pop_all(store, order=True, max_messages=1)
-    assert [(label(m), m.queue_id, m.attempt) for m in back] == [(each, run[0].queue_id, 1) for each in ("m1", "m2", "m0")]
-    assert read_ids(store, dlq_topic(G)) == []
 
 
 # ---------------------------------------------------------------- in order, and something else

@@ -21,8 +21,8 @@ from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 from rmqstore_conformance.faults.script import SETTINGS
 from rmqstore_conformance.stores import START_MS, Pair, Stores, label, message, pop_all, read_ids, stores_of
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-G, H = groups(__name__.rpartition(".")[2], 2)
+(T,) = topics(__name__, 1)
+G, H = groups(__name__, 2)
 
 STEPS = range(1, 14)
 

@@ -11,8 +11,8 @@ from rmqstore import CancelOutcome, IllegalArgumentError, Message, MessageBatch
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, label, mark_of, message, pop_all, read_ids
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
+(G,) = groups(__name__, 1)
 
 SIDES = pytest.mark.parametrize("due_ms", [None, START_MS + 5000], ids=["now", "later"])
 

@@ -15,8 +15,8 @@ from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, Stores, attempt_of, ids, key_of, mark_of, message, pop_all
 
 CANCELLED = CancelOutcome.CANCELLED
-(T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
+(G,) = groups(__name__, 1)
 
 pytestmark = pytest.mark.needs("import_state")
 

@@ -23,8 +23,8 @@ from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import GIVEN, HOUR_MS, START_MS, Pair, Stores, ids, message, pop_all, read_ids, stores_of
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
+(G,) = groups(__name__, 1)
 
 pytestmark = pytest.mark.needs("read_only_open")
 

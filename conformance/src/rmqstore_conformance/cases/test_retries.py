@@ -16,34 +16,11 @@ from rmqstore_conformance.cases.scenes import buried, filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, plain, pop_all
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-G, H, F = groups(__name__.rpartition(".")[2], 3)
+(T,) = topics(__name__, 1)
+G, H, F = groups(__name__, 3)
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
-
-
-def test_p7_the_last_attempt_says_why_in_the_dead_letter(stores: Stores) -> None:
-    """P7: the reason of ``retry_later`` is listed while the message waits, survives a reopen, and is in the dead letter."""
-    store = stores.open(max_retries=1)
-    store.send(sent := message(1))
-    for attempt in (1, 2):
-        (got,) = store.pop(T, G)
-        assert store.retry_later(got, SECOND, reason=f"no answer, attempt {attempt}\n from the bank").outcome is ChangeOutcome.CHANGED
-        if stores.pair.durable:
-            store = stores.reopen(store, max_retries=1)
-        assert [each.reason for each in store.leases()] == [f"no answer, attempt {attempt}  from the bank"]
-        stores.tick_after(store, 1000)
-    (letter,) = store.dead_letters.list(G)
-    assert letter.reason == "delivered 2 times without an ack: no answer, attempt 2  from the bank"
-    assert store.dead_letters.resend([letter]) == 1
-    (again,) = store.pop(T, G, invisible=SECOND)
-    assert (again.attempt, again.properties) == (1, sent.properties), "nothing of the grave comes along"
-    store.retry_later(again, SECOND)
-    stores.tick_after(store, 1000)
-    assert len(store.pop(T, G, invisible=SECOND)) == 1
-    assert stores.tick_after(store, 1000).dead == 1
-    assert store.dead_letters.list(G)[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
 
 
 @pytest.mark.clause("P4", "P14")
@@ -192,25 +169,6 @@ def test_p7_dead_letters_tell_why_they_are_there(stores: Stores) -> None:
     assert (store.lag(T, G).dead, store.lag("u", G).dead, store.lag("w", "other").dead) == (3, 2, 1)
 
 
-@pytest.mark.clause("P14", "I1")
-def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: Stores) -> None:
-    """P7: as if never delivered, without the marks of the grave; a second resend of the same letters does nothing; also after a reopen."""
-    store = durable_stores.open(max_retries=0)
-    letters = bury(durable_stores, store, 5)
-    pop_all(store, group="other")
-    assert store.dead_letters.resend([letters[1], letters[3]]) == 2
-    assert store.dead_letters.resend([letters[1], letters[3], letters[3]]) == 0
-    store = durable_stores.reopen(store, max_retries=0)
-    assert store.dead_letters.resend(letters[:2]) == 1
-    assert store.lag(T, G) == Lag(0, 0, 3, 2)
-    assert [label(each.origin_message_id) for each in store.dead_letters.list(G)] == [f"m{T}2", f"m{T}4"]
-    back = store.pop(T, G, invisible_ms=1)
-    assert sorted((label(m), m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"m{T}{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
-    assert store.pop(T, "other") == [], "no other group sees them"
-    assert durable_stores.tick_after(store, 1).dead == 3
-    assert store.lag(T, G).dead == 5
-
-
 @pytest.mark.clause("P14")
 def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
     """P7: from the list, the count and the disk, in any order and in pieces; what is left keeps its offsets."""
@@ -312,17 +270,6 @@ def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
     assert store.leases() == []
 
 
-def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(stores: Stores) -> None:
-    """P7: the name of a dead letter queue may be longer than that of any other topic, by its prefix."""
-    group = "g" * 127
-    store = stores.open(max_retries=0)
-    store.send(message(1))
-    store.pop(T, group, invisible_ms=1)
-    assert stores.tick_after(store, 1).dead == 1
-    assert [label(each.origin_message_id) for each in store.dead_letters.list(group)] == ["m1"]
-    assert len(store.read(dlq_topic(group))) == len(store.pop(dlq_topic(group), group)) == 1
-
-
 @pytest.mark.clause("P7")
 def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
     """P14: what was dropped of it, before where a group stands and behind, is in no ``rest``, as it is in no answer."""
@@ -345,21 +292,6 @@ def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
 
 
 # ---------------------------------------------------------------- deleted, made anew, popped in order
-
-
-@pytest.mark.clause("P9")
-@pytest.mark.needs("fifo")
-def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Stores) -> None:
-    """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
-    store = filled(stores, 2, max_retries=0, reclaim="age")
-    store.pop(T, G, max_messages=1, invisible_ms=1)
-    assert stores.tick_after(store, 1).dead == 1
-    store.groups.delete(G)
-    assert store.dead_letters.resend(store.dead_letters.list(G)) == 1
-    assert store.lag(T, G).retry == 1
-    assert sorted(ids(pop_all(store, order=True))) == ["m0", "m0", "m1"]
-    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is None
-    assert store.lag(T, G).retry == 0
 
 
 def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:

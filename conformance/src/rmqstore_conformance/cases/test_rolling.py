@@ -8,8 +8,8 @@ from rmqstore import CancelOutcome, PoppedMessage, Store
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, key_of, label, message, read_ids
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
+(G,) = groups(__name__, 1)
 
 DAYS = (0.5, 1, 1.9, 2, 2.1, 3, 4.5, 6, 8, 15, 40, 400)
 """How far ahead timers are due. RocketMQ moves what is over two days ahead, again and again."""

@@ -39,8 +39,8 @@ from rmqstore_conformance.stores import (
 )
 from rmqstore_conformance.targets import Target
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+(T,) = topics(__name__, 1)
+(G,) = groups(__name__, 1)
 
 FORKS = 30
 

@@ -161,6 +161,8 @@ class OperatedMachine(PoppingMachine):
             "no queues": lambda: self.store.topics.create(topic, 0),
             "a reset beyond the end": lambda: self.store.groups.reset_offset(topic, group, 10_000, queue=0),
             "a reset of a queue that is none": lambda: self.store.groups.reset_offset(topic, group, InitMode.MAX, queue=10_000),
+            "an id and a key to look for": lambda: self.store.where(id="a", key="b"),
+            "nothing to look for": self.store.where,
             "a deletion of a retry topic": lambda: self.store.topics.delete(retry_topic(group, topic)),
         }
         what = chance.pick(list(bad))

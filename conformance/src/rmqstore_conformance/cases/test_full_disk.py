@@ -185,7 +185,7 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine
             while not stop.is_set():
                 number += 1
                 name = f"{thread}-{number}"
-                message = Message("t", os.urandom(2000), message_id=name, deliver_at_ms=START_MS + 500 if number % 2 else None)
+                message = Message("t", os.urandom(500), message_id=name, deliver_at_ms=START_MS + 500 if number % 2 else None)
                 try:
                     store.send(message)
                 except StoreFullError:

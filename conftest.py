@@ -23,7 +23,6 @@ _NEEDS = {
     "tests/test_guide.py": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/transfer": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/engine/test_kv.py": _ADAPTERS,
-    "tests/engine/test_kv_faults.py": _ADAPTERS,
 }
 
 _LONG = (

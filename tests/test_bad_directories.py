@@ -104,34 +104,16 @@ def test_a_store_in_memory_is_an_engine_and_no_path(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"colour": "red"}, "colour"),
-    ({"flush": "sometimes"}, "flush"),
-    ({"flush": True}, "flush"),
-    ({"precision_ms": 150}, "precision_ms"),
-    ({"precision_ms": True}, "precision_ms"),
-    ({"precision_ms": "1000"}, "precision_ms"),
-    ({"default_queues": 0}, "default_queues"),
-    ({"default_queues": 1.5}, "default_queues"),
-    ({"max_delay_ms": -1}, "max_delay_ms"),
-    ({"max_delay_ms": 2**80}, "max_delay_ms"),
-    ({"retry_share": float("nan")}, "retry_share"),
-    ({"retry_share": float("inf")}, "retry_share"),
-    ({"hand_over_limit": "many"}, "hand_over_limit"),
-    ({"init": 5}, "init"),
-    ({"clock__max_step_ms": -5}, "max_step_ms"),
-    ({"services": "yes"}, "services"),
-    ({"services": 1}, "services"),
-    ({"clock": 5}, "clock"),
-    ({"clock": object()}, "clock"),
-    ({"engine": 5}, "engine"),
-    ({"engine": b"memory"}, "engine"),
-]
-
-
-@pytest.mark.parametrize(("settings", "culprit"), SETTINGS, ids=[f"{number}-{culprit}" for number, (_, culprit) in enumerate(SETTINGS)])
-def test_a_bad_setting_leaves_nothing_behind(tmp_path: Path, settings: dict[str, Any], culprit: str) -> None:
-    with pytest.raises(RmqstoreError, match=culprit):
+@pytest.mark.parametrize(
+    "settings",
+    [{"colour": "red"}, {"flush": "sometimes"}, {"precision_ms": 150}, {"default_queues": 1.5}, {"init": 5}, {"clock__max_step_ms": -5},
+     {"services": "yes"}, {"services": 1}, {"clock": 5}, {"clock": object()}, {"engine": 5}, {"engine": b"memory"}],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_setting_leaves_nothing_behind(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """``test_config`` has more of them."""
+    (culprit,) = settings
+    with pytest.raises(RmqstoreError, match=culprit.rpartition("__")[2]):
         _open(tmp_path / "store", **settings).close()
     with _open(tmp_path / "store") as store:
         assert store.verify() == []
@@ -245,58 +227,35 @@ def test_the_engine_directory_of_another_engine(made: Path, tmp_path: Path, engi
     _is_whole(made, engine)
 
 
-BAKED = [{"precision_ms": 100}, {"precision_ms": 500}]
+MANIFESTS: list[tuple[bytes | dict[str, Any], type[RmqstoreError]]] = [
+    (b"", CorruptStoreError),
+    (b'{"format": 1, "sto', CorruptStoreError),
+    (b"\xff\xfe\x00", CorruptStoreError),
+    (b"[]", CorruptStoreError),
+    ({"store_id": None}, CorruptStoreError),
+    ({"store_id": True}, CorruptStoreError),
+    ({"store_id": 2**40}, CorruptStoreError),
+    ({"store_id": -1}, CorruptStoreError),
+    ({"baked": 5}, CorruptStoreError),
+    ({"baked": {}}, RmqstoreError),
+    ({"format": 2}, FormatVersionError),
+    (b'{"format": 2, "id": "x"}', FormatVersionError),
+    ({"format": "1"}, FormatVersionError),
+    ({"format": None}, FormatVersionError),
+]
+BAKED: list[dict[str, Any]] = [{"timer_engine": "nope"}, {"timer_engine": 5}, {"precision_ms": 7}, {"precision_ms": "1000"}]
 
 
-@pytest.mark.parametrize("settings", BAKED, ids=str)
-def test_a_baked_setting_that_differs(made: Path, engine: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="precision_ms"):
-        _open(made, engine=engine, **settings).close()
-    _is_whole(made, engine)
-
-
-MANIFESTS: dict[str, tuple[bytes | dict[str, Any], type[StoreError]]] = {
-    "empty": (b"", CorruptStoreError),
-    "torn": (b'{"format": 1, "sto', CorruptStoreError),
-    "garbage": (b"\xff\xfe\x00", CorruptStoreError),
-    "a list": (b"[]", CorruptStoreError),
-    "no store id": ({"store_id": None}, CorruptStoreError),
-    "store id a bool": ({"store_id": True}, CorruptStoreError),
-    "store id too large": ({"store_id": 2**40}, CorruptStoreError),
-    "store id negative": ({"store_id": -1}, CorruptStoreError),
-    "baked is no table": ({"baked": 5}, CorruptStoreError),
-    "a newer format": ({"format": 2}, FormatVersionError),
-    "a newer format of another shape": (b'{"format": 2, "id": "x"}', FormatVersionError),
-    "format a text": ({"format": "1"}, FormatVersionError),
-    "no format": ({"format": None}, FormatVersionError),
-}
-
-
-@pytest.mark.parametrize("case", MANIFESTS)
-def test_a_manifest_that_cannot_be_read(made: Path, engine: str, case: str) -> None:
-    content, kind = MANIFESTS[case]
+def test_a_manifest_that_cannot_be_read(made: Path, engine: str) -> None:
     manifest = made / "rmqstore.json"
     good = manifest.read_bytes()
-    manifest.write_bytes(content if isinstance(content, bytes) else json.dumps({**json.loads(good), **content}).encode())
-    with pytest.raises(kind):
-        _open(made, engine=engine).close()
-    manifest.write_bytes(good)
-    _is_whole(made, engine)
-
-
-@pytest.mark.parametrize("baked", [{}, {"timer_engine": "nope"}, {"timer_engine": 5}, {"precision_ms": 7}, {"precision_ms": "1000"}])
-def test_a_manifest_with_settings_that_cannot_be(made: Path, engine: str, baked: dict[str, Any]) -> None:
-    manifest = made / "rmqstore.json"
-    good = manifest.read_bytes()
-    stored = json.loads(good)
-    stored["baked"] = {**stored["baked"], **baked} if baked else {}
-    manifest.write_bytes(json.dumps(stored).encode())
-    try:
-        _open(made).close()
-    except RmqstoreError:
-        pass
-    else:
-        pytest.fail("a store opened with settings that are not its own")
+    fields = json.loads(good)
+    contents = [(each if isinstance(each, bytes) else json.dumps({**fields, **each}).encode(), kind) for each, kind in MANIFESTS]
+    contents += [(json.dumps({**fields, "baked": {**fields["baked"], **wrong}}).encode(), RmqstoreError) for wrong in BAKED]
+    for content, kind in contents:
+        manifest.write_bytes(content)
+        with pytest.raises(kind):
+            rmqstore.open(made, services=False).close()
     manifest.write_bytes(good)
     _is_whole(made, engine)
 

@@ -1,11 +1,10 @@
-"""Threads and the real clock: no lost wake-up, no early timer, nothing leased twice, and close ends every wait (P1, T1, X3)."""
+"""Threads and the real clock: no lost wake-up, no early timer, and close ends every wait (T1, X3)."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,29 +116,17 @@ def test_timers_are_in_time_and_never_early(store: Store) -> None:
     assert late_ms[-1] < 5_000
 
 
-def test_a_new_timer_that_is_due_earlier_is_not_slept_through(store: Store) -> None:
+def test_what_is_due_or_expires_sooner_than_what_was_there_is_not_slept_through(store: Store) -> None:
     store.send(Message("t", b"far"), delay_ms=3_600_000)
     store.pop("t", "g")
     begun_s = time.monotonic()
     store.send(Message("t", b"near"), delay_ms=300)
-    assert len(store.pop("t", "g", wait_ms=10_000)) == 1
+    assert [near.attempt for near in store.pop("t", "g", wait_ms=10_000, invisible_ms=400)] == [1]
     assert 0.3 <= time.monotonic() - begun_s < 5
-
-
-def test_expired_leases_come_back(store: Store) -> None:
-    store.send_batch([Message("t", b"x", message_id=f"m{number}") for number in range(10)])
-    first = [message for _ in range(4) for message in store.pop("t", "g", invisible_ms=400)]
-    began_ms = SystemClock().now_ms()
-    assert len(first) == 10
-    assert store.ack(first[:3]) == [AckOutcome.ACKED] * 3
-    back: list[str] = []
-    while len(back) < 7:
-        popped = store.pop("t", "g", wait_ms=10_000, invisible_ms=60_000)
-        assert popped, f"only {len(back)} came back"
-        assert {message.attempt for message in popped} == {2}
-        back += [message.message_id for message in popped]
-    assert sorted(back) == sorted(message.message_id for message in first[3:])
-    assert SystemClock().now_ms() - began_ms >= 300
+    (again,) = store.pop("t", "g", wait_ms=10_000)
+    assert again.attempt == 2
+    assert 0.6 <= time.monotonic() - begun_s < 10
+    assert store.ack(again) is AckOutcome.ACKED
     assert store.pop("t", "g", wait_ms=1_000) == []
 
 
@@ -183,63 +170,6 @@ def test_close_ends_every_wait(tmp_path: Path, engine: str) -> None:
                 assert again.verify() == []
 
 
-def test_eight_threads_lease_nothing_twice(store: Store) -> None:
-    """Senders, consumers of two groups and the ticker at once: each message is acked once by each group, in one lease at a time."""
-    count = 1_200
-    groups = ("a", "b")
-    acked: dict[str, Counter[str]] = {group: Counter() for group in groups}
-    leased: dict[str, set[str]] = {group: set() for group in groups}
-    lock = threading.Lock()
-    doubled: list[str] = []
-    done = threading.Event()
-
-    def send(first: int) -> None:
-        chance = random.Random(first)
-        for number in range(first, count, 2):
-            delay = chance.choice((None, None, 100, 300))
-            store.send(Message("t", b"x", message_id=str(number)), delay_ms=delay)
-
-    def consume(group: str, seed: int) -> None:
-        chance = random.Random(seed)
-        while not done.is_set():
-            popped = store.pop("t", group, max_messages=chance.randint(1, 20), invisible_ms=60_000, wait_ms=200)
-            names = [message.message_id for message in popped]
-            with lock:
-                doubled.extend(name for name in names if name in leased[group])
-                leased[group].update(names)
-            if not popped:
-                continue
-            if chance.random() < 0.1:
-                with lock:
-                    leased[group].difference_update(names)
-                store.release(popped)
-                continue
-            assert set(store.ack(popped)) == {AckOutcome.ACKED}
-            with lock:
-                acked[group].update(names)
-                if all(len(acked[each]) == count for each in groups):
-                    done.set()
-
-    together = Together()
-    for first in (0, 1):
-        together.start(send, first)
-    for seed in range(6):
-        together.start(consume, groups[seed % 2], seed)
-    until = time.monotonic() + 60
-    while not done.wait(0.1) and time.monotonic() < until and not together.errors:
-        pass
-    finished = done.is_set()
-    done.set()
-    together.join(20)
-    assert doubled == []
-    assert finished, {group: len(acked[group]) for group in groups}
-    for group in groups:
-        assert set(acked[group].values()) == {1}
-        lag = store.lag("t", group)
-        assert (lag.ready, lag.in_flight, lag.retry, lag.dead) == (0, 0, 0, 0)
-    assert store.verify() == []
-
-
 def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks are not fair: without this a loop of calls keeps the steps out, or they keep it out (X3)."""
     stood_back, steps = 0, 0
@@ -268,31 +198,6 @@ def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, eng
         assert stood_back == steps, "the pop stands back between two steps, as the send did once"
         store.send(Message("other", b"z"))
         assert stood_back == steps, "nothing goes on in steps any more"
-
-
-def test_put_cancel_and_tick_race(store: Store) -> None:
-    """A timer that a cancel took is never delivered, one that came too late to cancel always is (C1, C2, H4)."""
-    outcomes: dict[str, str] = {}
-    together = Together()
-    store.topics.create("t", 4)
-
-    def send_and_cancel(thread: int) -> None:
-        chance = random.Random(thread)
-        for number in range(60):
-            name = f"{thread}-{number}"
-            sent = store.send(Message("t", b"x", message_id=name), delay_ms=chance.randint(1, 40))
-            time.sleep(chance.random() * 0.06)
-            outcomes[name] = store.cancel(sent.handle or "").name
-
-    for thread in range(4):
-        together.start(send_and_cancel, thread)
-    together.join(60)
-    until = time.monotonic() + 10
-    while store.pending().total and time.monotonic() < until:
-        time.sleep(0.02)
-    delivered = Counter(message.message_id for queue in range(4) for message in store.read("t", queue, 0, 10_000).messages)
-    assert set(outcomes.values()) == {"CANCELLED", "ALREADY_DELIVERED"}
-    assert delivered == Counter({name: 1 for name, outcome in outcomes.items() if outcome == "ALREADY_DELIVERED"})
 
 
 def test_two_opens_at_once_give_one_owner(tmp_path: Path, engine: str) -> None:

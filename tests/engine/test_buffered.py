@@ -4,93 +4,17 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch, take_page
-from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, Base, BufferedKV, Entry, View, ViewLostError
-from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap, SpaceChange
+from rmqstore.engine.kv.base import DeleteRange, WriteBatch
+from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, BufferedKV
+from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap
 from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreFullError, StorePoisonedError
-
-SPACES = 2
-Model = list[dict[bytes, bytes]]
-
-
-def page_of(model: dict[bytes, bytes], start: bytes, stop: bytes | None, limit: int, reverse: bool) -> list[Entry]:
-    """What a scan should return, without a bound in bytes."""
-    keys = sorted((key for key in model if key >= start and (stop is None or key < stop)), reverse=reverse)
-    return [(key, model[key]) for key in keys[:limit]]
-
-
-class FakeView(View):
-    def __init__(self, state: Model, lost: bool) -> None:
-        self.state = state
-        self.lost = lost
-        self.closed = False
-
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        if self.lost:
-            raise ViewLostError
-        return take_page(iter(page_of(self.state[space], start, stop, limit, reverse)), limit, page_bytes)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeBase(Base):
-    """Keeps dicts. ``before_commit`` and ``after_commit`` may wait or raise; ``views_to_lose`` views break at their first page."""
-
-    name = "fake"
-
-    def __init__(self) -> None:
-        self.state: Model = [{} for _ in range(SPACES)]
-        self.commits: list[list[SpaceChange]] = []
-        self.before_commit: Callable[[], None] = lambda: None
-        self.after_commit: Callable[[], None] = lambda: None
-        self.views_to_lose = 0
-        self.views: list[FakeView] = []
-        self.reopened = 0
-        self.closed = 0
-
-    def get(self, space: int, key: bytes) -> bytes | None:
-        return self.state[space].get(key)
-
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        return FakeView(self.state, False).scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-
-    def view(self) -> FakeView:
-        lost, self.views_to_lose = self.views_to_lose > 0, max(self.views_to_lose - 1, 0)
-        self.views.append(FakeView([dict(space) for space in self.state], lost))
-        return self.views[-1]
-
-    def commit(self, changes: Sequence[SpaceChange]) -> None:
-        self.before_commit()
-        state = [dict(space) for space in self.state]
-        for change in changes:
-            entries = state[change.space]
-            for start, stop in change.ranges:
-                for key in [key for key in entries if start <= key < stop]:
-                    del entries[key]
-            for key in change.deletes:
-                entries.pop(key, None)
-            assert change.puts == sorted(change.puts)
-            entries.update(change.puts)
-        self.state = state
-        self.commits.append(list(changes))
-        self.after_commit()
-
-    def reopen(self) -> None:
-        self.reopened += 1
-
-    def snapshot(self, path: Path) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed += 1
+from tests.engine.databases import SPACES, FakeBase, apply, keys, page_of, put
 
 
 @pytest.fixture
@@ -100,13 +24,7 @@ def base() -> FakeBase:
 
 @pytest.fixture
 def kv(base: FakeBase) -> BufferedKV:
-    return BufferedKV(base, SPACES)
-
-
-def put(kv: BufferedKV, key: bytes, value: bytes, space: int = 0) -> int:
-    batch = WriteBatch()
-    batch.put(space, key, value)
-    return kv.write(batch)
+    return BufferedKV(base, len(SPACES))
 
 
 def raiser(error: BaseException) -> Callable[[], None]:
@@ -359,63 +277,7 @@ def test_close_commits_once_and_refuses_afterwards(base: FakeBase, kv: BufferedK
         kv.get(0, b"a")
 
 
-# ---------------------------------------------------------------- against a model, with all layers in play
-
-keys = st.binary(min_size=1, max_size=2).map(lambda raw: bytes(byte % 6 + 97 for byte in raw))
-values = st.binary(max_size=3)
-changes = st.one_of(
-    st.builds(PutMany, st.just(0), st.lists(st.tuples(keys, values), min_size=1, max_size=12)),
-    st.builds(DeleteMany, st.just(0), st.lists(keys, min_size=1, max_size=6)),
-    st.builds(lambda a, b: DeleteRange(0, min(a, b), max(a, b) + b"\x00"), keys, keys),
-)
-steps = st.one_of(
-    st.lists(changes, min_size=1, max_size=3),
-    st.sampled_from(["begin flush", "commit", "end flush"]),
-    st.tuples(
-        st.one_of(st.just(b""), keys), st.none() | keys, st.sampled_from([1, 2, 3, 7, 100]), st.booleans(), st.sampled_from([0, 5, 1000])
-    ),
-)
-
-
-def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange) -> None:
-    if isinstance(change, PutMany):
-        model.update(change.items)
-    elif isinstance(change, DeleteMany):
-        for key in change.keys:
-            model.pop(key, None)
-    else:
-        for key in [key for key in model if change.start <= key < change.stop]:
-            del model[key]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.dictionaries(keys, values, max_size=30), st.lists(steps, max_size=40))
-def test_reads_see_the_layers_as_one(model: dict[bytes, bytes], script: list[object]) -> None:
-    base = FakeBase()
-    base.state[0] = dict(model)
-    kv = BufferedKV(base, SPACES)
-    for step in script:
-        if isinstance(step, list):
-            batch = WriteBatch()
-            for change in step:
-                batch.ops.append(change)
-                apply(model, change)
-            kv.write(batch)
-        elif isinstance(step, tuple):
-            start, stop, limit, reverse, page_bytes = step
-            page = kv.scan(0, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-            assert page == take_page(iter(page_of(model, start, stop, limit, reverse)), limit, page_bytes)
-            assert kv.get(0, start or b"a") == model.get(start or b"a")
-        elif step == "begin flush" and len(kv._layers) == 1:
-            kv._layers = (Overlay(SPACES, kv.position), kv._layers[0])
-        elif step == "commit" and len(kv._layers) == 2:
-            base.commit(kv._layers[1].effects())
-        elif step == "end flush":
-            kv._commit()
-        for reverse in (False, True):
-            assert kv.scan(0, b"", None, 100, reverse=reverse) == page_of(model, b"", None, 100, reverse)
-    kv.sync()
-    assert base.state[0] == model
+# ---------------------------------------------------------------- what overlays are made of
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "remove", "range"]), st.lists(keys, min_size=2, max_size=40)), max_size=20))

@@ -1,0 +1,118 @@
+"""What tests of ``OrderedKV`` share: a base in memory that can be held up and broken, a model, and changes by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, OrderedKV, PutMany, WriteBatch, take_page
+from rmqstore.engine.kv.buffered import Base, Entry, View, ViewLostError
+from rmqstore.engine.kv.overlay import SpaceChange
+
+SPACES = ("meta", "timers", "queues")
+Model = list[dict[bytes, bytes]]
+
+spaces = st.integers(0, len(SPACES) - 1)
+keys = st.binary(min_size=1, max_size=3).map(lambda raw: bytes(byte % 5 + 97 for byte in raw))
+values = st.one_of(st.binary(max_size=5), st.binary(min_size=100, max_size=120))
+changes = st.one_of(
+    st.builds(PutMany, spaces, st.lists(st.tuples(keys, values), min_size=1, max_size=20)),
+    st.builds(DeleteMany, spaces, st.lists(keys, min_size=1, max_size=8)),
+    st.builds(lambda space, a, b: DeleteRange(space, min(a, b), max(a, b) + b"\x00"), spaces, keys, keys),
+    # A queue: the low end goes first.
+    st.builds(lambda space, low: DeleteRange(space, b"\x00", low), spaces, keys),
+)
+
+
+def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange) -> None:
+    """Make a change of one space in its dict."""
+    if isinstance(change, PutMany):
+        model.update(change.items)
+    elif isinstance(change, DeleteMany):
+        for key in change.keys:
+            model.pop(key, None)
+    else:
+        for key in [key for key in model if change.start <= key < change.stop]:
+            del model[key]
+
+
+def page_of(model: dict[bytes, bytes], start: bytes, stop: bytes | None, limit: int, reverse: bool) -> list[Entry]:
+    """Return what a scan should, without a bound in bytes."""
+    inside = (entry for entry in model.items() if entry[0] >= start and (stop is None or entry[0] < stop))
+    return sorted(inside, reverse=reverse)[:limit]
+
+
+def put(kv: OrderedKV, key: bytes, value: bytes, space: int = 0) -> int:
+    """Write one entry."""
+    batch = WriteBatch()
+    batch.put(space, key, value)
+    return kv.write(batch)
+
+
+class FakeView(View):
+    """A view of dicts."""
+
+    def __init__(self, state: Model, lost: bool) -> None:
+        self.state = state
+        self.lost = lost
+        self.closed = False
+
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        if self.lost:
+            raise ViewLostError
+        return take_page(iter(page_of(self.state[space], start, stop, limit, reverse)), limit, page_bytes)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeBase(Base):
+    """Keeps dicts. ``before_commit`` and ``after_commit`` may wait or raise; ``views_to_lose`` views break at their first page."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.state: Model = [{} for _ in SPACES]
+        self.commits: list[list[SpaceChange]] = []
+        self.before_commit: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
+        self.views_to_lose = 0
+        self.views: list[FakeView] = []
+        self.reopened = 0
+        self.closed = 0
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        return self.state[space].get(key)
+
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        return FakeView(self.state, False).scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+
+    def view(self) -> FakeView:
+        lost, self.views_to_lose = self.views_to_lose > 0, max(self.views_to_lose - 1, 0)
+        self.views.append(FakeView([dict(space) for space in self.state], lost))
+        return self.views[-1]
+
+    def commit(self, changes: Sequence[SpaceChange]) -> None:
+        self.before_commit()
+        state = [dict(space) for space in self.state]
+        for change in changes:
+            entries = state[change.space]
+            for start, stop in change.ranges:
+                apply(entries, DeleteRange(change.space, start, stop))
+            apply(entries, DeleteMany(change.space, change.deletes))
+            assert change.puts == sorted(change.puts)
+            entries.update(change.puts)
+        self.state = state
+        self.commits.append(list(changes))
+        self.after_commit()
+
+    def reopen(self) -> None:
+        self.reopened += 1
+
+    def snapshot(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed += 1

@@ -84,6 +84,7 @@ CASES = [(file.stem, title, body) for file in FILES for title, body in sessions_
 @pytest.mark.parametrize(("name", "title", "body"), CASES, ids=[f"{name}: {title}" for name, title, _ in CASES])
 def test_a_session_prints_what_its_file_says(cli: Command, monkeypatch: pytest.MonkeyPatch, name: str, title: str, body: str) -> None:
     monkeypatch.chdir(cli.root)
+    assert not _STEP.sub("", body).strip(), "these lines belong to no command"
     session = Session(cli)
     with patch.dict(os.environ):
         for command, stdin, expected in _STEP.findall(body):

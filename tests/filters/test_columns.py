@@ -96,6 +96,14 @@ def test_a_long_pattern_is_not_matched_by_arrow(monkeypatch: pytest.MonkeyPatch)
     assert max(map(len, asked)) < 256
 
 
+def test_a_pattern_takes_time_that_does_not_explode() -> None:
+    """A backtracking match would take longer than the age of the universe."""
+    found = parse_filter(f"a LIKE '{'%a' * 40}%b'")
+    rows = [{"a": "a" * 20_000}, {"a": "a" * 20_000 + "b"}]
+    assert [found.matches(row) for row in rows] == [False, True]
+    assert found.mask(columns_of(rows, {"a"}), 2).tolist() == [False, True]
+
+
 def test_a_mask_can_be_changed_by_its_owner() -> None:
     mask = parse_filter("a = 5").mask({"a": pa.array(["5", "6"])}, 2)
     assert (~mask).tolist() == [False, True]

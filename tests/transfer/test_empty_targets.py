@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -16,34 +15,8 @@ from rmqstore.plugins import get_plugins
 from rmqstore.transfer import dump, load, load_into, taking
 from rmqstore_conformance.stores import DAY_MS, START_MS, Pair, Stores, ids, message, pop_all, stores_of
 from tests.pairs import ENGINES
-from tests.transfer.states import SETTINGS, Past, drained, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
-
-
-def _told(outcomes: list[AckOutcome]) -> list[str]:
-    return [outcome.value if outcome is not AckOutcome.UNKNOWN else "stale" for outcome in outcomes]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_dump_fills_an_open_store_that_is_empty(engine: str) -> None:
-    with stores_of(Pair(engine, engine)) as stores:
-        source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
-        past = Past(stores, 1)
-        past.live(source, 80)
-        target.tick()
-        dump(source, stores.root / "dump")
-        report = load_into(stores.root / "dump", target)
-        assert report.tables["messages"] == len(shown(source)["messages"])
-        assert shown(target) == shown(source)
-        assert target.transfer.digest() == source.transfer.digest()
-        assert target.engine.store_id != source.engine.store_id
-        assert [each.handle for each in target.scan(limit=10**6).timers] == [each.handle for each in source.scan(limit=10**6).timers]
-        assert [each.receipt for each in target.leases()] == [each.receipt for each in source.leases()]
-        assert target.cancel(past.handles) == source.cancel(past.handles)
-        assert _told(target.ack(past.receipts)) == _told(source.ack(past.receipts))
-        assert drained(target, stores) == drained(source, stores)
-        assert target.verify() == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -100,26 +73,6 @@ def test_a_load_leaves_a_store_that_is_not_empty_as_it_is(engine: str) -> None:
             load(stores.root / "dump", target.path)
         assert {path.name for path in stores.root.iterdir()} == {"source", "target", "dump"}
         assert ids(pop_all(stores.open("target"))) == ["mours"]
-
-
-@pytest.mark.parametrize("engine", DURABLE)
-def test_a_load_fills_the_store_that_is_there_when_it_is_empty(engine: str) -> None:
-    with stores_of(Pair(engine, engine)) as stores:
-        source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
-        past = Past(stores, 1)
-        past.live(source, 80)
-        dump(source, stores.root / "dump")
-        target.close()
-        number = target.engine.store_id
-        with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
-            load(stores.root / "dump", target.path, precision_ms=100)
-        load(stores.root / "dump", target.path, clock=stores.clock)
-        target = stores.open("target", **SETTINGS)
-        assert target.engine.store_id == number
-        assert shown(target) == shown(source)
-        assert target.cancel(past.handles) == source.cancel(past.handles)
-        assert _told(target.ack(past.receipts)) == _told(source.ack(past.receipts))
-        assert {path.name for path in stores.root.iterdir()} == {"source", "target", "dump"}
 
 
 def test_an_engine_that_keeps_nothing_is_loaded_while_it_is_open(tmp_path: Path) -> None:
@@ -231,18 +184,6 @@ def test_pop_times_rise_above_those_that_were_deleted_elsewhere() -> None:
         assert target.ack(new.receipt) is AckOutcome.ACKED
 
 
-def test_an_attempt_that_is_repeated_after_a_load_gets_its_leases() -> None:
-    with stores_of(Pair("memory", "memory")) as stores:
-        source, target = stores.open("source"), stores.open("target")
-        source.send_batch([message(n) for n in range(3)])
-        held = source.pop("t", "g", attempt_id="a", max_messages=2)
-        dump(source, stores.root / "dump")
-        load_into(stores.root / "dump", target)
-        again = target.pop("t", "g", attempt_id="a")
-        assert [each.receipt for each in again] == [each.receipt for each in held]
-        assert target.ack(again) == [AckOutcome.ACKED] * 2
-
-
 def _two(stores: Stores) -> tuple[Store, Store]:
     source, target = stores.open("source"), stores.open("target")
     for store in (source, target):
@@ -285,25 +226,6 @@ def test_loaded_progress_gives_no_receipt_of_a_deleted_topic_again(tmp_path: Pat
         assert target.ack(old) is not AckOutcome.ACKED
 
 
-@pytest.mark.clause("C6", "P5")
-def test_what_the_source_gave_out_after_its_dump_names_nothing_here(tmp_path: Path) -> None:
-    """C6: a dump of an open store goes on in the same epoch; what that store gives later is not of this one."""
-    with stores_of(Pair("memory", "memory")) as stores:
-        source, target = stores.open("source"), stores.open("target")
-        source.send(message("now"))
-        source.transfer.dump(tmp_path / "dump")
-        later = source.send(message("later"), delay_ms=9000)
-        (popped,) = source.pop("t", "g")
-        load_into(tmp_path / "dump", target)
-        target.send(message("own"), delay_ms=9000)
-        target.pop("t", "g", max_messages=1)
-        held = len(target.leases())
-        assert target.cancel(str(later.handle)) is CancelOutcome.UNKNOWN
-        assert target.ack(popped) is not AckOutcome.ACKED
-        assert target.pending().total == 1
-        assert len(target.leases()) == held == 1
-
-
 @pytest.mark.clause("I1", "C3")
 def test_a_mark_of_a_store_with_other_ticks_is_answered_with_handles_that_cancel(tmp_path: Path) -> None:
     """I1: the repeat gives the first answer, and its handle names the timer."""
@@ -318,22 +240,3 @@ def test_a_mark_of_a_store_with_other_ticks_is_answered_with_handles_that_cancel
         assert again.handle == sent.handle
         assert target.cancel(str(again.handle)) is CancelOutcome.CANCELLED
         assert target.pending().total == 0
-
-
-def test_settings_of_groups_move_along(tmp_path: Path) -> None:
-    """What waits for its next attempt still does, with its reason."""
-    clock = rmqstore.ManualClock(START_MS)
-    minute = timedelta(minutes=1)
-    with rmqstore.open(tmp_path / "one", engine="wheel", clock=clock, services=False) as store:
-        store.groups.set("g", max_retries=7, backoff=[minute])
-        store.groups.set("other", max_retries=1)
-        store.send(rmqstore.Message("t", b"x"))
-        store.retry_later(store.pop("t", "g"), minute, reason="no answer")
-        dump(store, tmp_path / "dump")
-    with rmqstore.open(tmp_path / "two", engine="wheel", clock=clock, services=False) as store:
-        load_into(tmp_path / "dump", store)
-        assert [store.groups.settings(name).max_retries for name in ("g", "other")] == [7, 1]
-        assert store.groups.settings("g").backoff_ms == (60_000,)
-        assert [(each.group, each.is_backing_off, each.reason) for each in store.leases()] == [("g", True, "no answer")]
-        assert store.lag("t", "g").backing_off == 1
-        assert store.verify() == []

@@ -67,105 +67,104 @@ def stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         yield factory
 
 
+one_engine = pytest.mark.parametrize("stores", DURABLE[:1], indirect=True)
+"""For what the framework does with files, whatever the engine."""
+
+
 def _source(stores: Stores, name: str = "source", seed: int = 3) -> Store:
     store = stores.open(name, **SETTINGS)
     Past(stores, seed, prefix=f"{name}-").live(store, 60)
     return store
 
 
-def _until_done(run: Callable[[Any], Any], most: int = 200) -> tuple[Any, int]:
-    """Run again and again, each time cut one step later, until it comes to its end."""
-    for at in range(1, most):
-        try:
-            return run(_Cut(at)), at
-        except CutShortError:
-            continue
-    raise AssertionError("it never came to its end")
+def _tear(store: Store, path: Path) -> None:
+    """Leave a torn line and a file that nobody noted, as a power cut does."""
+    with open(path / "progress.jsonl", "ab") as file:
+        file.write(b'{"name": "tim')
+    (path / "messages-00099.parquet.new").write_bytes(b"half")
 
 
-def test_a_dump_goes_on(stores: Stores) -> None:
+def _send(store: Store, path: Path) -> None:
+    store.send(message("onemore"))
+
+
+def _damage(store: Store, path: Path) -> None:
+    victim = sorted(path.glob("*.parquet"))[0]
+    victim.write_bytes(victim.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(("happens", "reused"), [(_tear, 5), (_send, 0), (_damage, 0)])
+def test_a_dump_goes_on_or_starts_over(stores: Stores, happens: Callable[[Store, Path], None], reused: int) -> None:
     store = _source(stores)
     path = stores.root / "dump"
     with pytest.raises(CutShortError):
         dump(store, path, progress=_Cut(5))
     with pytest.raises(TransferError, match="interrupted"):
         load(path, stores.root / "new")
-    # A torn line and a file that nobody noted are what a power cut leaves.
-    with open(path / "progress.jsonl", "ab") as file:
-        file.write(b'{"name": "tim')
-    (path / "messages-00099.parquet.new").write_bytes(b"half")
-    report = dump(store, path)
-    assert report.reused_files == 5
+    happens(store, path)
+    assert dump(store, path).reused_files == reused
     assert {entry.name for entry in path.iterdir() if entry.suffix != ".parquet"} == {"manifest.json"}
     load(path, stores.root / "new")
     with rmqstore.open(stores.root / "new", read_only=True) as new:
         assert new.transfer.digest() == store.transfer.digest()
-
-
-def test_a_dump_of_a_store_that_changed_starts_over(stores: Stores) -> None:
-    store = _source(stores)
-    path = stores.root / "dump"
-    with pytest.raises(CutShortError):
-        dump(store, path, progress=_Cut(5))
-    store.send(message("onemore"))
-    assert dump(store, path).reused_files == 0
-    load(path, stores.root / "new")
-    with rmqstore.open(stores.root / "new", read_only=True) as new:
-        assert new.transfer.digest() == store.transfer.digest()
-
-
-def test_a_dump_whose_files_were_damaged_meanwhile_starts_over(stores: Stores) -> None:
-    store = _source(stores)
-    path = stores.root / "dump"
-    with pytest.raises(CutShortError):
-        dump(store, path, progress=_Cut(5))
-    victim = sorted(path.glob("*.parquet"))[0]
-    victim.write_bytes(victim.read_bytes()[:-1])
-    assert dump(store, path).reused_files == 0
     with pytest.raises(TransferError, match="holds a dump already"):
         dump(store, path)
 
 
-def test_a_load_into_a_new_store_goes_on_from_every_chunk(stores: Stores) -> None:
-    store = _source(stores)
-    dump(store, stores.root / "dump")
-    place = stores.root / "new"
-
-    def run(cut: _Cut) -> Any:
-        assert not place.exists()
-        return load(stores.root / "dump", place, engine=OTHER[stores.pair.timers], progress=cut)
-
-    report, runs = _until_done(run)
-    assert runs > 10
-    assert report.tables["messages"] == len(shown(store)["messages"])
-    with rmqstore.open(place, read_only=True) as new:
-        assert new.transfer.digest() == store.transfer.digest()
-        assert new.verify() == []
-    assert {entry.name for entry in stores.root.iterdir()} == {"source", "dump", "new"}
+def _loaded_anew(stores: Stores, cut: _Cut) -> Path:
+    assert not (stores.root / "new").exists()
+    load(stores.root / "dump", stores.root / "new", engine=OTHER[stores.pair.timers], progress=cut)
+    return stores.root / "new"
 
 
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-def test_a_load_into_an_empty_store_goes_on_from_every_chunk(stores: Stores, is_open: bool) -> None:
-    source, target = _source(stores), stores.open("target", **SETTINGS)
+def _loaded_into_a_closed_store(stores: Stores, cut: _Cut) -> Path:
+    stores.open("target", **SETTINGS).close()
+    load(stores.root / "dump", stores.root / "target", progress=cut)
+    return stores.root / "target"
+
+
+def _loaded_into_an_open_store(stores: Stores, cut: _Cut) -> Path:
+    with stores.open("target", **SETTINGS) as target:
+        load_into(stores.root / "dump", target, progress=cut)
+    return stores.root / "target"
+
+
+def _migrated(stores: Stores, cut: _Cut) -> Path:
+    with rmqstore.open(stores.root / "source", read_only=True) as old:
+        assert old.engine.config.timer_engine == stores.pair.timers
+    report = migrate(stores.root / "source", engine=OTHER[stores.pair.timers], progress=cut)
+    assert report.previous.name.startswith(f"source.before-{stores.pair.timers}-")
+    with rmqstore.open(report.previous, read_only=True) as old:
+        assert old.engine.config.timer_engine == stores.pair.timers
+    with pytest.raises(TransferError, match="already"):
+        migrate(stores.root / "source", engine=OTHER[stores.pair.timers])
+    report.previous.rename(stores.root / "previous")
+    return stores.root / "source"
+
+
+@pytest.mark.parametrize("move", [_loaded_anew, _loaded_into_a_closed_store, _loaded_into_an_open_store, _migrated])
+def test_a_move_goes_on_from_every_chunk(stores: Stores, move: Callable[[Stores, _Cut], Path]) -> None:
+    """It is run again and again, each time cut one step later, until it comes to its end; nothing is lost, doubled or left behind."""
+    source = _source(stores)
+    view, digest = shown(source), source.transfer.digest()
     dump(source, stores.root / "dump")
-
-    def run(cut: _Cut) -> Any:
-        nonlocal target
-        if is_open:
-            target = stores.reopen(target, **SETTINGS)
-            return load_into(stores.root / "dump", target, progress=cut)
-        target.close()
-        return load(stores.root / "dump", target.path, progress=cut)
-
-    _, runs = _until_done(run)
-    assert runs > 10
-    if not is_open:
-        target = stores.open("target", **SETTINGS)
-    assert shown(target) == shown(source)
-    assert target.transfer.digest() == source.transfer.digest()
-    assert {entry.name for entry in stores.root.iterdir()} == {"source", "dump", "target"}
+    source.close()
+    for cuts in range(1, 200):
+        try:
+            place = move(stores, _Cut(cuts))
+            break
+        except CutShortError:
+            continue
+    assert cuts > 10
+    with rmqstore.open(place, read_only=True, clock=stores.clock) as new:
+        assert new.transfer.digest() == digest
+        assert shown(new) == view
+        engines = {new.engine.config.timer_engine, new.engine.config.pop_engine}
+    assert engines == {stores.pair.timers if place.name == "target" else OTHER[stores.pair.timers]}
+    assert {entry.name for entry in stores.root.iterdir()} - {"previous"} == {"source", "dump", place.name}
 
 
+@one_engine
 def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores) -> None:
     source, target = _source(stores), stores.open("target", **SETTINGS)
     dump(source, stores.root / "first")
@@ -181,27 +180,6 @@ def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores
     assert target.verify() == []
 
 
-def test_a_migration_goes_on_from_every_chunk(stores: Stores) -> None:
-    store = _source(stores)
-    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
-    store.close()
-
-    def run(cut: _Cut) -> Any:
-        with rmqstore.open(store.path, read_only=True) as old:
-            assert old.engine.config.timer_engine == stores.pair.timers
-        return migrate(store.path, engine=engine, progress=cut)
-
-    report, runs = _until_done(run)
-    assert runs > 10
-    _check_migrated(store.path, engine, digest)
-    assert report.previous.name.startswith(f"source.before-{stores.pair.timers}-")
-    with rmqstore.open(report.previous, read_only=True) as old:
-        assert old.transfer.digest() == digest
-    assert {entry.name for entry in stores.root.iterdir()} == {"source", report.previous.name}
-    with pytest.raises(TransferError, match="already"):
-        migrate(store.path, engine=engine)
-
-
 def _check_migrated(path: Path, engine: str, digest: Any) -> None:
     with rmqstore.open(path, read_only=True) as new:
         assert new.engine.config.timer_engine == new.engine.config.pop_engine == engine
@@ -209,6 +187,7 @@ def _check_migrated(path: Path, engine: str, digest: Any) -> None:
         assert new.verify() == []
 
 
+@one_engine
 @pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "renames"])
 @pytest.mark.parametrize("cut_at", range(8))
 def test_a_migration_survives_a_cut_at_every_step_of_the_change(
@@ -266,6 +245,7 @@ def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> 
     _check_migrated(store.path, engine, digest)
 
 
+@one_engine
 def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stores) -> None:
     store = _source(stores)
     engine = OTHER[stores.pair.timers]
@@ -282,6 +262,7 @@ def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stor
     _check_migrated(store.path, engine, digest)
 
 
+@one_engine
 def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) -> None:
     store = _source(stores)
     store.close()
@@ -298,22 +279,7 @@ def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) ->
         migrate(store.path, engine="nosuch")
 
 
-def test_a_load_goes_into_an_empty_directory_and_keeps_its_settings(stores: Stores) -> None:
-    store = _source(stores)
-    dump(store, stores.root / "dump")
-    for name, content in (("empty", None), ("with-settings", "max_retries = 5\n")):
-        place = stores.root / name
-        place.mkdir()
-        if content is not None:
-            (place / "rmqstore.toml").write_text(content)
-        report = load(stores.root / "dump", place)
-        assert report.tables["messages"] == len(shown(store)["messages"])
-        with rmqstore.open(place, services=False) as new:
-            assert new.engine.config.max_retries == (16 if content is None else 5)
-            assert new.transfer.digest() == store.transfer.digest()
-    assert {path.name for path in stores.root.iterdir()} == {"source", "dump", "empty", "with-settings"}
-
-
+@one_engine
 def test_what_is_in_the_way_stays(stores: Stores) -> None:
     """A directory that happens to have the name of the place where a new store is built is not removed."""
     store = _source(stores)
@@ -330,6 +296,7 @@ def test_what_is_in_the_way_stays(stores: Stores) -> None:
     assert not list(stores.root.glob("*.json"))
 
 
+@one_engine
 @pytest.mark.parametrize("cut_at", range(5))
 def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch: pytest.MonkeyPatch, cut_at: int) -> None:
     """The records of the source are written to one side after the other; a cut between them loses and doubles nothing."""

@@ -60,18 +60,6 @@ def test_a_new_precision_keeps_handles_and_marks(engine: str, before_ms: int, af
         assert store.cancel(handles[1]) is CancelOutcome.ALREADY_DELIVERED
 
 
-@pytest.mark.parametrize("engine", DURABLE)
-def test_a_precision_that_changed_twice(engine: str) -> None:
-    with stores_of(Pair(engine, engine)) as stores:
-        store, handles = _filled(stores, 1000)
-        store.close()
-        for precision_ms in (100, 500):
-            migrate(store.path, engine=engine, precision_ms=precision_ms)
-        store = stores.open("source")
-        assert store.cancel(handles) == [CancelOutcome.CANCELLED] * 101
-        assert store.pending().total == 0
-
-
 def test_a_dump_of_another_precision_fills_an_open_store() -> None:
     with stores_of(Pair("memory", "memory")) as stores:
         store, handles = _filled(stores, 1000)

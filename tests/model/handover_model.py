@@ -1,4 +1,4 @@
-"""Search of the hand-over model: every state within small bounds, or random walks within larger ones; see docs/handover.md.
+"""Search of the hand-over model: every state within small bounds, or walks by chance within larger ones; see docs/handover.md.
 
 Run it from the top of the repository::
 
@@ -6,24 +6,19 @@ Run it from the top of the repository::
     python -m tests.model.handover_model E1 J      # variants by their ids, or by the letters that these begin with
     python -m tests.model.handover_model           # every variant; about ten minutes
 
-What is searched is protocol.py; the exit code is 1 when a variant does not end as VARIANTS says.
+What is searched is protocol.py; walks are taken by the tests alone. The exit code is 1 when a variant does not end as VARIANTS says.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from .protocol import Model, Settings, State, Violation
-
-WALK_STEPS = 60
-_WALK_WEIGHTS = {"open": 8, "due": 8, "apply": 8, "forget": 8, "pops.sync": 8, "nothing": 8, "crash": 1}
-_OTHER_WEIGHT = 3
 
 
 class Outcome(NamedTuple):
@@ -44,12 +39,8 @@ class Outcome(NamedTuple):
 
 
 def explore(settings: Settings) -> Outcome:
-    """Search all states breadth first, so that a violation comes with a shortest trace, or take ``settings.walks`` random walks."""
+    """Search all states breadth first, so that a violation comes with a shortest trace."""
     model = Model(settings)
-    return _walks(model) if settings.walks else _search(model)
-
-
-def _search(model: Model) -> Outcome:
     deepest = 0
     start = model.start()
     came_from: dict[object, tuple[object, str] | None] = {model.canonical(start): None}
@@ -84,39 +75,26 @@ def _steps_to(came_from: Mapping[object, tuple[object, str] | None], key: object
     return reversed(steps)
 
 
-def _walks(model: Model) -> Outcome:
-    """Random walks, weighted so that ticks get somewhere and crashes stay rare; ``states`` counts different ones."""
-    deepest = 0
-    rng = random.Random(model.settings.walk_seed)
-    seen: set[int] = set()
+def walk(settings: Settings, choose: Callable[[list[str]], str], steps: int = 60) -> None:
+    """Take steps of kinds that are chosen, such as a put or a crash, and of a label of that kind.
 
-    def outcome(trace: list[str] | None = None) -> Outcome:
-        return Outcome(len(seen), trace, True, deepest)
-
-    for _ in range(model.settings.walks):
-        st = model.start()
-        steps: list[str] = []
-        try:
-            for _ in range(WALK_STEPS):
-                kinds: dict[str, list[tuple[str, State]]] = {}
-                for label, after in model.successors(st):
-                    kinds.setdefault(_kind(label), []).append((label, after))
-                if not kinds:
-                    break
-                weights = [_WALK_WEIGHTS.get(kind, _OTHER_WEIGHT) for kind in kinds]
-                label, st = rng.choice(rng.choices(list(kinds.values()), weights)[0])
-                steps.append(label)
-                seen.add(hash(model.canonical(st)))
-                deepest = max(deepest, _length(st))
-                if _worth_judging(st, label):
-                    model.drain(st)
-        except Violation as violation:
-            return outcome([*steps, *violation.steps, str(violation)])
-    return outcome()
-
-
-def _kind(label: str) -> str:
-    return label.partition(" ")[0].rstrip(":;").partition("(")[0]
+    Raises:
+        Violation: a clause is broken.
+    """
+    model = Model(settings)
+    state = model.start()
+    for _ in range(steps):
+        kinds: dict[str, dict[str, State]] = {}
+        for label, after in model.successors(state):
+            kinds.setdefault(label.partition(" ")[0].partition("(")[0], {})[label] = after
+        if not kinds:
+            return
+        # Crashes are rare, so that ticks get somewhere.
+        kind = kinds[choose([each for each in sorted(kinds) for _ in range(1 if each == "crash:" else 4)])]
+        label = choose(sorted(kind))
+        state = kind[label]
+        if _worth_judging(state, label):
+            model.drain(state)
 
 
 def _worth_judging(st: State, label: str) -> bool:
@@ -139,6 +117,11 @@ class Variant(NamedTuple):
     breaks: str | None
     settings: Settings
 
+    @property
+    def is_walked(self) -> bool:
+        """Whether there are too many states for a search."""
+        return self.settings.messages > 3
+
     def within(self, **bounds: int) -> Settings:
         """Return the settings under other bounds."""
         return msgspec.structs.replace(self.settings, **bounds)
@@ -156,7 +139,7 @@ def _right(title: str, **settings: object) -> Variant:
     return Variant(title, None, msgspec.convert(settings, Settings))
 
 
-_WIDE = {"messages": 4, "ticks": 4, "set_backs": 2, "cancels": 4, "limit": 2, "walks": 10_000}
+_WIDE = {"messages": 4, "ticks": 4, "set_backs": 2, "cancels": 4, "limit": 2}
 
 VARIANTS: dict[str, Variant] = {
     # The protocol, and other ways to write it that hold as well.
@@ -164,15 +147,12 @@ VARIANTS: dict[str, Variant] = {
     "A1": _right("the protocol, 2 set-backs, 1 crash", set_backs=2, crashes=1, cancels=1),
     "A2": _right("the protocol, lost puts are sent again", resend=True, cancels=1),
     "A3": _right("the protocol, 3 messages, batches of 2", limit=2, messages=3, ticks=2, crashes=1, cancels=1),
-    "A4": _right("due stops before what is not durable, no timers.sync", presync="stop", crashes=1, cancels=1),
     "A5": _right("one log with the seal in it, no timers.sync", one_log=True, presync="never", cancels=1, crashes=1),
     "A6": _wrong("C4", "one log, seal in memory only", one_log=True, presync="never", seal_record=False),
     "A7": _right("the protocol, walks", **_WIDE),
     "A8": _right("one log without timers.sync, lost puts are sent again, walks", one_log=True, presync="never", resend=True, **_WIDE),
-    "A9": _right("timers.sync leaves out seal records at the end", presync="but-seals", crashes=1, cancels=1),
     "A10": _right("a crash undoes every forget", forget_synced=False, crashes=1, cancels=1),
     "A11": _right("timers.sync only when the batch rests on something that is not durable", presync="rests-on", crashes=1, cancels=1),
-    "A12": _right("timers.sync before every apply", presync="always", crashes=1, cancels=1),
     # One (tick, seq) pair as cursor.
     "B1": _wrong("T2", "single cursor", cursor="pair", cancels=0),
     # The timers' sync.
@@ -193,7 +173,6 @@ VARIANTS: dict[str, Variant] = {
     # The next seq.
     "G1": _wrong("T2", "next seq from the timer log alone, apply before timers.sync", presync="never", next_seq="log", cancels=0),
     "G2": _right("next seq from the timer log alone", next_seq="log", crashes=1, cancels=1),
-    "G3": _right("corners hold the largest seq of the batch", next_seq="last", cancels=0),
     # What due gives, what forget reclaims, when a cancel is too late.
     "H1": _wrong("T1", "due gives all that is sealed", hold=False),
     "I1": _wrong("T2", "forget by the volatile cursor", forget="volatile", cancels=0),
@@ -226,8 +205,8 @@ def report(name: str, outcome: Outcome) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Search the variants of these ids, or with ids that begin with these letters, all when none is given; returns the exit code."""
-    chosen = [name for name in VARIANTS if not names or name in names or name[0] in names]
+    """Search the variants of these ids, or with ids that begin with these letters, all when none is given; return the exit code."""
+    chosen = [name for name, variant in VARIANTS.items() if (not names or name in names or name[0] in names) and not variant.is_walked]
     is_all_as_expected = bool(chosen)
     for name in chosen:
         outcome = explore(VARIANTS[name].settings)

@@ -20,65 +20,49 @@ Corners = tuple[tuple[int, int], ...]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One protocol and the bounds within which it is searched; the defaults are the recommended protocol.
-
-    The protocol:
-        cursor: a staircase, or one (tick, seq) that is compared as a pair.
-        hold: ``due`` gives only ticks up to the last ``until``.
-        seal_record: a seal is a record of the timer log; else it lives in memory only.
-        seal_at_open: a reopen seals what is due.
-        presync: ``timers.sync`` before ``apply``: ``soft`` = when any put or cancel is not durable; ``rests-on`` = only when the new
-            cursor covers one, or the put of one; ``but-seals`` = up to the last put or cancel; ``always``; ``never``; ``stop`` = no sync,
-            ``due`` stops before what is not durable.
-        handle: a handle names (open epoch, seq), or the bare seq.
-        answer: ALREADY_DELIVERED is read from a kept put or its tombstone, or worked out from the handle.
-        answer_synced: the ticket of ALREADY_DELIVERED covers the seal record.
-        cut: from when on a cancel comes too late: the seal, or the apply.
-        next_seq: after a reopen the next seq lies above every seq in log and ``cursor``, or only above those in the ``log``; ``last`` =
-            as ``cursor``, but corners hold the largest seq of the batch instead of the sealed one.
-        forget: timers reclaim what the ``durable`` cursor covers, what the ``volatile`` one covers, or (``lexical``) what is at or
-            before the first corner as a (tick, seq) pair.
-        forget_synced: what was reclaimed stays so over a crash; else a crash brings all of it back.
-        max_corners: longest cursor.
-        drop_checked: a corner is dropped only when nothing under it is left.
-        one_log: timers and pops share one atomic log.
-
-    The world:
-        messages / ticks / limit: how many messages, the last value of the clock, messages in one batch.
-        crashes / set_backs / cancels: how often each may happen.
-        resend: a put that a crash lost is sent again.
-        first_tick: earliest tick of a put.
-        max_states: the search gives up there.
-        walks / walk_seed: this many random walks of 60 steps instead of the search; 0 = search.
-    """
+    """One protocol and the bounds within which it is searched; the defaults are the protocol of rmqstore."""
 
     cursor: Literal["stairs", "pair"] = "stairs"
+    """A staircase, or one (tick, seq) that is compared as a pair."""
     hold: bool = True
+    """``due`` gives only ticks up to the last ``until``."""
     seal_record: bool = True
+    """A seal is a record of the timer log; else it lives in memory only."""
     seal_at_open: bool = False
-    presync: Literal["soft", "rests-on", "but-seals", "always", "never", "stop"] = "soft"
+    """A reopen seals what is due."""
+    presync: Literal["soft", "rests-on", "never"] = "soft"
+    """``timers.sync`` before ``apply`` when any put or cancel is not durable; only when the new cursor covers one, or the put of one."""
     handle: Literal["epoch", "seq"] = "epoch"
+    """A handle names (open epoch, seq), or the bare seq."""
     answer: Literal["tombstone", "handle"] = "tombstone"
+    """ALREADY_DELIVERED is read from a kept put or its tombstone, or worked out from the handle."""
     answer_synced: bool = True
+    """The ticket of ALREADY_DELIVERED covers the seal record."""
     cut: Literal["seal", "apply"] = "seal"
-    next_seq: Literal["cursor", "log", "last"] = "cursor"
+    """From when on a cancel comes too late."""
+    next_seq: Literal["cursor", "log"] = "cursor"
+    """After a reopen the next seq is above every seq in log and cursor, or only above those in the log."""
     forget: Literal["durable", "volatile", "lexical"] = "durable"
+    """Timers reclaim what the durable or the volatile cursor covers, or what is at or before the first corner as a (tick, seq) pair."""
     forget_synced: bool = True
+    """What was reclaimed stays so over a crash; else a crash brings all of it back."""
     max_corners: int = 99
     drop_checked: bool = True
+    """A corner of a cursor that is too long is dropped only when nothing under it is left."""
     one_log: bool = False
+    """Timers and pops share one atomic log."""
 
     messages: int = 2
     ticks: int = 3
     limit: int = 1
+    """Messages in one batch."""
     crashes: int = 2
     set_backs: int = 1
     cancels: int = 2
     resend: bool = False
-    first_tick: int = 1
+    """A put that a crash lost is sent again."""
     max_states: int = 1_500_000
-    walks: int = 0
-    walk_seed: int = 1
+    """The search gives up there."""
 
 
 # ---------------------------------------------------------------- the staircase
@@ -322,16 +306,10 @@ class Model:
     def _presync(self, st: State, cursor: Corners) -> int:
         """Return the durable length of the timer log when ``apply`` begins."""
         changes = [position for position, record in enumerate(st.timers) if not isinstance(record, Sealed)]
-        match self.settings.presync:
-            case "soft":
-                sync = max(changes) >= st.timers_durable
-            case "rests-on":
-                covered = [put for put in st.puts if self._covers(cursor, put)]
-                sync = max(max(st.timers.index(put), st.cancel_at(put) or 0) for put in covered) >= st.timers_durable
-            case "but-seals":
-                return max(st.timers_durable, max(changes) + 1)
-            case mode:
-                sync = mode == "always"
+        sync = self.settings.presync == "soft" and max(changes) >= st.timers_durable
+        if self.settings.presync == "rests-on":
+            covered = [put for put in st.puts if self._covers(cursor, put)]
+            sync = max(max(st.timers.index(put), st.cancel_at(put) or 0) for put in covered) >= st.timers_durable
         return len(st.timers) if sync else st.timers_durable
 
     def _end_if_drained(self, st: State) -> State:
@@ -360,29 +338,17 @@ class Model:
     def _due(self, st: State) -> tuple[tuple[int, ...], Corners]:
         """Return what ``due(pops.timer_cursor(), limit)`` gives: messages, and the cursor behind them."""
         cursor = self._cursor(st.pops)
-        found: list[Put] = []
-        stop: tuple[int, int] | None = None
-        for position, put in enumerate(st.timers):
-            if not isinstance(put, Put) or put.seq in st.reclaimed:
-                continue
-            if self._covers(cursor, put) or not sealed_by(st.memory.sealed, put):
-                continue
-            if self.settings.hold and put.tick > st.memory.until:
-                continue
-            cancel_at = st.cancel_at(put)
-            if self.settings.presync == "stop" and max(position, cancel_at or 0) >= st.timers_durable:
-                stop = min(stop or put.place, put.place)
-                continue
-            if cancel_at is None:
-                found.append(put)
+        found = [
+            put
+            for put in st.kept
+            if sealed_by(st.memory.sealed, put) and not self._covers(cursor, put) and st.cancel_at(put) is None
+            if put.tick <= st.memory.until or not self.settings.hold
+        ]
         found.sort(key=lambda put: put.place)
-        if stop is not None:
-            found = [put for put in found if put.place < stop]
         given, left = found[: self.settings.limit], found[self.settings.limit :]
         if not given:
             return (), cursor
-        end = given[-1].place if left or stop is not None else None
-        return tuple(put.message for put in given), self._advanced(st, cursor, given, end)
+        return tuple(put.message for put in given), self._advanced(st, cursor, given, given[-1].place if left else None)
 
     def _covers(self, cursor: Corners, put: Put) -> bool:
         """Say whether a cursor claims that a put was handed over."""
@@ -401,9 +367,6 @@ class Model:
                 passed.append((tick, seq))
             else:
                 passed += [(end[0], min(end[1], seq)), (end[0] - 1, seq)]
-        if self.settings.next_seq == "last":
-            last = max(put.seq for put in given)
-            passed = [(tick, min(seq, last)) for tick, seq in passed]
         cursor = stairs((*cursor, *passed))
         while len(cursor) > self.settings.max_corners:
             if self.settings.drop_checked and any(stairs_cover(cursor[:1], put.tick, put.seq) for put in st.kept):
@@ -428,7 +391,7 @@ class Model:
     def _check_order(self, st: State, message: int, there: set[int]) -> None:
         """What the same seal closed and sorts before ``message`` must be out already (T3)."""
         put = st.put_of(message)
-        if put is None or self.settings.presync == "stop":
+        if put is None:
             return
         for other in st.kept:
             if other.message in there or st.cancel_at(other) is not None:
@@ -438,8 +401,6 @@ class Model:
 
     def _check_drained(self, st: State) -> None:
         """Behind a drained tick nothing is left that was due and was put before its seal (T2, T4)."""
-        if self.settings.presync == "stop":
-            return
         until, there = st.memory.until, st.delivered
         for put in st.puts:
             if put.tick <= until and put.seq <= st.memory.last_seq and put.message not in there and st.cancel_at(put) is None:
@@ -460,7 +421,7 @@ class Model:
         for message, caller in enumerate(st.callers):
             if caller.deliver and not (self.settings.resend and st.put_of(message) is None):
                 continue
-            for deliver in [caller.deliver] if caller.deliver else range(self.settings.first_tick, self.settings.ticks + 1):
+            for deliver in [caller.deliver] if caller.deliver else range(1, self.settings.ticks + 1):
                 yield self._put(st, message, deliver)
             if not caller.deliver:
                 return
@@ -554,8 +515,6 @@ class Model:
             else:
                 label, after = self.tick_step(replace(st, pops_durable=len(st.pops)))
                 yield f"pops.sync; {label}", after
-        if self.settings.presync == "stop" and st.timers_durable < len(st.timers):
-            yield "timers.sync", replace(st, timers_durable=len(st.timers))
 
     def _crashes(self, st: State) -> Iterator[Successor]:
         for timers_kept, pops_kept in sorted(self._cuts(st)):
@@ -638,8 +597,6 @@ class Model:
 
     def _run_tick(self, st: State, steps: list[str]) -> State:
         for _ in range(60):
-            if self.settings.presync == "stop":
-                st = replace(st, timers_durable=len(st.timers))
             label, st = self.tick_step(replace(st, pops_durable=len(st.pops)))
             steps.append(label)
             if st.step.at == "idle":

@@ -34,9 +34,11 @@ def is_staircase(cursor: TimerCursor) -> bool:
 def test_of_is_the_models_staircase(given_corners: list[tuple[int, int]]) -> None:
     cursor = TimerCursor.of(given_corners)
     assert cursor.corners == stairs(given_corners)
-    assert is_staircase(cursor)
-    assert TimerCursor.of(cursor.corners) == cursor
-    assert TimerCursor.of(reversed(given_corners)) == cursor
+    assert all(one[0] > next_[0] and one[1] < next_[1] for one, next_ in itertools.pairwise(cursor.corners))
+    assert TimerCursor.of(cursor.corners) == TimerCursor.of(reversed(given_corners)) == cursor
+    for left_out in cursor.corners:
+        fewer = TimerCursor.of(corner for corner in cursor.corners if corner != left_out)
+        assert not fewer.covers(*left_out), "a smaller staircase covers the same"
 
 
 @given(st.lists(st.tuples(st.integers(-2, EDGE), st.integers(-2, EDGE)), max_size=8))
@@ -46,68 +48,31 @@ def test_of_keeps_tick_0_and_drops_corners_that_cover_nothing(given_corners: lis
     assert TimerCursor.of(given_corners).corners == tuple((tick - 1, seq) for tick, seq in shifted)
 
 
-@given(corners)
-def test_covers_is_the_models(given_corners: list[tuple[int, int]]) -> None:
+@given(any_corners, st.lists(st.tuples(wide, wide), max_size=20))
+def test_covers_is_the_models_one_by_one_and_in_columns(given_corners: list[tuple[int, int]], puts: list[tuple[int, int]]) -> None:
     cursor = TimerCursor.of(given_corners)
-    for tick, seq in GRID:
-        assert cursor.covers(tick, seq) == stairs_cover(stairs(given_corners), tick, seq)
-        assert cursor.covers(tick, seq) == any(a >= tick and b >= seq for a, b in given_corners)
-
-
-@given(corners)
-def test_no_smaller_staircase_covers_the_same(given_corners: list[tuple[int, int]]) -> None:
-    cursor = TimerCursor.of(given_corners)
-    for left_out in cursor.corners:
-        fewer = TimerCursor.of(corner for corner in cursor.corners if corner != left_out)
-        assert not fewer.covers(*left_out)
-
-
-@given(corners)
-def test_covers_each_is_covers(given_corners: list[tuple[int, int]]) -> None:
-    cursor = TimerCursor.of(given_corners)
-    ticks, seqs = np.array(GRID, np.int64).T
-    assert cursor.covers_each(ticks, seqs).tolist() == [cursor.covers(tick, seq) for tick, seq in GRID]
+    puts = [*GRID, *puts, *given_corners]
+    covered = [any(a >= tick and b >= seq for a, b in given_corners) for tick, seq in puts]
+    assert [stairs_cover(cursor.corners, *put) for put in puts] == [cursor.covers(*put) for put in puts] == covered
+    ticks, seqs = np.array(puts, np.int64).T
+    assert cursor.covers_each(ticks, seqs).tolist() == covered
     assert cursor.covers_each(ticks[:0], seqs[:0]).tolist() == []
 
 
-@given(wide_corners, st.lists(st.tuples(wide, wide), min_size=1, max_size=20))
-def test_covers_each_is_covers_far_out(given_corners: list[tuple[int, int]], puts: list[tuple[int, int]]) -> None:
-    cursor = TimerCursor.of(given_corners)
-    puts = [*puts, *given_corners]
-    ticks, seqs = np.array(puts, np.int64).T
-    assert cursor.covers_each(ticks, seqs).tolist() == [stairs_cover(cursor.corners, tick, seq) for tick, seq in puts]
-
-
-@given(corners, corners)
-def test_join_covers_what_either_covers(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+@given(any_corners, any_corners)
+def test_join_is_the_staircase_of_both(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
     first, second = TimerCursor.of(one), TimerCursor.of(other)
-    joined = first.join(second.corners)
-    assert joined.corners == stairs([*first.corners, *second.corners]) == stairs([*one, *other])
-    for put in GRID:
-        assert joined.covers(*put) == (first.covers(*put) or second.covers(*put))
-
-
-@given(any_corners, any_corners, any_corners)
-def test_join_is_a_semilattice(a: list[tuple[int, int]], b: list[tuple[int, int]], c: list[tuple[int, int]]) -> None:
-    x, y, z = TimerCursor.of(a), TimerCursor.of(b), TimerCursor.of(c)
-    assert x.join(x.corners) == x
-    assert x.join(y.corners) == y.join(x.corners)
-    assert x.join(y.corners).join(z.corners) == x.join(y.join(z.corners).corners)
-    assert x.join(EMPTY_CURSOR.corners) == x == EMPTY_CURSOR.join(x.corners)
+    assert first.join(second.corners).corners == second.join(first.corners).corners == stairs([*one, *other])
+    assert first.join(EMPTY_CURSOR.corners) == EMPTY_CURSOR.join(first.corners) == first.join(first.corners) == first
 
 
 @given(any_corners)
-def test_bound_is_the_largest_covered_seq(given_corners: list[tuple[int, int]]) -> None:
+def test_bounds_are_the_largest_covered_seqs_and_ticks(given_corners: list[tuple[int, int]]) -> None:
     cursor = TimerCursor.of(given_corners)
     for tick in {0, 1, *(tick + step for tick, _ in given_corners for step in (-1, 0, 1))}:
         bound = cursor.bound(tick)
         assert bound == 0 or cursor.covers(tick, bound)
         assert not cursor.covers(tick, bound + 1)
-
-
-@given(any_corners)
-def test_highest_tick_and_seq_are_those_of_any_corner(given_corners: list[tuple[int, int]]) -> None:
-    cursor = TimerCursor.of(given_corners)
     assert cursor.highest_tick == max((tick for tick, _ in cursor.corners), default=-1)
     assert cursor.highest_seq == max((seq for _, seq in cursor.corners), default=0)
 

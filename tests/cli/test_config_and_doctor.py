@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,26 +260,3 @@ def test_verify(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = cli("verify", "data")
     assert (wrong.code, wrong.out, wrong.err) == (3, "one\n", "1 difference.\n")
     assert cli("verify", "data", "--json").json["is_well"] is False
-
-
-def test_snapshot(cli: Command) -> None:
-    cli.send("--id", "m1")
-    dest = str(cli.root / "copy")
-    assert cli.good("snapshot", "data", dest).out == f"{dest}\n"
-    assert Path(dest, "rmqstore.json").exists()
-    assert cli.good("peek", dest, "orders", "--json").json["messages"][0]["message_id"] == "m1"
-    assert "exists already" in cli.bad(1, "snapshot", "data", dest)
-    with cli.owner():
-        assert "is open elsewhere" in cli.bad(1, "snapshot", "data", f"{dest}2")
-    assert "there is no store in" in cli.bad(1, "snapshot", f"{dest}3", f"{dest}4")
-
-
-def test_restore(cli: Command) -> None:
-    handle = cli.send("--delay", "1h")["handle"]
-    copy, back = str(cli.root / "copy"), str(cli.root / "back")
-    cli.good("snapshot", "data", copy)
-    assert cli.good("restore", copy, back).out == f"{back}\n"
-    assert cli.good("cancel", back, handle).out == f"cancelled  {handle}\n"
-    assert "exists already" in cli.bad(1, "restore", copy, back)
-    assert "is no snapshot" in cli.bad(1, "restore", str(cli.root), f"{back}2")
-    assert "does not exist; make it first" in cli.bad(1, "restore", copy, str(cli.root / "no" / "where"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -163,54 +164,56 @@ def test_no_store(cli: Command) -> None:
     assert not cli.data.exists()
 
 
-def test_an_engine_that_is_missing(cli: Command) -> None:
-    cli.send()
+def _need(cli: Command, patch: pytest.MonkeyPatch) -> None:
     manifest = json.loads((cli.data / "rmqstore.json").read_text())
     manifest["baked"] |= {"timer_engine": "wheelie", "pop_engine": "wheelie"}
     cli.file("data/rmqstore.json", json.dumps(manifest))
-    assert "the store needs engine wheelie, which nothing here offers" in text_of(cli, "plug-ins")
-    assert "problem" in levels(cli)["plug-ins"]
-    assert "no engine is called 'wheelie'" in text_of(cli, "contents")
 
 
-def test_files_that_are_missing(cli: Command) -> None:
+def _room(free: int) -> Callable[[Command, pytest.MonkeyPatch], None]:
+    def leave(cli: Command, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
+        patch.setattr(doctor, "_bytes_of", lambda path: 10**8)
+
+    return leave
+
+
+def _lock_writes_out(cli: Command, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(doctor.os, "access", lambda path, mode: mode != os.W_OK)
+
+
+def _die(cli: Command, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("RMQSTORE_MAX_RETRIES", "0")
+    cli.good("pop", "data", "orders", "-g", "g", "--no-ack", "--invisible", "1s")
+    cli.clock.advance(2000)
+    cli.good("pop", "data", "orders", "-g", "g")
+
+
+TROUBLES: dict[str, tuple[Callable[[Command, pytest.MonkeyPatch], object], str, str, str]] = {
+    "an engine is missing": (_need, "plug-ins", "problem", "the store needs engine wheelie, which nothing here offers"),
+    "files are missing": (lambda cli, _: (cli.data / ENGINE).rename(cli.root / "moved"), "files", "problem", "restore the store from"),
+    "no room": (_room(10**6), "disk", "problem", ""),
+    "little room": (_room(70 * 2**20), "disk", "warning", ""),
+    "room": (_room(10**12), "disk", "ok", ""),
+    "read-only": (
+        lambda _, patch: patch.setattr(doctor.os, "access", lambda path, mode: mode != os.W_OK),
+        "disk",
+        "warning",
+        "mounted read-only",
+    ),
+    "the clock was ahead": (lambda cli, _: cli.clock.set(cli.clock.now_ms() - HOUR_MS), "clock", "warning", "was written in 6"),
+    "the clock is at its start": (lambda cli, _: cli.clock.set(0), "clock", "problem", ""),
+    "dead letters": (_die, "dead", "warning", "group g gave up 1 message; `rmqstore dlq list"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_trouble_is_told(cli: Command, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    cause, check, level, said = TROUBLES[trouble]
     cli.send()
-    (cli.data / ENGINE).rename(cli.root / "moved")
-    assert levels(cli)["files"] == ["problem"]
-    assert "restore the store from a snapshot" in text_of(cli, "files")
-    assert levels(cli)["contents"] == ["problem"]
-
-
-@pytest.mark.parametrize(("free", "level"), [(10**6, "problem"), (70 * 2**20, "warning"), (10**12, "ok")])
-def test_disk_room(cli: Command, monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
-    cli.send()
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
-    monkeypatch.setattr(doctor, "_bytes_of", lambda path: 10**8)
-    assert levels(cli)["disk"] == [level]
-
-
-def test_a_place_that_cannot_be_written(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli.send()
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: mode != os.W_OK)
-    assert levels(cli)["disk"] == ["warning"]
-    assert "mounted read-only" in text_of(cli, "disk")
-
-
-def test_a_clock_that_is_wrong(cli: Command) -> None:
-    cli.send()
-    cli.clock.set(cli.clock.now_ms() - HOUR_MS)
-    assert levels(cli)["clock"] == ["warning"]
-    assert "was written in 6" in text_of(cli, "clock")
-    cli.clock.set(0)
-    assert levels(cli)["clock"] == ["problem"]
-
-
-def test_timers_that_nobody_delivers(cli: Command) -> None:
-    cli.send("--delay", "10m")
-    cli.clock.advance(HOUR_MS)
-    assert text_of(cli, "timers").startswith("1 timer overdue, the first by 50 min; they are delivered when")
-    result = cli.good("doctor", "data")
-    assert result.err == "1 warning.\n"
+    cause(cli, monkeypatch)
+    assert level in levels(cli)[check]
+    assert said in text_of(cli, check)
 
 
 def test_overdue_timers_are_counted_to_the_millisecond(cli: Command) -> None:
@@ -218,6 +221,7 @@ def test_overdue_timers_are_counted_to_the_millisecond(cli: Command) -> None:
         cli.send("--delay", delay)
     cli.clock.advance(10_000)
     assert text_of(cli, "timers").startswith("1 timer overdue, the first by 9 s; they are delivered when")
+    assert cli.good("doctor", "data").err == "1 warning.\n"
     cli.clock.advance(1)
     assert text_of(cli, "timers").startswith("2 timers overdue, the first by 9 s")
     assert levels(cli)["timers"] == ["warning"]
@@ -232,15 +236,6 @@ def test_timers_that_an_owner_is_about_to_deliver_are_no_warning(cli: Command) -
         assert levels(cli)["timers"] == ["ok"]
         cli.clock.advance(MINUTE_MS)
         assert levels(cli)["timers"] == ["warning"], "an owner that does not deliver"
-
-
-def test_dead_letters_are_a_warning(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RMQSTORE_MAX_RETRIES", "0")
-    cli.send()
-    cli.good("pop", "data", "orders", "-g", "g", "--no-ack", "--invisible", "1s")
-    cli.clock.advance(2000)
-    cli.good("pop", "data", "orders", "-g", "g")
-    assert text_of(cli, "dead").startswith("group g gave up 1 message; `rmqstore dlq list")
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**34, "16 GiB"), (2**50, "1024.0 TiB")])

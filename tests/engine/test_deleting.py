@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmqstore import AckOutcome, Message
+from rmqstore import Message
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, PopRequest, PopStore, PopTxn
 from rmqstore.contract.state import POP_TABLES
@@ -128,22 +128,6 @@ def test_leases_of_a_deleted_topic_that_end_give_nothing_and_keep_nothing_back(k
     assert pops.verify() == opened(kv).verify() == []
 
 
-@pytest.mark.parametrize("steps", [0, 4])
-def test_a_topic_of_the_same_name_begins_with_nothing_of_the_old_one(kv: MemoryKV, steps: int) -> None:
-    topic_id = id_of(kv, "t")
-    pops = opened(kv)
-    pops.delete_topic("t")
-    for _ in range(steps):
-        pops.maintain(NOW_MS, BUDGET)
-    send(pops, "t", ["new"])
-    assert kv.get(META, GONE + b"t") is None
-    assert all(key[:1] in (LEASE, PURGE) for key in left(kv, topic_id)), "only what had ended is remembered"
-    pops = opened(kv)
-    assert [take(pops, group, order=True) for group in GROUPS] == [["new"]] * len(GROUPS), "one pops it in order that did not before"
-    pops.revive(NOW_MS + LEASED_MS, 1000)
-    assert pops.verify() == []
-
-
 def test_a_group_goes_with_what_it_had_of_deleted_topics(kv: MemoryKV) -> None:
     topic_id, group = id_of(kv, "t"), kv.get(META, b"gg2")
     assert group is not None
@@ -173,14 +157,3 @@ def test_what_is_taken_in_may_have_the_name_of_a_deleted_topic(kv: MemoryKV) -> 
     assert [each.topic for each in pops.leases()] == ["other"]
     pops.maintain(NOW_MS + LEASED_MS + MEMORY_MS, 1000)
     assert list(left(kv, topic_id)) == []
-
-
-def test_receipts_of_a_deleted_topic_ack_nothing(kv: MemoryKV) -> None:
-    pops = opened(kv)
-    request = PopRequest("t", "late", 1, LEASED_MS)
-    receipts = list(pops.pop(request, NOW_MS)[0].messages.receipts())
-    pops.delete_topic("t")
-    send(pops, "t", ["new"])
-    take(pops, "late")
-    assert pops.ack(receipts, NOW_MS)[0][0] in (AckOutcome.STALE, AckOutcome.UNKNOWN)
-    assert pops.lag("t", "late").in_flight == 1

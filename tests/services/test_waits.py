@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch, Store, StoreClosedError
+from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreClosedError
 from rmqstore.store.opening import OwnedEngines
 from rmqstore.store.waits import Signal, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
@@ -34,7 +34,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Store:
 class Waiting:
     """A thread in a pop that found nothing, at rest when the constructor returns."""
 
-    def __init__(self, pop: Callable[[], list[rmqstore.PoppedMessage]]) -> None:
+    def __init__(self, pop: Callable[[], list[PoppedMessage]]) -> None:
         self.got: list[str] = []
         self._thread = threading.Thread(target=self._run, args=(pop,), daemon=True)
         self._thread.start()
@@ -43,7 +43,7 @@ class Waiting:
             assert time.monotonic() < until_s, "the pop never came to wait"
             time.sleep(0.001)
 
-    def _run(self, pop: Callable[[], list[rmqstore.PoppedMessage]]) -> None:
+    def _run(self, pop: Callable[[], list[PoppedMessage]]) -> None:
         try:
             self.got = [message.body.decode() for message in pop()]
         except StoreClosedError:
@@ -69,52 +69,39 @@ def test_an_ack_that_frees_a_queue_in_order_wakes_who_waits_for_it(store: Store)
     assert waiting.result() == ["second"]
 
 
-def test_an_ack_under_a_limit_of_leases_wakes_who_waits_for_it(store: Store) -> None:
-    store.send_batch([Message("t", b"%d" % number) for number in range(3)])
-    held = store.pop("t", "g", max_messages=2)
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    store.ack(held)
-    assert waiting.result() == ["2"]
-
-
-def test_a_released_lease_wakes_who_waits_for_the_message(store: Store) -> None:
-    store.send_batch([Message("t", b"%d" % number) for number in range(3)])
-    held = store.pop("t", "g", max_messages=2)
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    store.release(held[1])
-    assert sorted(waiting.result()) == ["1", "2"]
-
-
-def test_a_deleted_group_wakes_who_waits_for_what_it_held(store: Store) -> None:
-    store.send(Message("t", b"first"))
-    store.pop("t", "g", max_messages=1)
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    store.groups.delete("g")
-    assert waiting.result() == ["first"]
-
-
-def test_a_lease_that_expired_wakes_who_waits_for_the_message(store: Store, clock: ManualClock) -> None:
-    store.send(Message("t", b"first"))
-    store.pop("t", "g", invisible=timedelta(seconds=1))
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+def _pass(store: Store, clock: ManualClock) -> None:
     clock.advance(2_000)
     store.tick()
-    assert waiting.result() == ["first"]
 
 
-def test_a_timer_of_the_topic_that_fell_due_wakes_who_waits(store: Store, clock: ManualClock) -> None:
+def _let_fall_due(store: Store, clock: ManualClock) -> None:
     store.send(Message("t", b"timer"), delay=timedelta(seconds=1))
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    clock.advance(2_000)
-    store.tick()
-    assert waiting.result() == ["timer"]
+    _pass(store, clock)
 
 
-def test_messages_that_came_by_another_way_wake_who_waits(store: Store, clock: ManualClock) -> None:
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+def _load(store: Store, clock: ManualClock) -> None:
     store.engine.pops.append(MessageBatch.of([Message("t", b"loaded", message_id="m", born_ms=1)]), clock.now_ms())
     store.transfer.wake()
-    assert waiting.result() == ["loaded"]
+
+
+WAKING: list[tuple[int, Callable[[Store, list[PoppedMessage], ManualClock], object], list[str]]] = [
+    (3, lambda store, held, _: store.ack(held), ["2"]),
+    (3, lambda store, held, _: store.release(held[1]), ["1", "2"]),
+    (2, lambda store, held, _: store.groups.delete("g"), ["0", "1"]),
+    (2, lambda store, held, clock: _pass(store, clock), ["0", "1"]),
+    (0, lambda store, held, clock: _let_fall_due(store, clock), ["timer"]),
+    (0, lambda store, held, clock: _load(store, clock), ["loaded"]),
+]
+"""How many messages there are, of which a group holds two, as many as it may; and what wakes that group, with which messages."""
+
+
+@pytest.mark.parametrize(("count", "wake", "comes"), WAKING, ids=["ack", "release", "deleted group", "expiry", "timer", "load"])
+def test_who_waits_is_woken(store: Store, clock: ManualClock, count: int, wake: Callable[..., object], comes: list[str]) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(count)])
+    held = store.pop("t", "g", max_messages=2, invisible=timedelta(seconds=1))
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    wake(store, held, clock)
+    assert sorted(waiting.result()) == comes
 
 
 def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,8 +190,6 @@ def test_a_seal_moves_with_the_store(engine: str) -> None:
             assert store.verify() == []
 
 
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_lost_handle_names_no_timer_that_was_loaded(engine: str) -> None:
     """A put that a crash took away had a seq and an epoch that a loaded timer has, too; the number of the store tells them apart."""

@@ -19,8 +19,8 @@ from rmqstore.engine.schema import QUEUES, TIMERS
 from rmqstore.tables import TABLES
 from rmqstore.transfer import dump, load, load_into, open_dump
 from rmqstore.transfer.dumps import sha256_of
+from rmqstore_conformance.cases.test_moving import used
 from rmqstore_conformance.stores import START_MS, Pair, Stores, message, stores_of
-from tests.transfer.states import SETTINGS, Past
 
 
 @pytest.fixture
@@ -31,8 +31,7 @@ def stores() -> Iterator[Stores]:
 
 @pytest.fixture
 def source(stores: Stores) -> Store:
-    store = stores.open(**SETTINGS)
-    Past(stores, 5).live(store, 80)
+    store = used(stores).store
     dump(store, stores.root / "dump")
     return store
 

@@ -14,11 +14,12 @@ import pytest
 import rmqstore
 from rmqstore import Store, TransferError
 from rmqstore.transfer import dump, dumping, load, load_into, migrate, replacing, taking
+from rmqstore_conformance.cases.test_moving import shown, used
 from rmqstore_conformance.stores import Pair, Stores, message, stores_of
 from tests.pairs import ENGINES
-from tests.transfer.states import SETTINGS, Past, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
+SETTINGS: dict[str, Any] = {"max_retries": 1, "default_queues": 2}
 OTHER = {"rocksdb": "lmdb", "lmdb": "wheel", "wheel": "rocksdb"}
 
 
@@ -27,7 +28,7 @@ import os, signal, sys
 import rmqstore.tables
 from rmqstore.transfer import migrate
 
-rmqstore.tables.PAGE_ROWS = 16
+rmqstore.tables.PAGE_ROWS = 4
 told = 0
 
 def die(*_):
@@ -61,20 +62,14 @@ class _Cut:
 @pytest.fixture(params=DURABLE)
 def stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Small files and pages, so that there are many points to end at."""
-    monkeypatch.setattr(dumping, "FILE_ROWS", 40)
-    monkeypatch.setattr(rmqstore.tables, "PAGE_ROWS", 16)
+    monkeypatch.setattr(dumping, "FILE_ROWS", 10)
+    monkeypatch.setattr(rmqstore.tables, "PAGE_ROWS", 4)
     with stores_of(Pair(request.param, request.param)) as factory:
         yield factory
 
 
 one_engine = pytest.mark.parametrize("stores", DURABLE[:1], indirect=True)
 """For what the framework does with files, whatever the engine."""
-
-
-def _source(stores: Stores, name: str = "source", seed: int = 3) -> Store:
-    store = stores.open(name, **SETTINGS)
-    Past(stores, seed, prefix=f"{name}-").live(store, 60)
-    return store
 
 
 def _tear(store: Store, path: Path) -> None:
@@ -95,7 +90,7 @@ def _damage(store: Store, path: Path) -> None:
 
 @pytest.mark.parametrize(("happens", "reused"), [(_tear, 5), (_send, 0), (_damage, 0)])
 def test_a_dump_goes_on_or_starts_over(stores: Stores, happens: Callable[[Store, Path], None], reused: int) -> None:
-    store = _source(stores)
+    store = used(stores).store
     path = stores.root / "dump"
     with pytest.raises(CutShortError):
         dump(store, path, progress=_Cut(5))
@@ -130,22 +125,22 @@ def _loaded_into_an_open_store(stores: Stores, cut: _Cut) -> Path:
 
 
 def _migrated(stores: Stores, cut: _Cut) -> Path:
-    with rmqstore.open(stores.root / "source", read_only=True) as old:
+    with rmqstore.open(stores.root / "old", read_only=True) as old:
         assert old.engine.config.timer_engine == stores.pair.timers
-    report = migrate(stores.root / "source", engine=OTHER[stores.pair.timers], progress=cut)
-    assert report.previous.name.startswith(f"source.before-{stores.pair.timers}-")
+    report = migrate(stores.root / "old", engine=OTHER[stores.pair.timers], progress=cut)
+    assert report.previous.name.startswith(f"old.before-{stores.pair.timers}-")
     with rmqstore.open(report.previous, read_only=True) as old:
         assert old.engine.config.timer_engine == stores.pair.timers
     with pytest.raises(TransferError, match="already"):
-        migrate(stores.root / "source", engine=OTHER[stores.pair.timers])
+        migrate(stores.root / "old", engine=OTHER[stores.pair.timers])
     report.previous.rename(stores.root / "previous")
-    return stores.root / "source"
+    return stores.root / "old"
 
 
 @pytest.mark.parametrize("move", [_loaded_anew, _loaded_into_a_closed_store, _loaded_into_an_open_store, _migrated])
 def test_a_move_goes_on_from_every_chunk(stores: Stores, move: Callable[[Stores, _Cut], Path]) -> None:
     """It is run again and again, each time cut one step later, until it comes to its end; nothing is lost, doubled or left behind."""
-    source = _source(stores)
+    source = used(stores).store
     view, digest = shown(source), source.transfer.digest()
     dump(source, stores.root / "dump")
     source.close()
@@ -161,12 +156,12 @@ def test_a_move_goes_on_from_every_chunk(stores: Stores, move: Callable[[Stores,
         assert shown(new) == view
         engines = {new.engine.config.timer_engine, new.engine.config.pop_engine}
     assert engines == {stores.pair.timers if place.name == "target" else OTHER[stores.pair.timers]}
-    assert {entry.name for entry in stores.root.iterdir()} - {"previous"} == {"source", "dump", place.name}
+    assert {entry.name for entry in stores.root.iterdir()} - {"previous"} == {"old", "dump", place.name}
 
 
 @one_engine
 def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores) -> None:
-    source, target = _source(stores), stores.open("target", **SETTINGS)
+    source, target = used(stores).store, stores.open("target", **SETTINGS)
     dump(source, stores.root / "first")
     dump(source, stores.root / "second")
     with pytest.raises(CutShortError):
@@ -194,7 +189,7 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, cut_at: int, can_exchange: bool
 ) -> None:
     """Every rename, exchange and removal of the last part is a point to end at; what lies at DIR is the old store or the new one."""
-    store = _source(stores)
+    store = used(stores).store
     engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
     store.close()
     steps = 0
@@ -225,16 +220,16 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
             if can_exchange:
                 with rmqstore.open(store.path, read_only=True) as found:
                     assert found.transfer.digest() == digest
-    report = migrate(store.path, engine=engine) if (store.path.with_name("source.migrating.json")).exists() else None
+    report = migrate(store.path, engine=engine) if (store.path.with_name("old.migrating.json")).exists() else None
     _check_migrated(store.path, engine, digest)
-    kept = [path for path in stores.root.iterdir() if path.name.startswith("source.before-")]
+    kept = [path for path in stores.root.iterdir() if path.name.startswith("old.before-")]
     assert len(kept) == 1
     assert report is None or report.previous == kept[0]
-    assert {path.name for path in stores.root.iterdir()} == {"source", kept[0].name}
+    assert {path.name for path in stores.root.iterdir()} == {"old", kept[0].name}
 
 
 def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> None:
-    store = _source(stores)
+    store = used(stores).store
     engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
     store.close()
     killed = subprocess.run([sys.executable, "-c", _DYING, str(store.path), engine], check=False)
@@ -247,12 +242,12 @@ def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> 
 
 @one_engine
 def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stores) -> None:
-    store = _source(stores)
+    store = used(stores).store
     engine = OTHER[stores.pair.timers]
     store.close()
     with pytest.raises(CutShortError):
         migrate(store.path, engine=engine, progress=_Cut(6))
-    store = stores.open("source", **SETTINGS)
+    store = stores.open("old", **SETTINGS)
     with pytest.raises(rmqstore.StoreLockedError):
         migrate(store.path, engine=engine)
     store.send(message("meanwhile"))
@@ -264,14 +259,14 @@ def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stor
 
 @one_engine
 def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) -> None:
-    store = _source(stores)
+    store = used(stores).store
     store.close()
     (store.path / "rmqstore.toml").write_text(f'engine = "{stores.pair.timers}"\n')
     with pytest.raises(rmqstore.ConfigError, match="engine"):
         migrate(store.path, engine=OTHER[stores.pair.timers])
     (store.path / "rmqstore.toml").write_text("max_retries = 5\n")
     migrate(store.path, engine=OTHER[stores.pair.timers])
-    with stores.open("source", timer_engine=None, pop_engine=None) as moved:
+    with stores.open("old", timer_engine=None, pop_engine=None) as moved:
         assert moved.engine.config.max_retries == 5
     with pytest.raises(rmqstore.StorePathError, match="no store"):
         migrate(stores.root / "nothing", engine="lmdb")
@@ -282,15 +277,15 @@ def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) ->
 @one_engine
 def test_what_is_in_the_way_stays(stores: Stores) -> None:
     """A directory that happens to have the name of the place where a new store is built is not removed."""
-    store = _source(stores)
+    store = used(stores).store
     dump(store, stores.root / "dump")
     store.close()
-    for name in ("new.loading", "source.migrating"):
+    for name in ("new.loading", "old.migrating"):
         (stores.root / name).mkdir()
         (stores.root / name / "mine").write_text("x")
     with pytest.raises(TransferError, match=r"new\.loading is in the way"):
         load(stores.root / "dump", stores.root / "new")
-    with pytest.raises(TransferError, match=r"source\.migrating is in the way"):
+    with pytest.raises(TransferError, match=r"old\.migrating is in the way"):
         migrate(store.path, engine=OTHER[stores.pair.timers])
     assert len(list(stores.root.glob("*ing/mine"))) == 2
     assert not list(stores.root.glob("*.json"))
@@ -300,7 +295,7 @@ def test_what_is_in_the_way_stays(stores: Stores) -> None:
 @pytest.mark.parametrize("cut_at", range(5))
 def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch: pytest.MonkeyPatch, cut_at: int) -> None:
     """The records of the source are written to one side after the other; a cut between them loses and doubles nothing."""
-    source, target = _source(stores), stores.open("target", **SETTINGS)
+    source, target = used(stores).store, stores.open("target", **SETTINGS)
     dump(source, stores.root / "dump")
     theirs = shown(source)
     adopted = 0

@@ -53,9 +53,7 @@ class _Metric(NamedTuple):
 _METRICS: Final = {
     "rate": _Metric("sum", "rate"),
     "call_rate": _Metric("sum", "call_rate"),
-    "offered_rate": _Metric("sum", "offered_rate"),
     "user_bytes_per_s": _Metric("sum", "user_bytes_per_s"),
-    "messages": _Metric("sum", "messages"),
     "wall_s": _Metric("max", "wall_s"),
     "us_per_message": _Metric("max", "wall_s", "messages", 1e6),
     "cpu_us_per_message": _Metric("sum", "cpu_s", "messages", 1e6),
@@ -69,8 +67,6 @@ _METRICS: Final = {
     "live_bytes": _Metric("sum", "live_bytes"),
     "memory_limit_per_user_byte": _Metric("sum", "memory_limit_bytes", "user_bytes"),
     "anon_peak_bytes": _Metric("sum", "anon_peak_bytes"),
-    "stalls": _Metric("sum", "stalls"),
-    "longest_call_ms": _Metric("max", "longest_call_ms"),
     "slowest_thread": _Metric("min", "slowest_thread"),
     "first_queue_dry": _Metric("min", "first_queue_dry"),
 }

@@ -1,13 +1,12 @@
-"""How figures are drawn with matplotlib: the look of each variant, axes and their scales, lines, bars, legends."""
+"""How figures are drawn with matplotlib: the look of each variant, axes and their scales; panels of lines and panels of bars."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,11 +18,14 @@ from rmqstore_benchmarks.report import text
 
 INK: Final = "#1c2126"
 SOFT: Final = "#66707a"
-SMALL: Final = 7.5
+_SMALL: Final = 7.5
 _WIDTH_INCHES: Final = 7.6
 _SHADES: Final = (1.0, 0.6, 0.3)
 _THICK: Final = 0.72
-_STYLE: Final[dict[Any, Any]] = {
+_MOST_STOPS: Final = 8
+"""Points of a line up to which each has a marker and a tick; more are a curve."""
+
+STYLE: Final[dict[Any, Any]] = {
     "font.size": 8.5,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -44,6 +46,17 @@ _STYLE: Final[dict[Any, Any]] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
+"""Of matplotlib, in which every figure is drawn."""
+
+UNITS: Final[dict[str, Callable[[float], str]]] = {
+    "messages/s": text.rate,
+    "MiB/s": lambda value: f"{text.digits(value)} MiB/s",
+    "ms": text.time_ms,
+    "µs": lambda value: f"{text.digits(value)} µs",
+    "bytes per user byte": text.factor,
+}
+"""By the unit of a row, how its figures are written."""
+
 
 # ---------------------------------------------------------------- variants
 
@@ -99,52 +112,41 @@ def by_variant(rows: pd.DataFrame, looks: Looks) -> dict[str, pd.DataFrame]:
 # ---------------------------------------------------------------- axes
 
 
-@contextlib.contextmanager
-def style() -> Iterator[None]:
-    """Draw in the report's style inside."""
-    with mpl.rc_context(_STYLE):
-        yield
+class Scale(NamedTuple):
+    """An axis: its label, how its values are written, and whether it is logarithmic."""
+
+    label: str
+    text_of: Callable[[float], str]
+    is_log: bool = True
+
+    def apply(self, axes: Axes, which: str, values: Sequence[float]) -> None:
+        """Give an axis ("x" or "y") its scale, with room around the values, at least a factor of four if it is logarithmic."""
+        axis = getattr(axes, f"{which}axis")
+        if self.is_log:
+            low, high = min(values), max(values)
+            if high / low < 4:
+                middle = math.sqrt(low * high)
+                low, high = middle / 2, middle * 2
+            room = (high / low) ** 0.08
+            axes.set(**{f"{which}scale": "log", f"{which}lim": (low / room, high * room)})
+            axis.set_major_locator(LogLocator(numticks=12, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+            axis.set_minor_formatter(NullFormatter())
+        else:
+            axes.set(**{f"{which}lim": (0, max(values) * 1.05 or 1)})
+            axis.set_major_locator(MaxNLocator(nbins=5))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: self.text_of(value)))
+        axis.set_label_text(self.label)
 
 
-def subplots(rows: int, columns: int, height_inches: float, note: str, **shared: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure as wide as the page with ``note`` above it, and its axes row by row."""
-    figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **shared).flatten().tolist()
-    figure.suptitle(note, x=0.01, ha="left", fontsize=SMALL, color=SOFT, wrap=False)
-    return figure, axes
-
-
-def pairs(count: int, height_inches: float, note: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes, two in a row of so many inches."""
-    lines = (count + 1) // 2
-    figure, axes = subplots(lines, min(count, 2), lines * height_inches + 0.4, note)
+def subplots(count: int, height_inches: float, note: str, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """Return a figure as wide as the page with ``note`` above it, and so many axes, each so high, row by row."""
+    lines = -(-count // columns)
+    figure = Figure(figsize=(_WIDTH_INCHES, lines * height_inches + 0.4), layout="constrained")
+    axes = figure.subplots(lines, min(count, columns), squeeze=False).flatten().tolist()
     for spare in axes[count:]:
         spare.remove()
+    figure.suptitle(note, x=0.01, ha="left", fontsize=_SMALL, color=SOFT, wrap=False)
     return figure, axes[:count]
-
-
-def scale(axes: Axes, which: str, values: Sequence[float], text_of: Callable[[float], str], *, is_log: bool = True) -> None:
-    """Give an axis ("x" or "y") its scale, with room around the values, at least a factor of four if it is logarithmic, and its labels."""
-    axis = getattr(axes, f"{which}axis")
-    if is_log:
-        low, high = min(values), max(values)
-        if high / low < 4:
-            middle = math.sqrt(low * high)
-            low, high = middle / 2, middle * 2
-        room = (high / low) ** 0.08
-        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / room, high * room)})
-        axis.set_major_locator(LogLocator(numticks=12, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
-        axis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set(**{f"{which}lim": (0, max(values) * 1.05 or 1)})
-        axis.set_major_locator(MaxNLocator(nbins=5))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
-
-
-def ticks(axis: Any, places: Sequence[float], labels: Sequence[str], **given: Any) -> None:
-    """Put ticks at these places alone."""
-    axis.set_minor_locator(NullLocator())
-    axis.set_ticks(list(places), labels=list(labels), **given)
 
 
 def legend(figure: Figure, rows: pd.DataFrame, looks: Looks) -> None:
@@ -153,43 +155,77 @@ def legend(figure: Figure, rows: pd.DataFrame, looks: Looks) -> None:
     figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5), handlelength=2.6)
 
 
+def ends(rows: pd.DataFrame, *names: str) -> list[float]:
+    """Return what an axis must show of these columns; on a logarithmic one there is no 0, so a millionth stands for it."""
+    found: list[float] = rows[list(names)].clip(lower=1e-6).stack().tolist()
+    return found
+
+
 # ---------------------------------------------------------------- lines and bars
 
 
-def line(axes: Axes, look: Look, points: pd.DataFrame, x: str) -> None:
-    """Draw medians as a line and their spread as thin bars."""
-    axes.plot(points[x], points["median"], zorder=3, **look._asdict())
-    axes.vlines(points[x], points.low, points.high, color=look.color, linewidth=0.9)
+def lines(
+    rows: pd.DataFrame, looks: Looks, x: Scale, *, log_y: bool, columns: int = 2, height_inches: float = 2.8, note: str = ""
+) -> Figure:
+    """Draw a panel for each ``panel``: of each variant the medians over ``at``, and a band from lowest to highest.
+
+    Rows with ``marked`` have a marker that stands out. Panels of several columns, or of more than two, share the scale of their values.
+    """
+    panels = dict(list(rows.groupby(["panel", "unit"], sort=False)))
+    figure, grid = subplots(len(panels), height_inches, note + rows.setting.iloc[0], columns)
+    for axes, ((title, unit), here) in zip(grid, panels.items(), strict=True):
+        stops = sorted(here["at"].unique())
+        is_curve = len(stops) > _MOST_STOPS
+        for variant, points in by_variant(here, looks).items():
+            look = looks[variant]
+            axes.plot(points["at"], points["median"], **look._replace(marker="" if is_curve else look.marker)._asdict())
+            axes.fill_between(points["at"], points.low, points.high, color=look.color, alpha=0.2, linewidth=0)
+            if "marked" in points:
+                marked = points[points.marked]
+                axes.plot(marked["at"], marked["median"], look.marker, color=look.color, markeredgecolor=INK)
+        x.apply(axes, "x", stops)
+        if not is_curve:
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xticks(stops, labels=[x.text_of(each) for each in stops])
+            if not x.is_log:
+                room = 0.1 * (stops[-1] - stops[0]) or 0.5
+                axes.set_xlim(stops[0] - room, stops[-1] + room)
+        Scale("", UNITS[unit], log_y).apply(axes, "y", ends(rows if columns > 2 else here, "low", "high"))
+        axes.set_title(title)
+    legend(figure, rows, looks)
+    return figure
 
 
-def bars(axes: Axes, rows: pd.DataFrame, parts: Sequence[str], looks: Looks, *, is_sum: bool = False) -> None:
-    """Draw the parts of each variant as bars from zero: one behind the other with their sum, or below each other with their spread."""
-    lines = by_variant(rows, looks)
-    step = _THICK if is_sum else _THICK / len(parts)
-    ends = []
-    for at, (variant, mine) in enumerate(lines.items()):
-        start = 0.0
+def bars(rows: pd.DataFrame, looks: Looks, stacked: Collection[str] = ()) -> Figure:
+    """Draw a panel for each ``panel``, with a bar from zero for each variant and ``part`` of it: below each other with their spread.
+
+    Parts of the panels ``stacked`` stand one behind the other, with their sum.
+    """
+    panels = dict(list(rows.groupby("panel", sort=False)))
+    figure, grid = subplots(len(panels), 1.0 + 0.27 * rows.variant.nunique(), f"{rows.unit.iloc[0]}; {rows.setting.iloc[0]}")
+    for axes, (title, here) in zip(grid, panels.items(), strict=True):
+        variants, parts, is_sum = list(by_variant(here, looks)), list(here.part.unique()), title in stacked
+        step = _THICK if is_sum else _THICK / len(parts)
+        starts = np.zeros(len(variants))
+        labels: list[tuple[float, float, float]] = []
         for number, part in enumerate(parts):
-            for row in mine[mine.part == part].itertuples():
-                y = at if is_sum else at + (number - (len(parts) - 1) / 2) * step
-                axes.barh(y, row.median, step * 0.95, left=start, color=looks[variant].color, alpha=_SHADES[number], linewidth=0)
-                if is_sum:
-                    start += row.median
-                else:
-                    axes.hlines(y, row.low, row.high, color=INK, linewidth=0.9)
-                    ends.append((y, row.median, row.high))
-        if is_sum:
-            ends.append((at, start, start))
-    for y, value, end in ends:
-        axes.annotate(text.digits(value), (end, y), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
-    axes.set_yticks(range(len(lines)), labels=list(lines))
-    axes.set(ylim=(len(lines) - 0.4, -0.6), xlim=(0, max(end for _, _, end in ends) * 1.2 or 1.0))
-    axes.grid(visible=False, axis="y")
-    if len(parts) > 1:
-        handles = [Patch(color=SOFT, alpha=shade, linewidth=0, label=part) for part, shade in zip(parts, _SHADES, strict=False)]
-        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(parts), fontsize=7, handlelength=1)
-
-
-def bar_height(rows: pd.DataFrame) -> float:
-    """Return the height of axes with a bar for each variant, inches."""
-    return 1.0 + 0.27 * int(rows.variant.nunique())
+            mine = here[here.part == part].set_index("variant").reindex(variants)
+            places = np.arange(len(variants)) + (0 if is_sum else (number - (len(parts) - 1) / 2) * step)
+            colors = [looks[variant].color for variant in variants]
+            axes.barh(places, mine["median"], step * 0.95, left=starts, color=colors, alpha=_SHADES[number], linewidth=0)
+            if is_sum:
+                starts += mine["median"].fillna(0.0).to_numpy()
+            else:
+                axes.hlines(places, mine.low, mine.high, color=INK, linewidth=0.9)
+                labels += zip(places, mine["median"], mine.high, strict=True)
+        labels = labels or list(zip(range(len(variants)), starts, starts, strict=True))
+        for place, value, end in labels:
+            if not math.isnan(value):
+                axes.annotate(text.digits(value), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=_SMALL)
+        axes.set_yticks(range(len(variants)), labels=variants)
+        axes.set(ylim=(len(variants) - 0.4, -0.6), xlim=(0, np.nanmax([end for *_, end in labels]) * 1.2 or 1.0), title=title)
+        axes.grid(visible=False, axis="y")
+        if len(parts) > 1:
+            handles = [Patch(color=SOFT, alpha=shade, linewidth=0, label=part) for part, shade in zip(parts, _SHADES, strict=False)]
+            axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(parts), fontsize=7, handlelength=1)
+    return figure

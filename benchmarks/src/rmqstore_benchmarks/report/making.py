@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import matplotlib as mpl
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -25,7 +26,7 @@ from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, SOURCE, Claim, Judgement, Verdict
-from rmqstore_benchmarks.report.drawing import looks_of, style
+from rmqstore_benchmarks.report.drawing import STYLE, looks_of
 from rmqstore_benchmarks.report.figures import PLOTS, Plot
 from rmqstore_benchmarks.report.tables import headlines, tables
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
@@ -138,10 +139,9 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
             left_out.append(plot)
             continue
         rows, picture = rows.reset_index(drop=True), io.BytesIO()
-        with style():
-            drawn = plot.draw(rows, measured.looks)
-            drawn.figure.savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
-        drawings.append(Shown(plot, rows, drawn.finding, picture.getvalue()))
+        with mpl.rc_context(STYLE):
+            plot.draw(rows, measured.looks).savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
+        drawings.append(Shown(plot, rows, plot.finding(rows), picture.getvalue()))
     judged = [(claim, claim.judge(engines)) for claim in ALL_CLAIMS]
     return Report(page, measured, headlines(measured), tables(measured), drawings, left_out, judged)
 
@@ -167,7 +167,7 @@ def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: 
     parts = [f"# {_TITLE}", f"{report.outcomes}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
     if report.tables:
         parts += ["## Side by side", *map(_as_markdown, report.tables)]
-    claims = [(claim.side, claim.text, judged.verdict.value, judged.evidence, claim.rule) for claim, judged in report.claims]
+    claims = [(claim.about, claim.text, judged.verdict.value, judged.evidence, claim.rule) for claim, judged in report.claims]
     parts += ["## Claims", _CLAIMS, _as_markdown(TextTable("", ("", "claim", "verdict", "figure", "rule"), claims)), "## Figures"]
     for shown in report.figures:
         plot = shown.plot

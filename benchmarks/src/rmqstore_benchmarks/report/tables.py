@@ -109,9 +109,10 @@ def headlines(measured: Measured) -> list[TextTable]:
     """Return a table for each durability, on the cells that compare most variants."""
     wanted = measured.figures[measured.figures.phase.isin([column.phase for column in _AT_A_GLANCE])]
     found: dict[str, TextTable] = {}
-    for each in slices(wanted):
-        if each.fixed["durability"] not in found:
-            found[each.fixed["durability"]] = _table(_Known(measured, each.rows.cell_id), _AT_A_GLANCE, each.setting, measured)
+    for rows in slices(wanted):
+        durability, setting = rows[["durability", "setting"]].iloc[0]
+        if durability not in found:
+            found[durability] = _table(_Known(measured, rows.cell_id), _AT_A_GLANCE, setting, measured)
     return [table for _, table in sorted(found.items(), key=lambda item: (item[0] != "power_loss", item[0]))]
 
 

@@ -1,4 +1,4 @@
-"""How figures are written for people: three digits, k and M, units."""
+"""How figures are written for people: three digits, k and M, units; and tables of text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Final, NamedTuple
 
 NOT_TOLD: Final = "–"
 
-_STEPS: Final = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
-_BYTE_STEPS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+_Steps = tuple[tuple[float, str], ...]
+_THOUSANDS: Final[_Steps] = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
+_BYTES: Final[_Steps] = ((2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
+_TIMES_MS: Final[_Steps] = ((1e3, " s"), (1.0, " ms"), (1e-3, " µs"))
 
 
 def digits(value: float, count: int = 3) -> str:
@@ -21,12 +23,9 @@ def digits(value: float, count: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def short(value: float, count: int = 3) -> str:
+def short(value: float) -> str:
     """Return ``1.2 k`` for 1200, ``3 M`` for 3,000,000."""
-    for size, name in _STEPS:
-        if abs(value) >= size * (1 - 0.5 * 10**-count):
-            return digits(value / size, count) + name
-    return digits(value, count)
+    return _in_steps(value, _THOUSANDS)
 
 
 def rate(per_s: float) -> str:
@@ -36,17 +35,12 @@ def rate(per_s: float) -> str:
 
 def size(count_bytes: float) -> str:
     """Return bytes in powers of two: ``256 B``, ``64 KiB``."""
-    for unit, name in _BYTE_STEPS:
-        if abs(count_bytes) >= unit:
-            return f"{digits(count_bytes / unit)} {name}"
-    return f"{digits(count_bytes)} B"
+    return _in_steps(count_bytes, _BYTES)
 
 
 def time_ms(ms: float) -> str:
     """Return a duration: ``250 µs``, ``12 ms``, ``3.4 s``."""
-    if abs(ms) >= 1000:
-        return f"{digits(ms / 1000)} s"
-    return f"{digits(ms)} ms" if abs(ms) >= 1 or ms == 0 else f"{digits(ms * 1000)} µs"
+    return _in_steps(ms, _TIMES_MS)
 
 
 def factor(ratio: float) -> str:
@@ -54,9 +48,15 @@ def factor(ratio: float) -> str:
     return f"{digits(ratio)} ×"
 
 
-def joined(words: list[str]) -> str:
+def _in_steps(value: float, steps: _Steps) -> str:
+    """Return a value in the largest unit of which it has one, when it is rounded; in the last one if it has none of any."""
+    step, name = next(((step, name) for step, name in steps if abs(value) >= step * 0.9995), steps[-1])
+    return digits(value / step) + name
+
+
+def joined(words: Sequence[str]) -> str:
     """Return ``a``, ``a and b``, or ``a, b and c``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    return " and ".join([", ".join(words[:-1]), *words[-1:]]) if len(words) > 1 else "".join(words)
 
 
 class TextTable(NamedTuple):

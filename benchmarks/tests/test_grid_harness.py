@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -68,4 +69,4 @@ def test_a_grid_goes_on_where_it_was_ended(tmp_path: Path) -> None:
 
 def keep(out: Path, run: Run, outcome: str) -> None:
     """Leave a run as an earlier attempt did."""
-    harness._keep(out, run, {"runs": [harness.run_row(run, outcome, "kept", 0, 0.0)]})
+    harness._keep(out, run, pa.Table.from_pylist([harness.run_row(run, outcome, "kept", 0, 0.0)], TABLES["runs"]), ())

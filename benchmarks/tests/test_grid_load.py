@@ -77,6 +77,7 @@ def test_bodies_carry_their_numbers_and_keys_their_length() -> None:
     assert ids_in(first.columns.column("body")).tolist() == list(range(10))
     assert ids_in(second.columns.column("body")).tolist() == list(range(10, 17))
     assert ids_in(first.columns.column("body").slice(3, 2)).tolist() == [3, 4]
+    assert ids_in(pa.array([b"", bytes(7), bytes(8)])).tolist() == [-1, -1, 0]
     assert {len(keys[0]) for keys in first.columns.column("keys").to_pylist()} == {KEY_BYTES}
     assert {len(body) for body in first.columns.column("body").to_pylist()} == {100}
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rmqstore_benchmarks.grid import recording
 from rmqstore_benchmarks.grid.aside import FLOOR_BYTES, NoLimitError, limit_for, limited_group
-from rmqstore_benchmarks.grid.recording import Phase, Probes, Spent, anon_bytes, compaction_bytes
+from rmqstore_benchmarks.grid.recording import Phase, Spent, anon_bytes, compaction_bytes, sync_files
 from rmqstore_benchmarks.grid.tables import buckets_of
 
 MIB = 1024 * 1024
@@ -25,9 +26,10 @@ print(len(taken))
 """
 
 
-def test_what_is_written_is_counted(tmp_path: Path) -> None:
-    probes = Probes(tmp_path)
-    spent = Spent(probes)
+def test_what_is_written_is_counted_and_what_a_machine_cannot_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([(None, 1), (3, 3)])
+    monkeypatch.setattr(recording, "device_bytes", lambda directory: next(readings))
+    spent = Spent(tmp_path)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB))
     spent.stop()
@@ -35,18 +37,10 @@ def test_what_is_written_is_counted(tmp_path: Path) -> None:
     assert (columns["wchar_bytes"] or MIB) >= MIB
     assert columns["disk_bytes"] >= MIB
     assert columns["wall_s"] > 0
-    probes.forget_pages()
+    assert [columns[name] for name in ("compaction_bytes", "device_write_bytes", "device_read_bytes")] == [None, None, 2]
+    sync_files(tmp_path, forget=True)
     assert (tmp_path / "sub" / "file").stat().st_size == MIB
     assert (anon_bytes() or MIB) >= MIB
-
-
-def test_what_a_machine_cannot_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter(
-        [{"wchar_bytes": None, "device_write_bytes": 1, "device_read_bytes": 1}, dict.fromkeys(("wchar_bytes", "device_read_bytes"), 3)]
-    )
-    monkeypatch.setattr(Probes, "read", lambda self: {"device_write_bytes": None, **next(readings)})
-    columns = Spent(Probes(tmp_path)).columns()
-    assert [columns[name] for name in ("wchar_bytes", "device_write_bytes", "device_read_bytes")] == [None, None, 2]
 
 
 def test_compaction_is_what_rocksdb_logs(tmp_path: Path) -> None:
@@ -59,21 +53,25 @@ def test_compaction_is_what_rocksdb_logs(tmp_path: Path) -> None:
 
 
 def test_a_phase_counts_by_the_second() -> None:
-    phase = Phase("r", 0, "mixed", lambda: 42)
+    phase = Phase("r", 0, "mixed")
     begin = phase.begin_ns
     phase.call("schedule", begin, begin + 2_000_000, 10)
     phase.call("schedule", begin + 1_000_000_000, begin + 1_250_000_000, 10, intended_ns=begin + 900_000_000)
+    phase.count("hand_over", 7, begin + 2_000_000_000)
     phase.late(np.array([5_000_000, -3]))
-    rows = phase.rows({"messages": 20})
-    (row,) = rows["phases"]
-    assert (row["calls"], row["stalls"], row["longest_call_ms"], row["messages"]) == (2, 1, 250.0, 20)
-    assert [(each["second"], each["scheduled"], each["longest_call_ms"], each["backlog"]) for each in rows["seconds"]] == [
-        (0, 10, 2.0, 42),
-        (1, 10, 250.0, 42),
+    phase.look()
+    tables = {name: table.to_pylist() for name, table in phase.tables({"messages": 20}).items()}
+    (row,) = tables["phases"]
+    assert (row["calls"], row["call_s"], row["messages"], row["cpu_s"]) == (2, 0.252, 20, None)
+    assert row["anon_peak_bytes"] == tables["seconds"][0]["anon_bytes"]
+    assert [tuple(each[name] for name in ("second", "scheduled", "handed_over", "longest_call_ms")) for each in tables["seconds"]] == [
+        (0, 10, 0, 2.0),
+        (1, 10, 0, 250.0),
+        (2, 0, 7, None),
     ]
     slow, stalled, late = buckets_of(np.array([2_000_000, 350_000_000, 5_000_000])).tolist()
     expected = {("schedule", slow): 1, ("schedule", stalled): 1, ("lateness", late): 1, ("lateness", 0): 1}
-    assert {(each["operation"], each["bucket"]): each["n"] for each in rows["histograms"]} == expected
+    assert {(each["operation"], each["bucket"]): each["n"] for each in tables["histograms"]} == expected
 
 
 def test_a_quarter_of_the_backlog_but_enough_to_run() -> None:

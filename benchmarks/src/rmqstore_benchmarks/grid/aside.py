@@ -7,6 +7,7 @@ memory, page cache included. The group is made below the one that this process i
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,11 +22,11 @@ import msgspec
 import numpy as np
 
 import rmqstore
-from rmqstore_benchmarks.grid.calls import Calls
+from rmqstore_benchmarks.grid.calls import Calls, are
 from rmqstore_benchmarks.grid.load import Ids, Load, Made, ticks_of
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.phases import next_step_ms
-from rmqstore_benchmarks.grid.recording import Phase, Probes, Rows, Spent, looking, merged
+from rmqstore_benchmarks.grid.recording import Phase, Spent, looking, sync_files
 from rmqstore_benchmarks.grid.stores import ShardTask, open_store
 
 if TYPE_CHECKING:
@@ -59,21 +60,6 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
 
 
-class Drained(msgspec.Struct, frozen=True):
-    """A child's answer to "drain".
-
-    Attributes:
-        rows: rows of the tables.
-        popped: 8-byte numbers, five for each message that was popped, in order: its number, its attempt, length and last word of its body,
-            and the simulated time, ms.
-        acked: the numbers of those that were acked, 8 bytes each.
-    """
-
-    rows: Rows
-    popped: bytes
-    acked: bytes
-
-
 def recover(shard: _Shard) -> None:
     """Let a child add timers and be killed; then time the open, and compare what is there with what was acknowledged."""
     calls, load = shard.calls, shard.load
@@ -96,8 +82,7 @@ def recover(shard: _Shard) -> None:
         calls.store.close()
     # The call in which the child died may have been stored; it was never acknowledged, so both is right.
     calls.account.settle(held[held < calls.account.made], shard.clock.now_ms())
-    unacknowledged = int((held >= calls.account.made).sum())
-    if unacknowledged:
+    if unacknowledged := int((held >= calls.account.made).sum()):
         shard.notes.append(f"{unacknowledged} timers of the call that the kill cut short were stored")
 
 
@@ -107,7 +92,7 @@ def cold_drain(shard: _Shard) -> None:
     expected = calls.account.open_ids()
     backlog_bytes = len(expected) * shard.load.message_bytes
     limit = limit_for(backlog_bytes)
-    shard.probes.forget_pages()
+    sync_files(shard.directory, forget=True)
     try:
         with limited_group(shard.task.directory, limit) as group:
             ended = _child(shard, "drain", len(expected), group, limit)
@@ -125,11 +110,11 @@ def cold_drain(shard: _Shard) -> None:
         else:
             calls.account.fail(failure)
         return
-    drained = msgspec.msgpack.decode(answer.read_bytes(), type=Drained)
-    calls.note_pops(*np.frombuffer(drained.popped, np.int64).reshape(-1, 5).T)
-    calls.account.ack(np.frombuffer(drained.acked, np.int64))
+    tables, popped, acked = pickle.loads(answer.read_bytes())
+    calls.note_pops(*popped.T)
+    calls.account.ack(acked)
     calls.account.settle(np.zeros(0, np.int64), shard.clock.now_ms())
-    merged(shard.rows, drained.rows)
+    shard.parts.append(tables)
     if limit == FLOOR_BYTES:
         shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
 
@@ -199,17 +184,13 @@ def limited_group(name: str, limit_bytes: int) -> Iterator[Path]:
     parent, limit_name = _parent()
     group = parent / f"rmqstore-bench-{zlib.crc32(name.encode()):08x}"
     try:
-        group.mkdir(exist_ok=True)
-    except OSError as error:
-        raise NoLimitError(f"no control group can be made in {parent}: {error.strerror}") from error
-    try:
         try:
+            group.mkdir(exist_ok=True)
             (group / limit_name).write_text(str(limit_bytes))
-            if limit_name == "memory.max":
-                with suppress(OSError):
-                    (group / "memory.swap.max").write_text("0")
         except OSError as error:
-            raise NoLimitError(f"{group / limit_name} cannot be written: {error.strerror}") from error
+            raise NoLimitError(f"no control group with a limit can be made in {parent}: {error.strerror}") from error
+        with suppress(OSError):  # version 2 alone has it
+            (group / "memory.swap.max").write_text("0")
         yield group
     finally:
         _remove_group(group)
@@ -222,14 +203,16 @@ def _parent() -> tuple[Path, str]:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError as error:
         raise NoLimitError(f"the control groups of this process cannot be read: {error.strerror}") from error
-    groups = {controllers: path for _, controllers, path in lines}
+    # Of version 1 there is a group for each controller, of version 2 one for all, whose line names none.
+    groups = {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
     for _, point, kind, options, *_ in mounts:
-        if kind == "cgroup" and "memory" in options.split(","):
-            for controllers, path in groups.items():
-                if "memory" in controllers.split(","):
-                    return _below(Path(point), path), "memory.limit_in_bytes"
-        if kind == "cgroup2" and "memory" in _controllers(_below(Path(point), groups.get("", "/"))):
-            return _below(Path(point), groups.get("", "/")), "memory.max"
+        if kind == "cgroup" and "memory" in options.split(",") and "memory" in groups:
+            return _below(Path(point), groups["memory"]), "memory.limit_in_bytes"
+        if kind == "cgroup2":
+            group = _below(Path(point), groups.get("", "/"))
+            with suppress(OSError):
+                if "memory" in (group / "cgroup.subtree_control").read_text().split():
+                    return group, "memory.max"
     raise NoLimitError("this machine has no control group for memory")
 
 
@@ -239,23 +222,14 @@ def _below(mount: Path, path: str) -> Path:
     return named if named.is_dir() else mount
 
 
-def _controllers(group: Path) -> list[str]:
-    with suppress(OSError):
-        return (group / "cgroup.subtree_control").read_text().split()
-    return []
-
-
 def _remove_group(group: Path) -> None:
     """Remove the group; the kernel lets go of an ended process a moment later."""
     until_s = time.monotonic() + _GROUP_PATIENCE_S
-    while True:
-        try:
+    while group.is_dir() and time.monotonic() < until_s:
+        with suppress(OSError):
             group.rmdir()
             return
-        except OSError:
-            if time.monotonic() > until_s:
-                return
-            time.sleep(0.01)
+        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------- the child
@@ -275,14 +249,17 @@ def die(job: ChildJob) -> None:
 
 
 def drain(job: ChildJob) -> None:
-    """Let simulated time pass until nothing is pending; hand over, pop and ack; leave the rows and the numbers in a file."""
+    """Let simulated time pass until nothing is pending; hand over, pop and ack.
+
+    The file ``answer`` then has the tables of the phase, what was popped (a row of five for each message, in order: number, attempt,
+    length and last word of its body, and the simulated time, ms), and the numbers that were acked.
+    """
     load = load_of(job.task)
     clock = rmqstore.ManualClock(job.now_ms)
-    probes = Probes(Path(job.task.directory))
     with open_store(job.task, clock) as store:
         calls = _Told(store, clock, load, job.task.run.seed)
-        phase = Phase(job.task.run.run_id, job.task.shard, "cold_drain", lambda: job.count - calls.handed)
-        spent = Spent(probes)
+        phase = Phase(job.task.run.run_id, job.task.shard, "cold_drain")
+        spent = Spent(Path(job.task.directory))
         with looking(phase):
             step_ms = max(int(load.mean_wait_ms / _STEPS), 1)
             while (ahead_ms := store.next_wake_ms()) is not None:
@@ -291,19 +268,18 @@ def drain(job: ChildJob) -> None:
                     step_ms = next_step_ms(step_ms, moved)
                     calls.drain_ready(phase)
         spent.stop()
-    acked = sum(map(len, calls.acked))
+    popped, acked = np.concatenate([np.zeros((0, 5), np.int64), *calls.popped]), np.concatenate([np.zeros(0, np.int64), *calls.acked])
     columns = spent.columns() | {
-        "messages": acked,
-        "user_bytes": acked * load.message_bytes,
-        "live_bytes": (job.count - acked) * load.message_bytes,
+        "messages": len(acked),
+        "user_bytes": len(acked) * load.message_bytes,
+        "live_bytes": (job.count - len(acked)) * load.message_bytes,
         "memory_limit_bytes": job.limit_bytes,
     }
-    answer = Drained(phase.rows(columns), b"".join(map(np.ndarray.tobytes, calls.popped)), b"".join(map(np.ndarray.tobytes, calls.acked)))
-    Path(job.answer).write_bytes(msgspec.msgpack.encode(answer))
+    Path(job.answer).write_bytes(pickle.dumps((phase.tables(columns), popped, acked)))
 
 
 class _Told(Calls):
-    """Keeps what the store said, for the account that the parent has: what was popped, as ``Drained`` has it, and the numbers acked."""
+    """Keeps what the store said of pops and acks, for the account that the parent has."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -315,7 +291,7 @@ class _Told(Calls):
         return ids[:0]
 
     def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
-        self.acked.append(ids[np.fromiter((each is rmqstore.AckOutcome.ACKED for each in outcomes), bool, len(outcomes))])
+        self.acked.append(ids[are(outcomes, rmqstore.AckOutcome.ACKED)])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rmqstore.contract import TimerHandle
 from rmqstore.message import MAX_POP
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.account import Account
-from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
+from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, Mask, ends_of, ids_in, ticks_of
 from rmqstore_benchmarks.grid.named import BATCH, INVISIBLE_MS, POP_MESSAGES, PRECISION_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
 from rmqstore_benchmarks.grid.stores import Raw, page_messages
@@ -92,11 +92,10 @@ class Calls:
         begin_ns = time.perf_counter_ns()
         outcomes = self.store.cancel(handles)
         end_ns = time.perf_counter_ns()
-        are_cancelled = np.fromiter((outcome is rmqstore.CancelOutcome.CANCELLED for outcome in outcomes), bool, len(outcomes))
-        are_unknown = np.fromiter((outcome is rmqstore.CancelOutcome.UNKNOWN for outcome in outcomes), bool, len(outcomes))
-        self.account.refuse("unknown to the store", ids[are_unknown])
-        self.account.cancel(ids[are_cancelled])
-        phase.call("cancel", begin_ns, end_ns, int(are_cancelled.sum()), intended_ns)
+        cancelled = ids[are(outcomes, rmqstore.CancelOutcome.CANCELLED)]
+        self.account.refuse("unknown to the store", ids[are(outcomes, rmqstore.CancelOutcome.UNKNOWN)])
+        self.account.cancel(cancelled)
+        phase.call("cancel", begin_ns, end_ns, len(cancelled), intended_ns)
 
     def tick(self, phase: Phase, now_ms: int, intended_ns: int | None = None, *, counted: bool = True) -> int:
         """Let the store hand over what is due at ``now_ms``; returns how many messages moved. A tick that moves nothing is not noted."""
@@ -152,8 +151,8 @@ class Calls:
             bodies, attempts = popped.columns.column("body"), popped.columns.column("attempt").to_numpy().astype(np.int64)
             ids, (lengths, tails) = ids_in(bodies), ends_of(bodies)
         else:  # by Arrow it would take twice as long
-            word = int.from_bytes
-            rows = [(word(m.body[:8], "little"), m.attempt, len(m.body), word(m.body[-8:], "little", signed=True)) for m in popped]
+            word = partial(int.from_bytes, byteorder="little", signed=True)
+            rows = [(word(m.body[:8]), m.attempt, len(m.body), word(m.body[-8:])) for m in popped]
             ids, attempts, lengths, tails = np.asarray(rows, np.int64).T
         return ids, self.note_pops(ids, attempts, lengths, tails, np.full(len(popped), self.clock.now_ms()))
 
@@ -164,7 +163,7 @@ class Calls:
 
     def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
         """Enter what the store said of acks, all of which were within their lease."""
-        are_acked = np.fromiter((outcome is rmqstore.AckOutcome.ACKED for outcome in outcomes), bool, len(outcomes))
+        are_acked = are(outcomes, rmqstore.AckOutcome.ACKED)
         self.account.refuse("acked within their lease and refused", ids[~are_acked])
         self.account.ack(ids[are_acked])
 
@@ -240,6 +239,11 @@ class Calls:
             self.account.refuse("damaged", ids[self.load.damaged(ids, bodies)])
             found.append(ids)
         return np.concatenate(found)
+
+
+def are(outcomes: Sequence[object], outcome: object) -> Mask:
+    """Say which outcomes are this one."""
+    return np.fromiter((each is outcome for each in outcomes), bool, len(outcomes))
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,6 @@ import pyarrow.parquet as pq
 from rmqstore.errors import ConfigError, IllegalArgumentError
 from rmqstore.spark.dataset import write_json
 from rmqstore.spark.sessions import session, why_not
-from rmqstore_benchmarks.grid.recording import Rows, merged, no_rows
 from rmqstore_benchmarks.grid.results import write_results
 from rmqstore_benchmarks.grid.shard import RESULT_DDL, Outcome, runner
 from rmqstore_benchmarks.grid.spec import Spec
@@ -158,7 +158,7 @@ def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path) -> tuple[st
     failed: list[str] = []
     try:
         told = shards.mapInArrow(runner(tasks), RESULT_DDL).toArrow().column("outcome").to_pylist()
-        outcomes += [msgspec.msgpack.decode(each, type=Outcome) for each in told]
+        outcomes += map(pickle.loads, told)
     except Exception as error:  # Spark's errors have many types; the grid goes on
         failed.append(f"Spark: {str(error).strip().splitlines()[0]}")
     said = [(f"shard {shard}: ", each) for shard, each in enumerate(outcomes)]
@@ -167,10 +167,8 @@ def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path) -> tuple[st
     notes = [shard + note for shard, each in said for note in each.notes]
     outcome = "failed" if failed else "refused" if wrong else "ok"
     reason = "; ".join(failed + wrong + notes)
-    rows = no_rows()
-    for each in outcomes if outcome == "ok" else ():
-        merged(rows, each.rows)
-    _keep(out, run, rows | {"runs": [run_row(run, outcome, reason, started_ms, time.perf_counter() - start_s)]})
+    row = pa.Table.from_pylist([run_row(run, outcome, reason, started_ms, time.perf_counter() - start_s)], TABLES["runs"])
+    _keep(out, run, row, outcomes if outcome == "ok" else ())
     return outcome, reason
 
 
@@ -192,13 +190,14 @@ def run_row(run: Run, outcome: str, reason: str, started_ms: int, wall_s: float)
     }
 
 
-def _keep(out: Path, run: Run, rows: Rows) -> None:
+def _keep(out: Path, run: Run, row: pa.Table, outcomes: Sequence[Outcome]) -> None:
     """Write a run's files and let them appear at once."""
     place = out / "parts" / run.run_id
     beside = out / f"new-{run.run_id}"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     for name, schema in TABLES.items():
-        pq.write_table(pa.Table.from_pylist(rows.get(name, []), schema), beside / f"{name}.parquet")
+        parts = [row] if name == "runs" else [schema.empty_table(), *(each.table(name) for each in outcomes)]
+        pq.write_table(pa.concat_tables(parts), beside / f"{name}.parquet")
     shutil.rmtree(place, ignore_errors=True)
     beside.replace(place)

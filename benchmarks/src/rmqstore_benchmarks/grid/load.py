@@ -10,6 +10,7 @@ A store in equilibrium does not hold fresh timers only. The backlog is drawn as 
 
 from __future__ import annotations
 
+import heapq
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ class Load:
         is_frayed = np.zeros(len(ids), bool)
         is_frayed[rows] = lengths[rows] != self.body_bytes
         if self.body_bytes >= 2 * ID_BYTES:
-            is_frayed[rows] |= tails[rows] != _words(self._pool, self._places(ids[rows]) + self.body_bytes - ID_BYTES)
+            is_frayed[rows] |= tails[rows] != self._tails(ids[rows])
         return is_frayed
 
     def _own(self, ids: Ids) -> Ids:
@@ -97,6 +98,10 @@ class Load:
         spread = ids.astype(np.uint64) * np.uint64(_ODD)
         places: Ids = ((spread >> np.uint64(16)) % np.uint64(len(self._cuts))).astype(np.int64)
         return places
+
+    def _tails(self, ids: Ids) -> Ids:
+        """Return the last words of the bodies of these numbers."""
+        return _words(self._pool, self._places(ids) + self.body_bytes - ID_BYTES, np.ones(len(ids), bool), 0)
 
     def fresh(self, now_ms: int, count: int | None = None) -> Made:
         """Return a batch of timers that are set at ``now_ms``."""
@@ -153,18 +158,16 @@ class Load:
 
 
 def ids_in(bodies: pa.Array) -> Ids:
-    """Return the numbers that a column of bodies begins with."""
+    """Return the numbers that a column of bodies begins with; of a body shorter than a number, -1, which no message has."""
     edges, data = _laid_out(bodies)
-    return _words(data, edges[:-1])
+    return _words(data, edges[:-1], np.diff(edges) >= ID_BYTES, -1)
 
 
 def ends_of(bodies: pa.Array) -> tuple[Ids, Ids]:
     """Return the length and the last word, as a number, of each body of a column; of a body shorter than a word, 0."""
     edges, data = _laid_out(bodies)
-    lengths, tails = np.diff(edges), np.zeros(len(bodies), np.int64)
-    rows = np.flatnonzero(lengths >= ID_BYTES)
-    tails[rows] = _words(data, edges[rows + 1] - ID_BYTES)
-    return lengths, tails
+    lengths = np.diff(edges)
+    return lengths, _words(data, edges[1:] - ID_BYTES, lengths >= ID_BYTES, 0)
 
 
 def _laid_out(bodies: pa.Array) -> tuple[Ids, NDArray[np.uint8]]:
@@ -174,9 +177,10 @@ def _laid_out(bodies: pa.Array) -> tuple[Ids, NDArray[np.uint8]]:
     return edges, np.frombuffer(data or b"", np.uint8)
 
 
-def _words(data: NDArray[np.uint8], places: Ids) -> Ids:
-    """Return the eight bytes at each of these places as a number."""
-    words: Ids = data[places[:, None] + np.arange(ID_BYTES)].reshape(-1).view("<i8").astype(np.int64)
+def _words(data: NDArray[np.uint8], places: Ids, are_there: Mask, absent: int) -> Ids:
+    """Return the eight bytes at each of these places as a number, or ``absent`` where they are not there."""
+    words = np.full(len(places), absent, np.int64)
+    words[are_there] = data[places[are_there][:, None] + np.arange(ID_BYTES)].reshape(-1).view("<i8")
     return words
 
 
@@ -191,30 +195,23 @@ class Calendar:
 
     def __init__(self, width_ms: int) -> None:
         self._width_ms = max(width_ms, 1)
-        self._days: dict[int, list[Ids]] = {}
-        self._next = 0
+        self._days: list[int] = []  # a heap
+        self._ids: dict[int, list[Ids]] = {}
 
     def add(self, ids: Ids, times_ms: Delays) -> None:
         """Note ids with their times; those of :data:`NEVER_MS` are left out."""
         rows = np.flatnonzero(times_ms != NEVER_MS)
-        if not len(rows):
-            return
         days = times_ms[rows] // self._width_ms
         order = np.argsort(days, kind="stable")
-        rows, days = rows[order], days[order]
-        cuts = np.flatnonzero(np.diff(days)) + 1
-        for part, first in zip(np.split(rows, cuts), days[np.concatenate(([0], cuts))].tolist(), strict=True):
-            self._days.setdefault(max(first, self._next), []).append(ids[part])
+        found, firsts = np.unique(days[order], return_index=True)
+        for day, part in zip(found.tolist(), np.split(ids[rows[order]], firsts[1:]), strict=False):
+            if day not in self._ids:
+                heapq.heappush(self._days, day)
+            self._ids.setdefault(day, []).append(part)
 
     def take(self, now_ms: int) -> Ids:
         """Return, and forget, the ids whose time has come."""
-        parts: list[Ids] = []
-        until = now_ms // self._width_ms
-        if until - self._next > len(self._days):
-            due = sorted(day for day in self._days if day < until)
-        else:
-            due = [day for day in range(self._next, until) if day in self._days]
-        for day in due:
-            parts += self._days.pop(day)
-        self._next = max(self._next, until)
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        parts = [np.zeros(0, np.int64)]
+        while self._days and self._days[0] < now_ms // self._width_ms:
+            parts += self._ids.pop(heapq.heappop(self._days))
+        return np.concatenate(parts)

@@ -19,60 +19,40 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.tables import PHASES, SECONDS, buckets_of
+from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, buckets_of
 
 _SECTOR_BYTES: Final = 512
 _BLOCK_BYTES: Final = 512
 _COMPACTED: Final = '"event": "compaction_finished"'
-STALL_NS: Final = 100_000_000
 _LOOK_S: Final = 0.1
 _COUNTS: Final = {"schedule": "scheduled", "cancel": "cancelled", "hand_over": "handed_over", "pop": "popped", "ack": "acked"}
 
-Rows = dict[str, list[dict[str, Any]]]
-
-
-def no_rows() -> Rows:
-    """Return the tables of a shard, empty."""
-    return {"phases": [], "seconds": [], "histograms": []}
+Tables = dict[str, pa.Table]
+"""Rows of ``phases``, ``seconds`` and ``histograms``, by the name of the table."""
 
 
 class Phase:
-    """One phase while it runs; every time is ``time.perf_counter_ns`` of this process.
+    """One phase while it runs; every time is ``time.perf_counter_ns`` of this process."""
 
-    Args:
-        backlog: returns how many timers are pending by the ledger.
-    """
-
-    def __init__(self, run_id: str, shard: int, name: str, backlog: Callable[[], int]) -> None:
+    def __init__(self, run_id: str, shard: int, name: str) -> None:
         self._key = {"run_id": run_id, "shard": shard, "phase": name}
-        self.name = name
-        self._backlog = backlog
-        self._latencies: dict[str, list[int]] = defaultdict(list)
-        self._arrays: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
-        self._seconds: dict[int, dict[str, Any]] = {}
-        self._stalls = self._calls = self._longest_ns = self._spent_ns = 0
-        self._anon_peak = 0
+        # What happened, for ``seconds``: operation, when, messages, time in a call of the store (None where there was none), memory.
+        self._events: list[tuple[str, int, int, int | None, int | None]] = []
+        self._latencies: dict[str, list[int | NDArray[np.int64]]] = defaultdict(list)
         self.begin_ns = time.perf_counter_ns()
-
-    # ------------------------------------------------------------ what happens
 
     def call(self, operation: str, begin_ns: int, end_ns: int, messages: int, intended_ns: int | None = None) -> None:
         """Note one call of the store; its latency counts from ``intended_ns``, or from its begin where nothing was intended."""
-        self._calls += 1
-        spent_ns = end_ns - begin_ns
-        self._stalls += spent_ns > STALL_NS
-        self._longest_ns = max(self._longest_ns, spent_ns)
-        self._spent_ns += spent_ns
+        self._events.append((operation, end_ns, messages, end_ns - begin_ns, None))
         self._latencies[operation].append(end_ns - (begin_ns if intended_ns is None else intended_ns))
-        second = self._second(end_ns)
-        second["longest_call_ms"] = max(second["longest_call_ms"] or 0.0, spent_ns / 1e6)
-        self.count(operation, messages, end_ns)
 
     def count(self, operation: str, messages: int, at_ns: int) -> None:
         """Count messages to a second without a call of their own."""
-        self._second(at_ns)[_COUNTS[operation]] += messages
+        self._events.append((operation, at_ns, messages, None, None))
 
     def slip(self, ns: int) -> None:
         """Note how late the load itself began a call."""
@@ -80,43 +60,33 @@ class Phase:
 
     def late(self, ns: NDArray[np.int64]) -> None:
         """Note by how much messages were handed over after their due time."""
-        if len(ns):
-            self._arrays["lateness"].append(np.maximum(ns, 0))
+        self._latencies["lateness"].append(np.maximum(ns, 0))
 
     def look(self) -> None:
-        """Look at the memory and the backlog."""
-        anon = anon_bytes()
-        if anon is not None:
-            self._anon_peak = max(self._anon_peak, anon)
-        second = self._second(time.perf_counter_ns())
-        second["anon_bytes"] = anon
-        second["backlog"] = self._backlog()
+        """Look at the memory."""
+        self._events.append(("", time.perf_counter_ns(), 0, None, anon_bytes()))
 
-    def _second(self, at_ns: int) -> dict[str, Any]:
-        number = (at_ns - self.begin_ns) // 1_000_000_000
-        row = self._seconds.get(number)
-        if row is None:
-            row = {field.name: None for field in SECONDS} | dict.fromkeys(_COUNTS.values(), 0) | self._key
-            row |= {"second": number, "backlog": self._backlog()}
-            row = self._seconds.setdefault(number, row)  # the looking thread may have been first
-        return row
-
-    # ------------------------------------------------------------ what is left
-
-    def rows(self, spent: dict[str, Any]) -> Rows:
+    def tables(self, spent: dict[str, Any]) -> Tables:
         """Return the rows of the three tables; ``spent`` are the columns of ``phases`` that only the caller knows."""
-        row: dict[str, Any] = {field.name: None for field in PHASES} | self._key
-        row |= {"calls": self._calls, "stalls": self._stalls, "longest_call_ms": self._longest_ns / 1e6}
-        row["call_s"] = self._spent_ns / 1e9
-        row |= {"anon_peak_bytes": self._anon_peak or None} | spent
-        folded = {operation: np.asarray(values, np.int64) for operation, values in self._latencies.items()}
-        folded |= {operation: np.concatenate(parts) for operation, parts in self._arrays.items()}
-        histograms = []
-        for operation, values in folded.items():
-            buckets, counts = np.unique(buckets_of(values), return_counts=True)
-            pairs = zip(buckets.tolist(), counts.tolist(), strict=True)
-            histograms += [{**self._key, "operation": operation, "bucket": bucket, "n": count} for bucket, count in pairs]
-        return {"phases": [row], "seconds": [self._seconds[number] for number in sorted(self._seconds)], "histograms": histograms}
+        events = pd.DataFrame(self._events, columns=["operation", "at_ns", "messages", "spent_ns", "anon_bytes"])
+        events = events.astype({"spent_ns": float, "anon_bytes": float}).assign(second=(events.at_ns - self.begin_ns) // 10**9)
+        peak = events.anon_bytes.max()
+        row = self._key | {"calls": int(events.spent_ns.count()), "call_s": events.spent_ns.sum() / 1e9}
+        row |= {"anon_peak_bytes": None if pd.isna(peak) else int(peak)} | spent
+        seconds = events.pivot_table("messages", "second", "operation", "sum").rename(columns=_COUNTS)
+        seconds = seconds.reindex(columns=list(_COUNTS.values())).fillna(0)
+        seconds = seconds.join(events.groupby("second").agg(longest_call_ns=("spent_ns", "max"), anon_bytes=("anon_bytes", "last")))
+        seconds = seconds.assign(longest_call_ms=seconds.longest_call_ns / 1e6, **self._key).reset_index()[SECONDS.names]
+        counted = []
+        for operation, values in self._latencies.items():
+            buckets, counts = np.unique(buckets_of(np.hstack(values)), return_counts=True)
+            counted.append(pd.DataFrame({**self._key, "operation": operation, "bucket": buckets, "n": counts}))
+        histograms = pd.concat(counted) if counted else pd.DataFrame(columns=HISTOGRAMS.names)
+        return {
+            "phases": pa.Table.from_pylist([row], PHASES),
+            "seconds": pa.Table.from_pandas(seconds, SECONDS, preserve_index=False).replace_schema_metadata(),
+            "histograms": pa.Table.from_pandas(histograms, HISTOGRAMS, preserve_index=False).replace_schema_metadata(),
+        }
 
 
 @contextmanager
@@ -139,7 +109,7 @@ def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[Non
 
 @contextmanager
 def looking(phase: Phase) -> Iterator[None]:
-    """Look at memory and backlog meanwhile, in a thread of its own."""
+    """Look at the memory meanwhile, in a thread of its own."""
     phase.look()
     try:
         with every(_LOOK_S, phase.look, "bench-looking"):
@@ -148,22 +118,16 @@ def looking(phase: Phase) -> Iterator[None]:
         phase.look()
 
 
-def merged(into: Rows, more: Rows) -> None:
-    """Add rows to rows."""
-    for table, rows in more.items():
-        into[table] += rows
-
-
 # ---------------------------------------------------------------- what the machine tells
 
 
 class Spent:
     """What a phase costs: read before and after, with the files synced behind it, so that a phase pays for what it wrote."""
 
-    def __init__(self, probes: Probes) -> None:
-        self._probes = probes
-        probes.sync_files()
-        self._before = probes.read()
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        sync_files(directory)
+        self._before = counters(directory)
         self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
         self.wall_s = self.cpu_s = 0.0
 
@@ -173,64 +137,58 @@ class Spent:
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of ``phases`` that were read from the machine."""
-        self._probes.sync_files()
-        after = self._probes.read()
+        sync_files(self._directory)
+        after = counters(self._directory)
         counted = {name: None if before is None or (now := after[name]) is None else now - before for name, before in self._before.items()}
-        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, **counted, "disk_bytes": self._probes.disk_bytes()}
+        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, **counted, "disk_bytes": disk_bytes(self._directory)}
 
 
-class Probes:
-    """Looks at this process, at the device under ``directory``, and at the store in it."""
+def counters(directory: Path) -> dict[str, int | None]:
+    """Return where every counter is, by its column of ``phases``: of this process, and of the device and the store under a directory."""
+    written, read = device_bytes(directory)
+    return {
+        "wchar_bytes": _proc_number("/proc/self/io", "wchar:"),
+        "device_write_bytes": written,
+        "device_read_bytes": read,
+        "compaction_bytes": compaction_bytes(directory),
+    }
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        device = directory.stat().st_dev
-        self._device = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
 
-    def read(self) -> dict[str, int | None]:
-        """Return where every counter is, by its column of ``phases``."""
-        written, read = self.device_bytes()
-        return {
-            "wchar_bytes": _proc_number("/proc/self/io", "wchar:"),
-            "device_write_bytes": written,
-            "device_read_bytes": read,
-            "compaction_bytes": compaction_bytes(self._directory),
-        }
+def device_bytes(directory: Path) -> tuple[int | None, int | None]:
+    """Return bytes written to, and read from, the device under a directory since it was started."""
+    device = directory.stat().st_dev
+    try:
+        fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+        return int(fields[6]) * _SECTOR_BYTES, int(fields[2]) * _SECTOR_BYTES
+    except (OSError, IndexError, ValueError):
+        return None, None
 
-    def device_bytes(self) -> tuple[int | None, int | None]:
-        """Return bytes written to, and read from, the device since it was started."""
-        try:
-            fields = self._device.read_text().split()
-            return int(fields[6]) * _SECTOR_BYTES, int(fields[2]) * _SECTOR_BYTES
-        except (OSError, IndexError, ValueError):
-            return None, None
 
-    def disk_bytes(self) -> int:
-        """Return the blocks in use by the files of the directory, bytes."""
-        blocks = 0
-        for path in self._directory.rglob("*"):
-            with suppress(OSError):  # a file may go while it is looked at
-                blocks += path.lstat().st_blocks
-        return blocks * _BLOCK_BYTES
+def disk_bytes(directory: Path) -> int:
+    """Return the blocks in use by the files of a directory, bytes."""
+    blocks = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # a file may go while it is looked at
+            blocks += path.lstat().st_blocks
+    return blocks * _BLOCK_BYTES
 
-    def sync_files(self) -> None:
-        """Let the device have what was written, so that its sectors count to the phase that wrote them."""
-        self._each_file(os.fsync)
 
-    def forget_pages(self) -> None:
-        """Let the page cache drop the files, which must be closed, so that they are read from the device again."""
-        self.sync_files()
-        self._each_file(lambda descriptor: os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED))
+def sync_files(directory: Path, *, forget: bool = False) -> None:
+    """Let the device have what was written, so that its sectors count to the phase that wrote them.
 
-    def _each_file(self, act: Callable[[int], None]) -> None:
-        for path in self._directory.rglob("*"):
-            with suppress(OSError):
-                if path.is_file():
-                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        act(descriptor)
-                    finally:
-                        os.close(descriptor)
+    Args:
+        forget: let the page cache drop the files, which must be closed, so that they are read from the device again.
+    """
+    for path in directory.rglob("*"):
+        with suppress(OSError):
+            if path.is_file():
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                    if forget:
+                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
 
 
 def anon_bytes(process: int | str = "self") -> int | None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import traceback
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 import rmqstore
-from rmqstore_benchmarks.grid import aside, pacing, phases
-from rmqstore_benchmarks.grid.calls import Calls, Form, flushing
+from rmqstore_benchmarks.grid import aside, phases
+from rmqstore_benchmarks.grid.calls import Calls, flushing
 from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, START_MS, NamedWorkload, workload_named
-from rmqstore_benchmarks.grid.recording import Phase, Probes, Rows, Spent, looking, merged, no_rows
+from rmqstore_benchmarks.grid.recording import Phase, Spent, Tables, looking
 from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RAW_PHASES, ShardTask, open_store
-from rmqstore_benchmarks.grid.tables import PHASE_NAMES
+from rmqstore_benchmarks.grid.tables import PHASE_NAMES, TABLES
 
 OPEN_SHARES: Final = {"open_50": 0.50, "open_80": 0.80, "open_95": 0.95}
 _CONSUMERS: Final = {"consume_1": 1, "consume_8": 8, "consume_64": 64}
@@ -28,20 +27,24 @@ _FILL_PATIENCE_S: Final = 900.0
 StoreOpener = Callable[[ShardTask, rmqstore.ManualClock], Any]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(NamedTuple):
     """What a shard gives back.
 
     Attributes:
-        rows: rows of the tables, by name.
-        wrong: what the account found; empty when every message is where it should be. Else the rows mean nothing.
+        parts: the tables of each phase.
+        wrong: what the account found; empty when every message is where it should be. Else the tables mean nothing.
         failed: why there is nothing; empty when the phases ran to their end.
         notes: phases that could not be done, and why.
     """
 
-    rows: Rows
+    parts: Sequence[Tables] = ()
     wrong: str = ""
     failed: str = ""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+
+    def table(self, name: str) -> pa.Table:
+        """Return a table of all phases."""
+        return pa.concat_tables([TABLES[name].empty_table(), *(part[name] for part in self.parts)])
 
 
 class _Shard:
@@ -54,8 +57,7 @@ class _Shard:
         aside.load_of(task).found(START_MS)  # whatever is loaded at the first use, is
         self.load = aside.load_of(task)
         self.directory = Path(task.directory)
-        self.probes = Probes(self.directory)
-        self.rows = no_rows()
+        self.parts: list[Tables] = []
         self.notes: list[str] = []
         self.sustainable_rate: float | None = None
         self.calls = Calls(opener(task, self.clock), self.clock, self.load, task.run.seed)
@@ -63,38 +65,22 @@ class _Shard:
         if task.engine in HOLLOW:
             self.wanted = [name for name in self.wanted if name in (NULL_PHASES if task.engine == NULL_ENGINE else RAW_PHASES)]
 
-    def begin(self, name: str) -> Phase:
-        """Return a phase that is noted."""
-        return Phase(self.task.run.run_id, self.task.shard, name, lambda: self.calls.pending)
-
     def aside(self) -> Phase:
         """Return a phase that nobody reads."""
-        return self.begin("aside")
+        return Phase(self.task.run.run_id, self.task.shard, "aside")
 
-    def measured(
-        self,
-        name: str,
-        run: Callable[[Phase], int],
-        offered_rate: float | None = None,
-        after: Callable[[Phase], dict[str, Any]] = lambda phase: {},
-    ) -> float:
-        """Run a phase and keep its rows; returns messages a second. ``after`` is not measured, and gives more columns of ``phases``."""
-        spent = Spent(self.probes)
-        phase = self.begin(name)
+    def measured(self, name: str, run: Callable[[Phase], int], after: Callable[[Phase], dict[str, Any]] = lambda phase: {}) -> float:
+        """Run a phase and keep its tables; returns messages a second. ``after`` is not measured, and gives more columns of ``phases``."""
+        spent = Spent(self.directory)
+        phase = Phase(self.task.run.run_id, self.task.shard, name)
         with looking(phase):
             messages = run(phase)
             spent.stop()
-        columns = (
-            spent.columns()
-            | after(phase)
-            | {
-                "offered_rate": offered_rate,
-                "messages": messages,
-                "user_bytes": messages * self.load.message_bytes,
-                "live_bytes": None if self.task.engine in HOLLOW else self.calls.account.kept * self.load.message_bytes,
-            }
-        )
-        merged(self.rows, phase.rows(columns))
+        columns = spent.columns() | after(phase)
+        columns |= {"messages": messages, "user_bytes": messages * self.load.message_bytes}
+        if self.task.engine not in HOLLOW:
+            columns["live_bytes"] = self.calls.account.kept * self.load.message_bytes
+        self.parts.append(phase.tables(columns))
         return messages / spent.wall_s if spent.wall_s else 0.0
 
 
@@ -131,37 +117,23 @@ def _run(shard: _Shard) -> Outcome:
             aside.recover(shard)
         if "cold_drain" in shard.wanted:
             aside.cold_drain(shard)
-    return Outcome(shard.rows, calls.account.verdict(), notes=tuple(shard.notes))
+    return Outcome(shard.parts, calls.account.verdict(), notes=shard.notes)
 
 
 def _run_phase(shard: _Shard, name: str) -> None:
-    calls, task, workload = shard.calls, shard.task, shard.workload
-    if name in _CLOSED_LOOPS:
-        shard.measured(name, lambda phase: _CLOSED_LOOPS[name](calls, phase, task.cell.seconds, task.backlog))
+    calls, seconds, backlog = shard.calls, shard.task.cell.seconds, shard.task.backlog
+    if name in ("mixed", *OPEN_SHARES):
+        _run_steady(shard, name)
     elif name == "fill":
         origin_ms = START_MS + (ROLL_SPAN_MS if "roll" in shard.wanted else 0)
-        shard.measured(name, lambda phase: calls.fill(phase, task.backlog, origin_ms, _FILL_PATIENCE_S))
-    elif name == "hand_over":
-        hand_over = phases.hand_over_at_once if workload.at_once else phases.hand_over
-        shard.measured(name, lambda phase: hand_over(calls, phase, task.cell.seconds))
+        shard.measured(name, lambda phase: calls.fill(phase, backlog, origin_ms, _FILL_PATIENCE_S))
     elif name in _CONSUMERS:
-        calls.make_ready(shard.aside(), task.backlog)
+        calls.make_ready(shard.aside(), backlog)
         consumers = phases.Consumers(calls, _CONSUMERS[name])
-        shard.measured(name, consumers.run, after=consumers.entered)
+        shard.measured(name, consumers.run, consumers.entered)
     else:
-        _run_steady(shard, name)
-
-
-_CLOSED_LOOPS: Final[dict[str, Callable[[Calls, Phase, float, int], int]]] = {
-    "roll": lambda calls, phase, seconds, backlog: phases.roll(calls, phase),
-    "schedule": phases.schedule,
-    "send_lists": partial(phases.schedule, form=Form.LIST),
-    "send_one": partial(phases.schedule, form=Form.ONE),
-    "cancel": phases.cancel,
-    "pop_one": lambda calls, phase, seconds, backlog: phases.pop_ack(calls, phase, seconds, 1),
-    "pop_ack": lambda calls, phase, seconds, backlog: phases.pop_ack(calls, phase, seconds),
-    "pop_many": lambda calls, phase, seconds, backlog: phases.pop_many(calls, phase, seconds),
-}
+        loop = phases.hand_over_at_once if name == "hand_over" and shard.workload.at_once else phases.LOOPS[name]
+        shard.measured(name, lambda phase: loop(calls, phase, seconds, backlog))
 
 
 def _run_steady(shard: _Shard, name: str) -> None:
@@ -174,19 +146,19 @@ def _run_steady(shard: _Shard, name: str) -> None:
     phases.trim(calls, shard.aside(), backlog)
     calls.fill(shard.aside(), backlog, calls.clock.now_ms(), _FILL_PATIENCE_S)
     if name == "mixed":
-        shard.sustainable_rate = shard.measured("mixed", lambda phase: pacing.mixed(calls, phase, seconds, backlog))
+        shard.sustainable_rate = shard.measured("mixed", lambda phase: phases.mixed(calls, phase, seconds, backlog))
         return
     if not shard.sustainable_rate:
         shard.notes.append(f"{name} was not run: its rate is a share of what the phase mixed reaches")
         return
     rate = shard.sustainable_rate * OPEN_SHARES[name]
-    shard.measured(name, lambda phase: pacing.at_rate(calls, phase, seconds, backlog, rate, pacing.MachineTime()), rate)
+    shard.measured(name, lambda phase: phases.at_rate(calls, phase, seconds, backlog, rate))
 
 
 # ---------------------------------------------------------------- as a task of Spark
 
 RESULT_DDL: Final = "outcome binary"
-"""An :class:`Outcome` as MessagePack."""
+"""An :class:`Outcome`, pickled."""
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -196,7 +168,7 @@ def runner(tasks: tuple[ShardTask, ...]) -> Callable[[Batches], Batches]:
 
     def run(batches: Batches) -> Batches:
         for batch in batches:
-            found = [msgspec.msgpack.encode(outcome_of(tasks[shard])) for shard in batch.column("shard").to_pylist()]
+            found = [pickle.dumps(outcome_of(tasks[shard])) for shard in batch.column("shard").to_pylist()]
             yield pa.record_batch({"outcome": pa.array(found, pa.binary())})
 
     return run
@@ -208,4 +180,4 @@ def outcome_of(task: ShardTask) -> Outcome:
         return run_shard(task)
     except Exception as error:  # a failing engine must not end the grid
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Outcome(no_rows(), failed=f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
+        return Outcome(failed=f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")

@@ -9,7 +9,7 @@ table              a row is                          what for
 =================  ================================  =====================================================
 ``runs``           one repeat of one cell            the point of the grid, and whether its counts are right
 ``phases``         one phase of a run on a shard     rates, bytes, CPU, memory
-``seconds``        one second of a phase             what changes on the way: rates, backlog, lateness, stalls
+``seconds``        one second of a phase             what changes on the way: rates, stalls, memory
 ``histograms``     one bucket of an operation        latencies and lateness, mergeable by adding ``n``
 =================  ================================  =====================================================
 """
@@ -70,7 +70,6 @@ PHASES: Final = pa.schema(
         ("run_id", pa.string()),
         ("shard", pa.int32()),
         ("phase", pa.string()),
-        ("offered_rate", pa.float64()),  # messages a second, open loop only
         ("messages", pa.int64()),
         ("calls", pa.int64()),
         ("wall_s", pa.float64()),
@@ -84,8 +83,6 @@ PHASES: Final = pa.schema(
         ("live_bytes", pa.int64()),  # user bytes of what is kept: pending, ready and leased
         ("anon_peak_bytes", pa.int64()),
         ("compaction_bytes", pa.int64()),  # written by the engine's own compaction, where it tells
-        ("stalls", pa.int32()),  # calls that took over 100 ms
-        ("longest_call_ms", pa.float64()),
         ("slowest_thread", pa.float64()),  # consumers: messages of the thread that got least, as a share of an even part
         ("first_queue_dry", pa.float64()),  # consumers: when the last message of the first empty queue was popped, as a share of the time
         ("memory_limit_bytes", pa.int64()),  # of the process and of the pages that it reads; null: none
@@ -103,7 +100,6 @@ SECONDS: Final = pa.schema(
         ("handed_over", pa.int64()),
         ("popped", pa.int64()),
         ("acked", pa.int64()),
-        ("backlog", pa.int64()),
         ("longest_call_ms", pa.float64()),
         ("anon_bytes", pa.int64()),
     ]

@@ -1,26 +1,32 @@
 """What the clients of a shard do in a round: a producer sends, consumers pop, ack or die, and a thread lets time pass and ticks.
 
-A round has all three at the same time; the drain behind the last round sends nothing.
+A round has all three at the same time; the drain behind the last round sends nothing. They share an attempt: the open store, its simulated
+clock, and a file of the ledger.
 """
 
 from __future__ import annotations
 
 import queue
 import random
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
+import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch
 from rmqstore.contract import ReleaseOutcome
-from rmqstore.store.receipts import LeasedMany, receipts_of
+from rmqstore.store.receipts import receipts_of
 from rmqstore.store.sending import SendReceipts
-from rmqstore_benchmarks.load.attempt import Attempt, opened
-from rmqstore_benchmarks.load.ledger import Event
+from rmqstore_benchmarks.grid.named import START_MS
+from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
+from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.plan import (
     GROUP,
     HELD_MS,
@@ -28,17 +34,122 @@ from rmqstore_benchmarks.load.plan import (
     KEPT_TOPIC,
     LEASE_MS,
     LONGER_MS,
+    SETTINGS,
     TOPIC,
     Ids,
-    Mask,
     Plan,
     ids_in,
     key_of,
 )
 
-# ---------------------------------------------------------------- rounds
-
+_Answer = TypeVar("_Answer")
+_LOOK_AGAIN_S: Final = 0.05
+_DRAIN_CALLS: Final = 40
 _STEP_MS: Final = 20_000
+
+
+class StoppedError(Exception):
+    """Another thread of this attempt failed, so this one ends as well."""
+
+
+@dataclass
+class Attempt:
+    """What producer, consumers and the thread that lets time pass have in common."""
+
+    plan: Plan
+    number: int
+    round: int
+    store: rmqstore.Store
+    clock: rmqstore.ManualClock
+    ledger: LedgerFile
+    is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        failures = of_round(self.plan.failures, self.round, self.plan.rounds)
+        calls = 2 * len(self.plan.chunks_of_round(self.number, self.round)) or _DRAIN_CALLS
+        self._injector = Injector(self.plan.injected_path(), failures, self.round, self.number, calls, self.plan.seed)
+        self.consumers_die = Failure.CONSUMER in failures
+        self.first_death = iter([True])  # given to the first consumer that may die, and to no other
+
+    @property
+    def now_ms(self) -> int:
+        """The simulated time."""
+        return self.clock.now_ms()
+
+    def move_to(self, now_ms: int) -> None:
+        """Let simulated time be ``now_ms``, unless it is later already.
+
+        It is written first: an attempt behind a process that died goes on from there, so that time is never set back.
+        """
+        if now_ms > self.now_ms:
+            self.ledger.say(Event.TIME, now_ms)
+            self.clock.set(now_ms)
+
+    def call(self, op: str, act: Callable[[], _Answer]) -> _Answer:
+        """Make a call of the store, as one at which failures are injected.
+
+        Raises:
+            StoppedError: another thread has failed.
+        """
+        if self.is_stopped:
+            raise StoppedError
+        with self._injector.around(op):
+            return act()
+
+    def asked(
+        self, op: str, intent: Event, ids: Ids, attempts: Ids | None, act: Callable[[], Any], event: Callable[[Any], Event]
+    ) -> list[Any]:
+        """Make a call that answers each of ``ids``: its intent is written before, and what ``event`` makes of each answer behind it."""
+        began = self.ledger.intend(intent, ids, self.now_ms, attempts)
+        answers = list(self.call(op, act))
+        self.ledger.tell([event(each) for each in answers], ids, began, self.now_ms, attempts)
+        return answers
+
+
+@contextmanager
+def opened(plan: Plan, number: int, round_: int) -> Iterator[Attempt]:
+    """Give the shard, its store opened; waits while another attempt, which may be dying, has it.
+
+    Raises:
+        StoreLockedError: it is still held after ``plan.patience_s``.
+    """
+    clock = rmqstore.ManualClock(START_MS)
+    store, waited = open_store(plan, number, clock)
+    try:
+        # Time goes on from where the last attempt left it. The ledger is looked at under the store's lock, so nobody writes into it.
+        clock.set(max(clock.now_ms(), last_ms(plan.ledger_path(number))))
+        ledger = LedgerFile(plan.ledger_path(number), number)
+        try:
+            ledger.say(Event.OPENED, clock.now_ms())
+            if waited:
+                ledger.say(Event.WAITED, clock.now_ms())
+            yield Attempt(plan, number, round_, store, clock, ledger)
+            store.close()
+            ledger.say(Event.CLOSED, clock.now_ms())
+        finally:
+            ledger.close()
+    finally:
+        store.close()
+
+
+def open_store(plan: Plan, number: int, clock: rmqstore.ManualClock) -> tuple[rmqstore.Store, bool]:
+    """Return the open store of a shard, and whether another attempt, which may be dying, had it meanwhile.
+
+    Raises:
+        StoreLockedError: it is still held after ``plan.patience_s``.
+    """
+    until_s, waited = time.monotonic() + plan.patience_s, False
+    while True:
+        try:
+            return rmqstore.open(plan.store_path(number), engine=plan.engine, clock=clock, services=False, **SETTINGS), waited
+        except rmqstore.StoreLockedError:
+            if time.monotonic() > until_s:
+                raise
+            waited = True
+            time.sleep(_LOOK_AGAIN_S)
+
+
+# ---------------------------------------------------------------- rounds
 
 
 def run_round(plan: Plan, number: int, round_: int) -> None:
@@ -76,11 +187,10 @@ class _Consumers:
 
     def wait_until_idle(self) -> None:
         """Return when each has found nothing since this call began: those that work may have looked before it."""
-        for number in list(self._working):
-            self._ended(number)
-        self.wake()
-        for number in list(self._working):
-            self._ended(number)
+        for wake in (self.wake, lambda: None):
+            for number in list(self._working):
+                self._ended(number)
+            wake()
 
     def _ended(self, number: int) -> None:
         if number in self._working:
@@ -93,10 +203,10 @@ def _send(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> No
     producing = pool.submit(produce, shard, shard.plan.chunks_of_round(shard.number, shard.round), lambda: sent.put(True))
     producing.add_done_callback(lambda _: sent.put(False))
     while sent.get():
-        _tick(shard)
+        shard.call("tick", shard.store.tick)
         consumers.wake()
     producing.result()
-    _tick(shard)
+    shard.call("tick", shard.store.tick)
     consumers.wait_until_idle()
 
 
@@ -104,16 +214,12 @@ def _drain(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> N
     """Let time pass until nothing is due within a day, or all that may take is over (the wheel also wakes to roll far timers)."""
     until_ms = shard.now_ms + shard.plan.drain_ms()
     while True:
-        _tick(shard)
+        shard.call("tick", shard.store.tick)
         consumers.wait_until_idle()
         ahead_ms = shard.store.next_wake_ms()
         if ahead_ms is None or ahead_ms > HORIZON_MS or shard.now_ms > until_ms:
             return
         shard.move_to(shard.now_ms + max(ahead_ms, _STEP_MS))
-
-
-def _tick(shard: Attempt) -> None:
-    shard.call("tick", shard.store.tick)
 
 
 # ---------------------------------------------------------------- the producer
@@ -149,9 +255,8 @@ def _send_chunk(shard: Attempt, ids: Ids, number: int) -> SendReceipts:
     batch, mark = shard.plan.batch(ids), shard.plan.mark(shard.number, number)
     began = shard.ledger.intend(Event.SENDING, ids, shard.now_ms)
     receipts = shard.call("send_batch", partial(shard.store.send_batch, batch, marks=(mark,)))
-    shard.ledger.tell(Event.SENT, ids, began, shard.now_ms)
-    if receipts.repeated:
-        shard.ledger.tell(Event.REPEATED, ids, began, shard.now_ms)
+    for event in (Event.SENT, Event.REPEATED) if receipts.repeated else (Event.SENT,):
+        shard.ledger.tell(event, ids, began, shard.now_ms)
     return receipts
 
 
@@ -159,9 +264,7 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
     rows = np.flatnonzero(shard.plan.cancelled_by_handle(ids))
     if len(rows):
         handles = [handle for row in rows.tolist() if (handle := receipts[row].handle) is not None]
-        began = shard.ledger.intend(Event.CANCELLING, ids[rows], shard.now_ms)
-        outcomes = shard.call("cancel", lambda: shard.store.cancel(handles))
-        shard.ledger.tell([_CANCELS[outcome] for outcome in outcomes], ids[rows], began, shard.now_ms)
+        shard.asked("cancel", Event.CANCELLING, ids[rows], None, partial(shard.store.cancel, handles), _CANCELS.__getitem__)
     for row in np.flatnonzero(shard.plan.cancelled_by_key(ids)).tolist():
         mine = ids[row : row + 1]
         topic = KEPT_TOPIC if shard.plan.is_kept(mine)[0] else TOPIC
@@ -169,9 +272,8 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
         found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))))
         # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
         events = [_CANCELS[outcome] for outcome in found] or [Event.CANCEL_MISSED]
+        events += [Event.COPIES] if len(found) > 1 else []
         shard.ledger.tell(events, np.repeat(mine, len(events)), began, shard.now_ms)
-        if len(found) > 1:
-            shard.ledger.tell(Event.COPIES, mine, began, shard.now_ms)
 
 
 # ---------------------------------------------------------------- consumers
@@ -198,9 +300,7 @@ def consume(shard: Attempt, number: int) -> None:
 
 class _Consumer:
     def __init__(self, shard: Attempt, number: int, rng: random.Random) -> None:
-        self._shard = shard
-        self._ledger = shard.ledger
-        self._plan = shard.plan
+        self._shard, self._store, self._ledger, self._plan = shard, shard.store, shard.ledger, shard.plan
         self._rng = rng
         # The first one of the first thread dies early, so that every round has such a death.
         self._dies_now = shard.consumers_die and number == 0 and next(shard.first_death, False)
@@ -210,19 +310,22 @@ class _Consumer:
         while True:
             began = self._ledger.moment(self._shard.now_ms)
             most = self._rng.choice((1, 32, _MOST, _MOST))
-            pop = partial(self._shard.store.pop_batch, TOPIC, GROUP, max_messages=most, invisible_ms=LEASE_MS)
+            pop = partial(self._store.pop_batch, TOPIC, GROUP, max_messages=most, invisible_ms=LEASE_MS)
             popped = self._shard.call("pop_batch", pop)
             if not len(popped):
                 return True
-            columns = popped.columns
+            columns, now_ms = popped.columns, self._shard.now_ms
             ids, attempts = ids_in(columns.column("message_id")), columns.column("attempt").to_numpy()
-            now_ms = self._shard.now_ms
-            self._ledger.tell(Event.DELIVERED, ids, began, now_ms, attempts)
             is_damaged = self._plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))
-            for event, rows in ((Event.EARLY, now_ms < self._plan.due_ms(ids)), (Event.DAMAGED, is_damaged)):
+            dies = self._dies_now or (self._shard.consumers_die and self._rng.random() < _DEATH_SHARE)
+            for event, rows in (
+                (Event.DELIVERED, np.ones(len(ids), bool)),
+                (Event.EARLY, now_ms < self._plan.due_ms(ids)),
+                (Event.DAMAGED, is_damaged),
+                (Event.ABANDONED, np.full(len(ids), dies)),
+            ):
                 self._ledger.tell(event, ids[rows], began, now_ms, attempts[rows])
-            if self._dies_now or (self._shard.consumers_die and self._rng.random() < _DEATH_SHARE):
-                self._ledger.tell(Event.ABANDONED, ids, began, now_ms, attempts)
+            if dies:
                 return False
             self._settle(popped, ids, attempts)
 
@@ -230,56 +333,44 @@ class _Consumer:
         """Say what became of the messages: some nobody acks, some are held, released or given more time, all others are acked."""
         receipts = receipts_of(popped).receipts
         drawn = np.random.default_rng(self._rng.getrandbits(32)).random(len(ids))
-        poison, held = self._plan.is_poison(ids), self._plan.is_held(ids)
-        free = ~poison & ~held
+        held = self._plan.is_held(ids)
+        free = ~self._plan.is_poison(ids) & ~held
         released = free & (drawn < _RELEASE_SHARE)
         changed = free & ~released & (drawn < _RELEASE_SHARE + _CHANGE_SHARE)
         acked = free & ~released & ~changed
-
-        def part(mask: Mask) -> tuple[Sequence[Any], Ids, Ids]:
-            return [receipts[row] for row in np.flatnonzero(mask).tolist()], ids[mask], attempts[mask]
-
         if acked.all():
             self._ack(popped, ids, attempts)
-        elif acked.any():
-            self._ack(*part(acked))
-        if released.any():
-            self._release(*part(released))
-        if held.any():
-            self._change(*part(held), HELD_MS, Event.HELD)
-        if changed.any():
-            old, its_ids, its_attempts = part(changed)
-            new = self._change(old, its_ids, its_attempts, LONGER_MS, Event.CHANGED)
-            self._try_old(old, its_ids, its_attempts)
-            rows = [row for row, receipt in enumerate(new) if receipt is not None]
-            if rows:
-                self._ack([new[row] for row in rows], its_ids[rows], its_attempts[rows])
+            return
+        for mask, settle in ((acked, self._ack), (released, self._release), (held, self._hold), (changed, self._take_longer)):
+            if mask.any():
+                settle([receipts[row] for row in np.flatnonzero(mask).tolist()], ids[mask], attempts[mask])
 
-    def _ack(self, leased: LeasedMany, ids: Ids, attempts: Ids) -> None:
-        self._call("ack", Event.ACKING, ids, attempts, partial(self._shard.store.ack, leased), _ACKS.__getitem__)
+    def _ack(self, leased: Any, ids: Ids, attempts: Ids) -> None:
+        self._shard.asked("ack", Event.ACKING, ids, attempts, partial(self._store.ack, leased), _ACKS.__getitem__)
 
     def _release(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
         def event(outcome: ReleaseOutcome) -> Event:
             return Event.RELEASED if outcome is ReleaseOutcome.RELEASED else Event.RELEASE_REFUSED
 
-        self._call("release", Event.RELEASING, ids, attempts, partial(self._shard.store.release, receipts), event)
+        self._shard.asked("release", Event.RELEASING, ids, attempts, partial(self._store.release, receipts), event)
+
+    def _hold(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
+        self._change(receipts, ids, attempts, HELD_MS, Event.HELD)
+
+    def _take_longer(self, old: Sequence[Any], ids: Ids, attempts: Ids) -> None:
+        """Ask for more time; then ack by the receipts that this replaced, which must do nothing (P6), and by those that it gave."""
+        new = self._change(old, ids, attempts, LONGER_MS, Event.CHANGED)
+        began = self._ledger.moment(self._shard.now_ms)
+        outcomes: Any = self._shard.call("ack of an old receipt", partial(self._store.ack, old))
+        honoured = np.array([outcome is AckOutcome.ACKED for outcome in outcomes])
+        self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.now_ms, attempts[honoured])
+        rows = [row for row, receipt in enumerate(new) if receipt is not None]
+        if rows:
+            self._ack([new[row] for row in rows], ids[rows], attempts[rows])
 
     def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, invisible_ms: int, changed: Event) -> list[Any]:
         def event(result: Any) -> Event:
             return changed if result.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED
 
-        act = partial(self._shard.store.change_invisible, receipts, invisible_ms=invisible_ms)
-        return [each.receipt for each in self._call("change_invisible", Event.CHANGING, ids, attempts, act, event)]
-
-    def _try_old(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
-        """Ack by receipts that a change has replaced, which must do nothing (P6)."""
-        began = self._ledger.moment(self._shard.now_ms)
-        outcomes = self._shard.call("ack of an old receipt", lambda: self._shard.store.ack(receipts))
-        honoured = np.array([outcome is AckOutcome.ACKED for outcome in outcomes])
-        self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.now_ms, attempts[honoured])
-
-    def _call(self, op: str, intent: Event, ids: Ids, attempts: Ids, act: Callable[[], Any], event: Callable[[Any], Event]) -> Any:
-        began = self._ledger.intend(intent, ids, self._shard.now_ms, attempts)
-        answers = self._shard.call(op, act)
-        self._ledger.tell([event(each) for each in answers], ids, began, self._shard.now_ms, attempts)
-        return answers
+        act = partial(self._store.change_invisible, receipts, invisible_ms=invisible_ms)
+        return [each.receipt for each in self._shard.asked("change_invisible", Event.CHANGING, ids, attempts, act, event)]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -76,10 +76,6 @@ class Done(msgspec.Struct, frozen=True):
     closed: Closed | None = None
 
 
-class _Versioned(msgspec.Struct):
-    version: int
-
-
 def write_begun(root: Path, begun: Begun) -> None:
     """Write what a load test in ``root`` begins with."""
     write_json(root / _FILE, msgspec.to_builtins(begun.below(Path())))
@@ -101,9 +97,10 @@ def read_begun(root: Path) -> Begun:
             f"--resume {root} has no load test, for it has no {_FILE}; name the directory that --keep made, or that an ended run told of"
         ) from None
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
+        found = msgspec.json.decode(data, type=dict[str, Any])
+        version = found.get("version", VERSION)
         if version == VERSION:
-            return msgspec.json.decode(data, type=Begun).below(root)
+            return msgspec.convert(found, Begun).below(root)
     except msgspec.MsgspecError as error:
         raise CorruptStoreError(f"{file} is damaged ({error}), so the load test cannot be resumed", file=str(file)) from error
     raise FormatVersionError(
@@ -148,17 +145,13 @@ def done_of(plan: Plan, job: str) -> Done | None:
 
 def unfinished(root: Path, begun: Begun, error: Exception) -> UnfinishedError:
     """Return what to tell of a load test that ``error`` ended."""
-    jobs = [job_names(plan) for plan in begun.plans]
-    done = [[job for job in names if done_of(plan, job) is not None] for plan, names in zip(begun.plans, jobs, strict=True)]
-    where = next(
-        (
-            f"{plan.engine}: {names[len(ended)]}"
-            for plan, names, ended in zip(begun.plans, jobs, done, strict=True)
-            if len(ended) < len(names)
-        ),
-        "the end",
-    )
-    parts = [f"{plan.engine}: {', '.join(ended)}" for plan, ended in zip(begun.plans, done, strict=True) if ended]
+    jobs = [(plan.engine, job, done_of(plan, job) is not None) for plan in begun.plans for job in job_names(plan)]
+    where = next((f"{engine}: {job}" for engine, job, is_done in jobs if not is_done), "the end")
+    done: dict[str, list[str]] = {}
+    for engine, job, is_done in jobs:
+        if is_done:
+            done.setdefault(engine, []).append(job)
+    parts = [f"{engine}: {', '.join(names)}" for engine, names in done.items()]
     what = str(error) if isinstance(error, RmqstoreError) else f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return UnfinishedError(
         f"the load test ended in {where}. {what.rstrip('.')}. Done: {'; '.join(parts) or 'no job'}. "
@@ -232,12 +225,13 @@ def run_load(
 
 def read_outcome(plan: Plan) -> Outcome | None:
     """Return what the load test of a plan gave, by the marks of its jobs; None when it has not ended."""
-    found = {name: done_of(plan, name) for name in job_names(plan)}
-    done = {name: each for name, each in found.items() if each is not None}
+    done = {name: each for name in job_names(plan) if (each := done_of(plan, name)) is not None}
     closed = next((each.closed for each in done.values() if each.closed is not None), None)
-    if closed is None or len(done) < len(found):
+    if closed is None or len(done) < len(job_names(plan)):
         return None
-    return Outcome(plan, closed, _injected(plan, closed), {name: each.seconds for name, each in done.items()})
+    noted = Counter(note.failure for note in notes(plan.injected_path())) | {Failure.CONSUMER.value: closed.deaths}
+    injected = {failure.value: noted[failure.value] for failure in plan.failures}
+    return Outcome(plan, closed, injected, {name: each.seconds for name, each in done.items()})
 
 
 def _each_number(act: Callable[[Plan, int], Batches], plan: Plan) -> Callable[[Batches], Batches]:
@@ -315,8 +309,3 @@ def _killed(cluster: StandaloneCluster, plan: Plan, round_: int, victim: int) ->
 
 def _opened(plan: Plan) -> int:
     return sum(len(files_of(plan.ledger_path(shard))) for shard in range(plan.shards))
-
-
-def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
-    noted = Counter(note.failure for note in notes(plan.injected_path())) | {Failure.CONSUMER.value: closed.deaths}
-    return {failure.value: noted[failure.value] for failure in plan.failures}

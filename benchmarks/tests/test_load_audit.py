@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import rmqstore
+from benchmarks.tests.conftest import told
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import run_round
-from rmqstore_benchmarks.load.ledger import Event, LedgerFile, table_of
+from rmqstore_benchmarks.load.ledger import Event, LedgerFile
 from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Ids, Plan
 
 LATER_MS = START_MS + 1_000_000
 
 
 @pytest.fixture
-def plan(tmp_path: Path, engine: str) -> Plan:
-    plan = Plan(engine, str(tmp_path / "run"), 1000, 1, chunk=200)
-    plan.make_directories()
-    return plan
+def plan(new_plan: Callable[..., Plan]) -> Plan:
+    return new_plan(1000, chunk=200)
 
 
 @contextmanager
@@ -55,23 +53,22 @@ def ids_of(plan: Plan, *, topic: str) -> Ids:
 
 def test_timers_that_are_due_are_left_and_others_are_not(plan: Plan) -> None:
     ids = np.arange(200)
-    with store_of(plan, START_MS) as store:
-        store.send_batch(plan.batch(ids[plan.due_ms(ids) != NO_TIME]))
-    places = found(plan, LATER_MS)
     due_ms = plan.due_ms(ids)
+    with store_of(plan, START_MS) as store:
+        store.send_batch(plan.batch(ids[due_ms != NO_TIME]))
+    places = found(plan, LATER_MS)
     assert places["left"] == set(ids[(due_ms != NO_TIME) & (due_ms < LATER_MS)].tolist())
     assert places["timer"] - places["left"] == set(ids[due_ms > LATER_MS].tolist()) != set()
     assert not places["damaged"]
 
 
 def test_ready_messages_are_left_but_in_the_topic_that_nobody_pops(plan: Plan) -> None:
-    popped, kept = ids_of(plan, topic=TOPIC), ids_of(plan, topic=KEPT_TOPIC)
+    popped, kept = (set(ids_of(plan, topic=topic).tolist()) for topic in (TOPIC, KEPT_TOPIC))
     with store_of(plan, START_MS) as store:
-        store.send_batch(plan.batch(np.concatenate([popped, kept])))
+        store.send_batch(plan.batch(np.array([*popped, *kept])))
     places = found(plan, START_MS)
-    assert places["left"] == set(popped.tolist())
-    assert places["ready"] == {*popped.tolist(), *kept.tolist()}
-    assert len(kept)
+    assert places["left"] == popped
+    assert places["ready"] == popped | kept > popped
 
 
 def test_a_lease_that_is_over_is_left_and_so_is_what_waits_for_its_retry(plan: Plan) -> None:
@@ -93,18 +90,15 @@ def test_every_kept_body_and_time_is_compared(plan: Plan) -> None:
     ids = np.arange(plan.messages)
     far, kept, dead = ids[plan.due_ms(ids) > LATER_MS][:3], ids_of(plan, topic=KEPT_TOPIC)[:3], ids_of(plan, topic=TOPIC)[:3]
     mine = np.concatenate([far, kept, dead])
-    batch = plan.batch(mine)
-    bodies = batch.column("body").to_pylist()
+    columns = plan.batch(mine).to_pydict()
+    bodies = columns["body"]
     for first in (0, 3, 6):
         bodies[first] = bodies[first][:-1]
         bodies[first + 1] = bodies[first + 1][:-1] + bytes([bodies[first + 1][-1] ^ 1])
-    times = batch.column("deliver_at_ms").to_pylist()
-    times[2] += 1
+    columns["deliver_at_ms"][2] += 1
     assert {len(body) for body in bodies} == {BODY_BYTES, BODY_BYTES - 1}
-    batch = batch.set_column(batch.schema.get_field_index("body"), "body", pa.array(bodies, pa.binary()))
-    batch = batch.set_column(batch.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", pa.array(times, pa.int64()))
     with store_of(plan, START_MS) as store:
-        store.send_batch(batch)
+        store.send_batch(pa.RecordBatch.from_pydict(columns, plan.batch(mine).schema))
         store.tick()
         assert len(store.pop_batch(TOPIC, GROUP, invisible_ms=LEASE_MS)) == 3
     with store_of(plan, START_MS + LEASE_MS, max_retries=0) as store:
@@ -116,10 +110,8 @@ def test_every_kept_body_and_time_is_compared(plan: Plan) -> None:
 
 def test_a_cancel_by_key_that_finds_two_copies_is_told(plan: Plan) -> None:
     first = plan.ids(0, 0)
-    keyed = first[plan.cancelled_by_key(first) & (plan.due_ms(first) > LATER_MS - 1_000_000 + 10_000)]
-    assert len(keyed)
+    keyed = first[plan.cancelled_by_key(first) & (plan.due_ms(first) > START_MS + 10_000)]
     with store_of(plan, START_MS) as store:
         store.send_batch(plan.batch(keyed))
     run_round(plan, 0, 0)
-    told = [row for batch in table_of(plan.ledger_path(0)) for row in batch.to_pylist()]
-    assert {row["id"] for row in told if row["event"] == "copies"} == set(keyed.tolist())
+    assert {row["id"] for row in told(plan) if row["event"] == "copies"} == set(keyed.tolist()) != set()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rmqstore
+from benchmarks.tests.conftest import told
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import FOUND, audit
@@ -94,8 +95,7 @@ def play(plan: Plan) -> None:
 
 
 def cancelled(plan: Plan, shard: int) -> list[int]:
-    rows = [row for batch in table_of(plan.ledger_path(shard)) for row in batch.to_pylist()]
-    return [row["id"] for row in rows if row["event"] == "cancelled"]
+    return [row["id"] for row in told(plan, shard) if row["event"] == "cancelled"]
 
 
 class History(NamedTuple):
@@ -181,9 +181,9 @@ def closed(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Ledger:
     plan.make_directories()
     play(plan)
     found = [write_histories(plan), *(batch for shard in range(SHARDS - 1) for batch in audit(plan, shard))]
-    told = [batch for shard in range(SHARDS) for batch in table_of(plan.ledger_path(shard))]
+    rows = [batch for shard in range(SHARDS) for batch in table_of(plan.ledger_path(shard))]
     Path(plan.table_path("found")).parent.mkdir()
-    for name, batches in (("found", found), ("told", told)):
+    for name, batches in (("found", found), ("told", rows)):
         pq.write_table(pa.Table.from_batches(batches), plan.table_path(name))
     with sessions.session(quick=True) as spark:
         result = close_ledger(spark, plan, most=1000)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 import rmqstore
-from benchmarks.tests import conftest
+from benchmarks.tests.conftest import run_command
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_OK
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, run
@@ -44,10 +45,6 @@ def end(plan: Plan) -> None:
     run.note_once(plan.injected_path(), run.Note(Failure.TASK.value, 0, 0))
 
 
-def run_command(*arguments: str) -> int:
-    return conftest.run_command("load-test", *arguments)
-
-
 # ---------------------------------------------------------------- what the directory holds
 
 
@@ -62,49 +59,47 @@ def test_a_plan_is_read_as_it_was_begun_also_when_its_directory_was_moved(tmp_pa
     ]
 
 
+def resume(root: Path, told: Callable[[str, str], None] = lambda engine, job: None) -> list[Any]:
+    return list(command.run(Request(resume=root), told))
+
+
 def test_a_directory_without_a_load_test_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place in (tmp_path, tmp_path / "nowhere", PROGRAM):
         with pytest.raises(rmqstore.IllegalArgumentError, match=re.escape(str(place))):
-            list(command.run(Request(resume=place)))
-        assert run_command("--resume", str(place)) == EXIT_ERROR
-        assert "has no load test" in capsys.readouterr().err
+            resume(place)
+    assert run_command("load-test", "--resume", tmp_path) == EXIT_ERROR
+    assert "has no load test" in capsys.readouterr().err
 
 
-def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
-    begun_in(tmp_path / "run", "wheel")
-    file = tmp_path / "run" / "load-test.json"
-    # Nothing but the version is looked at: the rest may have another form.
-    file.write_text(json.dumps({"version": VERSION + 1, "plan": "of another kind"}))
-    with pytest.raises(rmqstore.FormatVersionError, match=f"version {VERSION + 1}"):
-        list(command.run(Request(resume=tmp_path / "run")))
-
-
-def test_a_damaged_plan_and_a_damaged_mark_are_refused_by_name(tmp_path: Path) -> None:
-    begun = begun_in(tmp_path / "run", "wheel")
-    plan = begun.plans[0]
+def test_a_plan_of_another_version_and_what_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    plan = begun_in(root, "wheel").plans[0]
     end(plan)
-    mark = plan.done_path() / "round-1.json"
+    mark, file = plan.done_path() / "round-1.json", root / "load-test.json"
     mark.write_text(mark.read_text()[:-20])
     with pytest.raises(rmqstore.CorruptStoreError, match=re.escape(str(mark))):
-        list(command.run(Request(resume=tmp_path / "run")))
-    file = tmp_path / "run" / "load-test.json"
+        resume(root)
     for text in (file.read_text()[:-30], "[]", "{}"):
         file.write_text(text)
         with pytest.raises(rmqstore.CorruptStoreError, match=re.escape(str(file))):
-            list(command.run(Request(resume=tmp_path / "run")))
+            resume(root)
+    # Nothing but the version is looked at: the rest may have another form.
+    file.write_text(json.dumps({"version": VERSION + 1, "plan": "of another kind"}))
+    with pytest.raises(rmqstore.FormatVersionError, match=f"version {VERSION + 1}"):
+        resume(root)
 
 
 def test_a_load_test_is_played_by_one_process_at_a_time(tmp_path: Path) -> None:
     begun = begun_in(tmp_path / "run", "wheel")
     end(begun.plans[0])
     with held(tmp_path / "run"), pytest.raises(rmqstore.StoreLockedError, match="another process"):
-        list(command.run(Request(resume=tmp_path / "run")))
-    assert len(list(command.run(Request(resume=tmp_path / "run")))) == 1
+        resume(tmp_path / "run")
+    assert len(resume(tmp_path / "run")) == 1
 
 
 def test_the_plan_has_settled_all_other_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["--messages", "5"], ["--engine", "wheel"], ["--keep", "there"], ["--cluster"], ["--seed", "0"]):
-        assert run_command("--resume", str(tmp_path), *option) == EXIT_ERROR
+        assert run_command("load-test", "--resume", str(tmp_path), *option) == EXIT_ERROR
         assert f"leave out {option[0]}" in capsys.readouterr().err
 
 
@@ -125,13 +120,13 @@ def test_one_that_has_ended_tells_its_outcome_again_without_spark(
         end(plan)
     monkeypatch.setattr(command, "session", None)
     monkeypatch.setattr(command, "why_not", lambda: "there is no Java runtime")
-    assert run_command("--resume", str(tmp_path / "run"), "--report", str(tmp_path / "load.md")) == EXIT_OK
+    assert run_command("load-test", "--resume", str(tmp_path / "run"), "--report", str(tmp_path / "load.md")) == EXIT_OK
     shown = capsys.readouterr()
     for engine in ("wheel", "lmdb"):
         assert f"{engine}: the ledger closes, each of 10 ids has one end." in shown.out
         assert f"{engine}: the ledger closes." in (tmp_path / "load.md").read_text()
     assert f"tables are in {tmp_path / 'run'}" in shown.err
-    (outcome, _) = command.run(Request(resume=tmp_path / "run"))
+    (outcome, _) = resume(tmp_path / "run")
     assert outcome.injected == {"task": 1}
     assert len(outcome.job_s) == 6
 
@@ -159,7 +154,7 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     for _ in range(2):
         told.clear()
         with pytest.raises(UnfinishedError) as ended:
-            list(command.run(Request(resume=tmp_path / "run"), lambda engine, job: told.append(job)))
+            resume(tmp_path / "run", lambda engine, job: told.append(job))
         assert told == run.job_names(plan)
         assert played == [plan.rounds]
     text = str(ended.value)
@@ -210,7 +205,7 @@ def test_when_spark_is_killed_the_load_test_says_so_and_goes_on_to_a_closed_ledg
     assert "Connection refused" not in said
 
     report = tmp_path / "load.json"
-    assert run_command("--resume", str(root), "--report", str(report)) == EXIT_OK
+    assert run_command("load-test", "--resume", str(root), "--report", str(report)) == EXIT_OK
     shown = capsys.readouterr().out
     assert f"{engine}: the ledger closes, each of 600 ids has one end." in shown
     (found,) = json.loads(report.read_text())["engines"]
@@ -222,5 +217,5 @@ def test_when_spark_is_killed_the_load_test_says_so_and_goes_on_to_a_closed_ledg
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(command, "session", None)
-        assert run_command("--resume", str(root)) == EXIT_OK
+        assert run_command("load-test", "--resume", str(root)) == EXIT_OK
     assert capsys.readouterr().out == shown

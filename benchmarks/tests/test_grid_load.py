@@ -19,47 +19,36 @@ from rmqstore_benchmarks.peers.peer import DISTRIBUTIONS
 MINUTE_MS = 60_000
 
 
-def made(name: str, count: int = 20_000, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Return delays, and whether each is cancelled."""
-    batch = Load(workload_named(name), 64, seed).fresh(START_MS, count)
-    assert ((batch.cancel_ms == NEVER_MS) | ((batch.cancel_ms > START_MS) & (batch.cancel_ms <= batch.due_ms))).all()
-    return batch.due_ms - START_MS, batch.cancel_ms != NEVER_MS
+@pytest.mark.parametrize(
+    ("workload", "quantiles_ms", "log_deviation", "cancelled"),
+    [
+        (workload_named("order-timeout"), {0.5: 30 * MINUTE_MS}, 0.5, 0.85),
+        (workload_named("retry-backoff"), {0.25: 10_000, 0.6: 30_000, 0.8: 60_000}, None, 0),
+        (workload_named("reminder"), {share / 10: share * 3 * DAY_MS for share in range(1, 10)}, None, 0.1),
+        (workload_named("within-the-hour"), {0.25: 15 * MINUTE_MS, 0.75: 45 * MINUTE_MS}, None, 0),
+        (workload_named("eight-oclock"), {0: 480 * MINUTE_MS, 1: 480 * MINUTE_MS}, 0, 0),
+        (DISTRIBUTIONS["constant"], {0: 30 * MINUTE_MS, 1: 30 * MINUTE_MS}, 0, 0),
+        (DISTRIBUTIONS["lognormal"], {0.5: 30 * MINUTE_MS}, 1.0, 0),
+        (DISTRIBUTIONS["uniform"], {0.25: 15 * MINUTE_MS, 0.75: 45 * MINUTE_MS}, None, 0),
+    ],
+    ids=lambda each: each.name if isinstance(each, NamedWorkload) else "",
+)
+def test_a_workload_has_its_shape(
+    workload: NamedWorkload, quantiles_ms: dict[float, int], log_deviation: float | None, cancelled: float
+) -> None:
+    batch = Load(workload, 64, 1).fresh(START_MS, 20_000)
+    delays, are_cancelled = batch.due_ms - START_MS, batch.cancel_ms != NEVER_MS
+    assert delays.min() >= 1
+    assert np.quantile(delays, list(quantiles_ms)) == pytest.approx(list(quantiles_ms.values()), rel=0.05)
+    assert log_deviation is None or np.log(delays).std() == pytest.approx(log_deviation, rel=0.03)
+    assert are_cancelled.mean() == pytest.approx(cancelled, abs=0.01)
+    assert (batch.cancel_ms > START_MS).all()
+    assert (batch.cancel_ms[are_cancelled] <= batch.due_ms[are_cancelled]).all()
 
 
-def test_order_timeouts_are_log_normal_around_half_an_hour_and_mostly_cancelled() -> None:
-    delays, are_cancelled = made("order-timeout")
-    assert np.median(delays) == pytest.approx(30 * MINUTE_MS, rel=0.03)
-    assert np.log(delays).std() == pytest.approx(0.5, rel=0.03)
-    assert are_cancelled.mean() == pytest.approx(0.85, abs=0.01)
-
-
-def test_the_timers_that_peers_are_given_have_their_shapes() -> None:
-    drawn = {name: workload.delays_ms(np.random.default_rng(4), 50_000) for name, workload in DISTRIBUTIONS.items()}
-    assert set(drawn["constant"].tolist()) == {30 * MINUTE_MS}
-    assert np.median(drawn["lognormal"]) == pytest.approx(30 * MINUTE_MS, rel=0.03)
-    assert np.log(drawn["lognormal"]).std() == pytest.approx(1.0, rel=0.03)
-    assert 1 <= drawn["uniform"].min() <= drawn["uniform"].max() <= 60 * MINUTE_MS
-    assert np.median(drawn["uniform"]) == pytest.approx(30 * MINUTE_MS, rel=0.03)
-
-
-def test_retries_follow_the_back_off_table() -> None:
-    delays, are_cancelled = made("retry-backoff")
-    assert (delays == 10_000).mean() == pytest.approx(0.5, abs=0.02)
-    assert (delays == 30_000).mean() == pytest.approx(0.25, abs=0.02)
-    assert not are_cancelled.any()
-
-
-def test_reminders_are_uniform_over_thirty_days() -> None:
-    delays, are_cancelled = made("reminder")
-    counts, _ = np.histogram(delays, bins=10, range=(0, 30 * DAY_MS))
-    assert counts.sum() == len(delays)
-    assert counts == pytest.approx(2000, rel=0.1)
-    assert are_cancelled.mean() == pytest.approx(0.1, abs=0.01)
-
-
-def test_the_burst_is_due_in_one_tick() -> None:
+def test_the_backlog_of_the_burst_is_due_in_one_tick() -> None:
     load = Load(workload_named("eight-oclock"), 64, 1)
-    assert set(np.concatenate([load.found(START_MS, 500).due_ms, load.found(START_MS, 500).due_ms]).tolist()) == {START_MS + 8 * 3_600_000}
+    assert {due for _ in range(2) for due in load.found(START_MS, 500).due_ms.tolist()} == {START_MS + 480 * MINUTE_MS}
 
 
 def test_the_same_seed_makes_the_same_batches_and_another_one_others() -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,41 +58,42 @@ def test_lists_are_scheduled_only(tmp_path: Path) -> None:
     assert set(measure(task("memory, list", tmp_path))) == {"schedule"}
 
 
-def test_sqlite_sets_its_durability(tmp_path: Path) -> None:
-    for durability, synchronous in ((Durability.POWER_LOSS, 2), (Durability.PROCESS_CRASH, 1)):
-        directory = tmp_path / durability
-        directory.mkdir()
-        with SQLite(directory, durability).started() as peer:
-            assert peer._db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
-            assert peer._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+@pytest.mark.parametrize(("durability", "synchronous"), [(Durability.POWER_LOSS, 2), (Durability.PROCESS_CRASH, 1)])
+def test_sqlite_sets_its_durability(durability: Durability, synchronous: int, tmp_path: Path) -> None:
+    with SQLite(tmp_path, durability).started() as peer:
+        assert peer._db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        assert peer._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-class Losing(SQLite):
-    def pop_ack(self, count: int) -> list[bytes]:
-        return super().pop_ack(count)[:-1]
+def losing(peer: SQLite, count: int) -> list[bytes]:
+    return SQLite.pop_ack(peer, count)[:-1]
 
 
-class Repeating(SQLite):
-    def pop_ack(self, count: int) -> list[bytes]:
-        found = super().pop_ack(count)
-        return found + found[:1]
+def repeating(peer: SQLite, count: int) -> list[bytes]:
+    found = SQLite.pop_ack(peer, count)
+    return found + found[:1]
 
 
-class Forgetful(SQLite):
-    def cancel(self, handles: list[object]) -> int:
-        super().cancel(handles[1:])
-        return len(handles)
+def forgetful(peer: SQLite, handles: list[object]) -> int:
+    SQLite.cancel(peer, handles[1:])
+    return len(handles)
 
 
-class Early(SQLite):
-    def drain(self, now_ms: int) -> int:
-        return super().drain(now_ms) - 1
+def early(peer: SQLite, now_ms: int) -> int:
+    return SQLite.drain(peer, now_ms) - 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [(Losing, "did not come"), (Repeating, "came twice"), (Forgetful, "handed over"), (Early, "handed over")]
+    ("call", "fault", "why"),
+    [
+        ("pop_ack", losing, "did not come"),
+        ("pop_ack", repeating, "came twice"),
+        ("cancel", forgetful, "handed over"),
+        ("drain", early, "handed over"),
+    ],
 )
-def test_a_peer_that_loses_or_invents_a_message_gets_no_figure(kind: type[SQLite], why: str, tmp_path: Path) -> None:
+def test_a_peer_that_loses_or_invents_a_message_gets_no_figure(call: str, fault: Callable[..., Any], why: str, tmp_path: Path) -> None:
+    kind = type("Wrong", (SQLite,), {call: fault})
     with kind(tmp_path, Durability.PROCESS_CRASH).started() as peer, pytest.raises(PeerError, match=why):
         peer.measure(task("sqlite", tmp_path))
 

@@ -2,82 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 from rmqstore_benchmarks.grid.phases import MachineTime, SimulatedTime, Stream, open_loop
 
 MS = 1_000_000
 
 
 class FakeTime(MachineTime):
-    """A clock that moves when it is waited for, or when a test says so."""
+    """A clock that moves when it is waited for, so much too late, or when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, wakes_late_ms: int) -> None:
         self.ns = 1_000 * MS
+        self._late_ns = wakes_late_ms * MS
 
     def now_ns(self) -> int:
         return self.ns
 
     def wait_until(self, at_ns: int) -> None:
-        self.ns = max(self.ns, at_ns)
+        self.ns = max(self.ns, at_ns) + self._late_ns
 
 
-def latencies_ms(stall_at: int, clock: FakeTime, seconds: float = 0.2) -> tuple[list[int], list[int]]:
-    """Do a call of 1 ms every 10 ms; call ``stall_at`` takes 65 ms. Returns latencies and slips, ms."""
-    latencies: list[int] = []
-    slips: list[int] = []
+def played(seconds: float, *every_ms: int, takes_ms: Callable[[int], int] = lambda call: 1, wakes_late_ms: int = 0) -> Played:
+    """Play streams with calls at these intervals, of which the n-th of all takes ``takes_ms(n)``."""
+    clock, found = FakeTime(wakes_late_ms), Played([], [], [])
 
-    def call(intended_ns: int) -> None:
-        clock.ns += (65 if len(latencies) == stall_at else 1) * MS
-        latencies.append((clock.ns - intended_ns) // MS)
+    def call(every: int, intended_ns: int) -> None:
+        clock.ns += takes_ms(len(found.calls)) * MS
+        found.calls.append(every)
+        found.latencies_ms.append((clock.ns - intended_ns) // MS)
 
-    open_loop([Stream(10 * MS, call)], clock, seconds, lambda ns: slips.append(ns // MS))
-    return latencies, slips
+    open_loop([Stream(every * MS, partial(call, every)) for every in every_ms], clock, seconds, lambda ns: found.slips_ms.append(ns // MS))
+    return found
+
+
+class Played(NamedTuple):
+    """The interval of each call, and its latency; and the load's own delays."""
+
+    calls: list[int]
+    latencies_ms: list[int]
+    slips_ms: list[int]
 
 
 def test_a_stall_is_seen_by_the_calls_behind_it() -> None:
-    latencies, slips = latencies_ms(stall_at=3, clock=FakeTime())
-    assert latencies[:3] == [1, 1, 1]
-    # Intended 10, 20, … ms behind the stalled one; each takes 1 ms, so the queue goes by 9 ms a call.
-    assert latencies[3:11] == [65, 56, 47, 38, 29, 20, 11, 2]
-    assert latencies[11:] == [1] * len(latencies[11:])
-    assert len(latencies) == 19, "calls that were late are made up for"
-    assert slips == [0] * 19, "the load itself was never late"
+    found = played(0.2, 10, takes_ms=lambda call: 65 if call == 3 else 1)
+    # Intended 10, 20, … ms behind the stalled one; each takes 1 ms, so the queue goes by 9 ms a call. All that were late are made up for.
+    assert found.latencies_ms == [1, 1, 1, 65, 56, 47, 38, 29, 20, 11, 2] + [1] * 8
+    assert found.slips_ms == [0] * 19, "the load itself was never late"
 
 
 def test_the_delay_of_the_load_itself_is_slip() -> None:
-    clock = FakeTime()
-    slips: list[int] = []
-
-    class Sleepy(FakeTime):
-        def wait_until(self, at_ns: int) -> None:
-            self.ns = max(self.ns, at_ns) + 3 * MS  # wakes 3 ms late
-
-    clock = Sleepy()
-    open_loop([Stream(10 * MS, lambda _: None)], clock, 0.05, lambda ns: slips.append(ns // MS))
-    assert slips == [3] * len(slips)
-    assert slips
+    assert played(0.05, 10, takes_ms=lambda call: 0, wakes_late_ms=3).slips_ms == [3] * 4
 
 
-def test_an_overloaded_loop_ends_at_twice_its_time() -> None:
-    clock = FakeTime()
-    calls: list[int] = []
-
-    def slow(intended_ns: int) -> None:
-        clock.ns += 100 * MS
-        calls.append(intended_ns)
-
-    open_loop([Stream(10 * MS, slow)], clock, 1.0, lambda _: None)
-    assert 19 <= len(calls) <= 20
-    assert calls[1] - calls[0] == 10 * MS, "the schedule did not wait"
+def test_an_overloaded_loop_ends_at_twice_its_time_and_its_schedule_does_not_wait() -> None:
+    found = played(1.0, 10, takes_ms=lambda call: 100)
+    assert found.latencies_ms == [100 + 90 * call for call in range(20)]
 
 
 def test_streams_run_by_their_own_schedules() -> None:
-    clock = FakeTime()
-    done: list[str] = []
-    streams = [Stream(every * MS, lambda _, name=name: done.append(name)) for name, every in (("a", 10), ("b", 25))]  # type: ignore[misc]
-    open_loop(streams, clock, 0.1, lambda _: None)
-    assert done.count("a") == 9
-    assert done.count("b") == 3
-    assert done[:4] == ["a", "a", "b", "a"]
+    assert played(0.1, 10, 25).calls == [10, 10, 25, 10, 10, 10, 25, 10, 10, 25, 10, 10]
 
 
 def test_simulated_time_goes_and_comes_back() -> None:

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,7 +49,6 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 class Cost(NamedTuple):
     """What one step took: messages, wall and CPU seconds."""
 
-    what: str
     rows: int
     wall_s: float
     cpu_s: float
@@ -59,9 +57,6 @@ class Cost(NamedTuple):
     def per_core(self) -> float:
         """Messages by second of CPU time."""
         return self.rows / self.cpu_s
-
-    def __str__(self) -> str:
-        return f"{self.what:34} {self.rows:>11,} {self.wall_s:8.1f} s {self.rows / self.wall_s:>11,.0f}/s {self.per_core:>11,.0f}/s a core"
 
 
 def processes() -> dict[int, tuple[str, list[str]]]:
@@ -94,8 +89,8 @@ def measured(what: str, call: Callable[[], int]) -> Cost:
     """Call, and print what it took; the call returns its number of messages."""
     cpu_s, start_s = cpu_seconds(), time.perf_counter()
     rows = call()
-    cost = Cost(what, rows, time.perf_counter() - start_s, cpu_seconds() - cpu_s)
-    print(cost, flush=True)
+    cost = Cost(rows, time.perf_counter() - start_s, cpu_seconds() - cpu_s)
+    print(f"{what:34} {rows:>11,} {cost.wall_s:8.1f} s {rows / cost.wall_s:>11,.0f}/s {cost.per_core:>11,.0f}/s a core", flush=True)
     return cost
 
 
@@ -105,10 +100,10 @@ def peak_memory() -> Iterator[dict[str, int]]:
     peak = {"JVM": 0, "Python": 0, "all": 0}
 
     def look() -> None:
-        now = {"JVM": 0, "Python": 0}
+        now = dict.fromkeys(peak, 0)
         for pid, (name, _) in processes().items():
-            now["JVM" if name == "java" else "Python"] += anon_bytes(pid) or 0
-        now["all"] = now["JVM"] + now["Python"]
+            for kind in ("JVM" if name == "java" else "Python", "all"):
+                now[kind] += anon_bytes(pid) or 0
         peak.update({kind: max(peak[kind], size) for kind, size in now.items()})
 
     with every(0.2, look, "bench-memory"):
@@ -137,15 +132,12 @@ def plain_ingest(files: Sequence[Path], store: Path, engine: str, batch_rows: in
     return rows
 
 
-def side_by_side(files: Sequence[Path], root: Path, engine: str) -> Cost:
+def two_plain_ingests(files: Sequence[Path], root: Path, engine: str) -> Cost:
     """Measure two plain loops at a time, in processes of their own that have started before."""
+    halves = [(files[at::2], root / side, engine, PARQUET_ROWS) for at, side in enumerate(("left", "right"))]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         pool.map(os.path.basename, ("left", "right"), chunksize=1)
-        halves = [(files[at::2], root / side, engine, PARQUET_ROWS) for at, side in enumerate(("left", "right"))]
-        cost = measured(f"two plain loops, batches of {PARQUET_ROWS}", lambda: sum(pool.starmap(plain_ingest, halves, chunksize=1)))
-    for _, store, _, _ in halves:
-        shutil.rmtree(store)
-    return cost
+        return measured(f"two plain loops, batches of {PARQUET_ROWS}", lambda: sum(pool.starmap(plain_ingest, halves, chunksize=1)))
 
 
 def plain_read(path: Path, view: View) -> int:
@@ -186,26 +178,30 @@ def compare(spark: SparkSession, root: Path, source: Path, engine: str, rounds: 
     files = sorted(source.iterdir())
     rows: list[tuple[str, str, float]] = []
     for _ in range(rounds):
-        loops = []
+        loops = {}
         for size in (10_000, PARQUET_ROWS):
-            loops.append(measured(f"plain loop, batches of {size}", partial(plain_ingest, files, root / "plain", engine, size)))
+            name = f"plain loop, batches of {size}"
+            loops[name] = measured(name, lambda size=size: plain_ingest(files, root / "plain", engine, size))  # type: ignore[misc]
             # What nobody reads any more leaves the memory to what is read next.
             shutil.rmtree(root / "plain")
-        both = side_by_side(files, root, engine)
+        both = two_plain_ingests(files, root, engine)
+        shutil.rmtree(root / "left")
+        shutil.rmtree(root / "right")
         passes = measured("Spark, rows to Python only", lambda: spark_passes(spark, source))
         one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
         shutil.rmtree(root / "one")
         two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
-        for each in loops:
-            for spark_side in (one, two):
-                rows.append((f"ingest a core, {spark_side.what}, to {each.what}", ".0%", spark_side.per_core / each.per_core))
-            share = each.cpu_s / (each.cpu_s + passes.cpu_s)
-            rows.append((f"ingest a core, {each.what}, were it sent as it comes from Spark", ".0%", share))
-        loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
+        for name, loop in loops.items():
+            rows += [
+                (f"ingest a core, Spark, {n} shards, to {name}", ".0%", each.per_core / loop.per_core) for n, each in ((1, one), (2, two))
+            ]
+            share = loop.cpu_s / (loop.cpu_s + passes.cpu_s)
+            rows.append((f"ingest a core, {name}, were it sent as it comes from Spark", ".0%", share))
+        read_out = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
         out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
         shutil.rmtree(root / "two")
-        rows.append(("read-out a core, Spark to plain loop", ".0%", out.per_core / loop.per_core))
-        rows.append(("times as fast, 1 to 2 plain loops", ".2f", loops[-1].wall_s / both.wall_s))
+        rows.append(("read-out a core, Spark to plain loop", ".0%", out.per_core / read_out.per_core))
+        rows.append(("times as fast, 1 to 2 plain loops", ".2f", loop.wall_s / both.wall_s))
         rows.append(("times as fast, 1 to 2 shards", ".2f", one.wall_s / two.wall_s))
     for each in spreads(pd.DataFrame(rows, columns=["what", "form", "value"]), ["what", "form"]).itertuples():
         middle, low, high = (format(value, each.form) for value in (each.median, each.low, each.high))
@@ -233,23 +229,14 @@ def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards
         "read back": read_back,
     }
     start_s = time.perf_counter()
-    peaks: list[dict[str, int]] = []
-    rows = 0
-    for what, step in steps.items():
-        with peak_memory() as peak:
-            rows = max(rows, measured(what, step).rows)
-        peaks.append(peak)
-        print(f"{'':34} peak memory: {_shown(peak)}", flush=True)
+    with peak_memory() as peak:
+        rows = max(measured(what, step).rows for what, step in steps.items())
     took_s = time.perf_counter() - start_s
     expected = (rows, rows * (rows - 1) // 2, (rows - 1) * rows * (2 * rows - 1) // 6)
     if tuple(map(int, found)) != expected:
         raise SystemExit(f"lost or doubled: {tuple(found)}, not {expected}")
-    peak = {kind: max(each[kind] for each in peaks) for kind in peaks[0]}
-    print(f"whole job: {rows:,} timers in {took_s:.0f} s, each once; peak memory without mapped files: {_shown(peak)}")
-
-
-def _shown(peak: dict[str, int]) -> str:
-    return ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in peak.items())
+    shown = ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in peak.items())
+    print(f"whole job: {rows:,} timers in {took_s:.0f} s, each once; peak memory without mapped files: {shown}")
 
 
 def main() -> None:

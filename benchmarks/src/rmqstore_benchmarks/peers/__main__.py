@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import shlex
 import shutil
@@ -48,29 +49,33 @@ def rounds(given: argparse.Namespace, systems: Sequence[str]) -> pd.DataFrame:
     Ctrl-C ends it with the rounds that are whole; in the first round it ends the command.
     """
     rows: list[tuple[Any, ...]] = []
+    durabilities = list(Durability) if given.durability == "both" else [Durability(given.durability)]
     for number in range(given.rounds):
+        before = len(rows)
         try:
-            rows += list(_round(given, systems, number))
+            for durability, distribution in itertools.product(durabilities, DISTRIBUTIONS):
+                rows += _measured(given, systems, number, durability, distribution)
         except KeyboardInterrupt:
-            if not rows:
+            if not number:
                 raise
+            del rows[before:]
             break
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _round(given: argparse.Namespace, systems: Sequence[str], number: int) -> Iterator[tuple[Any, ...]]:
-    for durability in Durability if given.durability == "both" else (Durability(given.durability),):
-        for distribution in DISTRIBUTIONS:
-            names = [name for name in systems if durability in SYSTEMS[name].settings and distribution in SYSTEMS[name].distributions]
-            found = {}
-            for name in in_turn(names, number):
-                print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
-                task = Task(system=name, durability=durability, directory="", distribution=distribution, timers=given.timers, batch=_BATCH)
-                found[name] = run(task, given.directory)
-            for name in names:  # the table has them in the same order, whatever the turn
-                error = found[name].pop("error", None)
-                for phase, rate in ({"": None} if error else found[name]).items():
-                    yield (str(durability), distribution, name, number, phase, rate, error)
+def _measured(
+    given: argparse.Namespace, systems: Sequence[str], number: int, durability: Durability, distribution: str
+) -> Iterator[tuple[Any, ...]]:
+    names = [name for name in systems if durability in SYSTEMS[name].settings and distribution in SYSTEMS[name].distributions]
+    found = {}
+    for name in in_turn(names, number):
+        print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
+        task = Task(system=name, durability=durability, directory="", distribution=distribution, timers=given.timers, batch=_BATCH)
+        found[name] = run(task, given.directory)
+    for name in names:  # the table has them in the same order, whatever the turn
+        error = found[name].pop("error", None)
+        for phase, rate in ({"": None} if error else found[name]).items():
+            yield (str(durability), distribution, name, number, phase, rate, error)
 
 
 def run(task: Task, below: Path) -> dict[str, Any]:

@@ -46,15 +46,8 @@ _STOP_S: Final = 30
 
 def program(name: str, places: str = "") -> str | None:
     """Return the path of a program on ``PATH``, or the last one that the pattern ``places`` finds under /usr/lib."""
-    if found := shutil.which(name):
-        return found
-    if places and (there := sorted(Path("/usr/lib").glob(places), key=_by_number)):
-        return str(there[-1])
-    return None
-
-
-def _by_number(path: Path) -> list[int]:
-    return [int(part) for part in path.parts if part.isdigit()]
+    there = sorted(Path("/usr/lib").glob(places), key=lambda path: [int(part) for part in path.parts if part.isdigit()]) if places else []
+    return shutil.which(name) or (str(there[-1]) if there else None)
 
 
 def said(*command: str) -> str:
@@ -84,7 +77,17 @@ def running(
     with log.open("wb") as output:
         server = subprocess.Popen(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=output, **options)
     try:
-        _wait(command[0], server, ready, log)
+        until_s = time.monotonic() + _START_S
+        while True:
+            try:
+                ready()
+                break
+            except Exception as error:
+                ended = server.poll()
+                if ended is not None or time.monotonic() > until_s:
+                    tail = log.read_text(errors="replace")[-500:]
+                    raise PeerError(f"{command[0]} did not start (exit status {ended}): {tail}") from error
+            time.sleep(0.02)
         yield server.pid
     finally:
         server.send_signal(stop)
@@ -95,21 +98,6 @@ def running(
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-
-
-def _wait(name: str, server: subprocess.Popen[bytes], ready: Callable[[], object], log: Path) -> None:
-    give_up_s = time.monotonic() + _START_S
-    while True:
-        try:
-            ready()
-        except Exception as error:
-            ended = server.poll()
-            if ended is None and time.monotonic() < give_up_s:
-                time.sleep(0.02)
-                continue
-            tail = log.read_text(errors="replace")[-500:]
-            raise PeerError(f"{name} did not start (exit status {ended}): {tail}") from error
-        return
 
 
 class Server(TimerPeer, ABC):

@@ -16,7 +16,7 @@ from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
-from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Ids, Plan
+from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Fate, Ids, Plan
 
 LATER_MS = START_MS + 1_000_000
 
@@ -48,7 +48,7 @@ def found(plan: Plan, now_ms: int) -> dict[str, set[int]]:
 def ids_of(plan: Plan, *, topic: str) -> Ids:
     """Return the ids that are due at once, of a topic."""
     ids = np.arange(plan.messages)
-    return ids[(plan.due_ms(ids) == NO_TIME) & (plan.is_kept(ids) == (topic == KEPT_TOPIC))]
+    return ids[(plan.due_ms(ids) == NO_TIME) & (plan.has(ids, Fate.KEPT) == (topic == KEPT_TOPIC))]
 
 
 def test_timers_that_are_due_are_left_and_others_are_not(plan: Plan) -> None:
@@ -110,7 +110,7 @@ def test_every_kept_body_and_time_is_compared(plan: Plan) -> None:
 
 def test_a_cancel_by_key_that_finds_two_copies_is_told(plan: Plan) -> None:
     first = plan.ids(0, 0)
-    keyed = first[plan.cancelled_by_key(first) & (plan.due_ms(first) > START_MS + 10_000)]
+    keyed = first[plan.has(first, Fate.CANCELLED_BY_KEY) & (plan.due_ms(first) > START_MS + 10_000)]
     with store_of(plan, START_MS) as store:
         store.send_batch(plan.batch(keyed))
     run_round(plan, 0, 0)

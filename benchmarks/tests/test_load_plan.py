@@ -12,7 +12,7 @@ import pytest
 from rmqstore_benchmarks.load import ledger
 from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, Injector, Note, note_once, notes, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
-from rmqstore_benchmarks.load.plan import NO_TIME, Plan, chunk_for, ids_in
+from rmqstore_benchmarks.load.plan import NO_TIME, Fate, Plan, chunk_for, ids_in
 
 PLAN = Plan("memory", "nowhere", 10_007, 3, seed=5, chunk=100)
 
@@ -50,11 +50,11 @@ def test_a_message_is_damaged_by_another_body_a_cut_one_none_and_another_time() 
 def test_every_fate_has_messages_and_no_message_has_two() -> None:
     ids = np.arange(PLAN.messages)
     shares = {
-        "by handle": PLAN.cancelled_by_handle(ids),
-        "by key": PLAN.cancelled_by_key(ids),
-        "kept": PLAN.is_kept(ids),
-        "poison": PLAN.is_poison(ids),
-        "held": PLAN.is_held(ids),
+        "by handle": PLAN.has(ids, Fate.CANCELLED_BY_HANDLE),
+        "by key": PLAN.has(ids, Fate.CANCELLED_BY_KEY),
+        "kept": PLAN.has(ids, Fate.KEPT),
+        "poison": PLAN.has(ids, Fate.POISON),
+        "held": PLAN.has(ids, Fate.HELD),
         "now": PLAN.due_ms(ids) == NO_TIME,
     }
     assert all(0 < mask.mean() < 0.4 for mask in shares.values())

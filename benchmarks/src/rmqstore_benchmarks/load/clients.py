@@ -36,6 +36,7 @@ from rmqstore_benchmarks.load.plan import (
     LONGER_MS,
     SETTINGS,
     TOPIC,
+    Fate,
     Ids,
     Plan,
     ids_in,
@@ -261,13 +262,13 @@ def _send_chunk(shard: Attempt, ids: Ids, number: int) -> SendReceipts:
 
 
 def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
-    rows = np.flatnonzero(shard.plan.cancelled_by_handle(ids))
+    rows = np.flatnonzero(shard.plan.has(ids, Fate.CANCELLED_BY_HANDLE))
     if len(rows):
         handles = [handle for row in rows.tolist() if (handle := receipts[row].handle) is not None]
         shard.asked("cancel", Event.CANCELLING, ids[rows], None, partial(shard.store.cancel, handles), _CANCELS.__getitem__)
-    for row in np.flatnonzero(shard.plan.cancelled_by_key(ids)).tolist():
+    for row in np.flatnonzero(shard.plan.has(ids, Fate.CANCELLED_BY_KEY)).tolist():
         mine = ids[row : row + 1]
-        topic = KEPT_TOPIC if shard.plan.is_kept(mine)[0] else TOPIC
+        topic = KEPT_TOPIC if shard.plan.has(mine, Fate.KEPT)[0] else TOPIC
         began = shard.ledger.intend(Event.CANCELLING, mine, shard.now_ms)
         found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))))
         # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
@@ -333,8 +334,8 @@ class _Consumer:
         """Say what became of the messages: some nobody acks, some are held, released or given more time, all others are acked."""
         receipts = receipts_of(popped).receipts
         drawn = np.random.default_rng(self._rng.getrandbits(32)).random(len(ids))
-        held = self._plan.is_held(ids)
-        free = ~self._plan.is_poison(ids) & ~held
+        held = self._plan.has(ids, Fate.HELD)
+        free = ~self._plan.has(ids, Fate.POISON) & ~held
         released = free & (drawn < _RELEASE_SHARE)
         changed = free & ~released & (drawn < _RELEASE_SHARE + _CHANGE_SHARE)
         acked = free & ~released & ~changed

@@ -7,11 +7,13 @@ died) may have happened or not, so it explains an end that nobody was told of, b
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from rmqstore_benchmarks.grid.named import START_MS
+from rmqstore_benchmarks.load.ledger import Event
 from rmqstore_benchmarks.load.plan import HELD_MS, LEASE_MS, LONGER_MS, MAX_RETRIES, Plan
 
 if TYPE_CHECKING:
@@ -23,24 +25,21 @@ STATES: Final = ("cancelled", "acked", "dead", "pending")
 FAULTS: Final[dict[str, tuple[str, str]]] = {
     "foreign id": ("an id that was never sent, or on a shard that is not its own", "is_foreign"),
     "never sent": ("its send was never answered, though its task ended well", "not is_foreign and sent = 0"),
-    "lost": (
-        "sent, not cancelled, and nowhere",
-        "sent > 0 and places = 0 and cancelled = 0 and cancels_in_doubt <= 0",
-    ),
+    "lost": ("sent, not cancelled, and nowhere", "sent > 0 and places = 0 and cancelled = 0 and cancels_in_doubt <= 0"),
     "consumed by nobody": (
         "gone for its group, though no ack was answered or in doubt",
-        "passed > 0 and ready + waiting + dead = 0 and acked = 0 and acks_in_doubt <= 0",
+        "in_passed > 0 and in_ready + waiting + in_dead = 0 and acked = 0 and acks_in_doubt <= 0",
     ),
     "stored twice": (
         "in two places at once, or twice in one, or cancelled by key more than once",
-        "timers + passed + ready > 1 or waiting + dead > 1 or (ready > 0 and waiting + dead > 0) or copies > 0",
+        "in_timer + in_passed + in_ready > 1 or waiting + in_dead > 1 or (in_ready > 0 and waiting + in_dead > 0) or copies > 0",
     ),
-    "left behind": ("due, ready, or its lease over, but nobody got it though nothing else was left to do (T2, P3)", "left_behind > 0"),
-    "back after its ack": ("ACKED, but still pending or dead", "acked > 0 and timers + ready + waiting + dead > 0"),
+    "left behind": ("due, ready, or its lease over, but nobody got it though nothing else was left to do (T2, P3)", "in_left > 0"),
+    "back after its ack": ("ACKED, but still pending or dead", "acked > 0 and in_timer + in_ready + waiting + in_dead > 0"),
     "kept though cancelled": ("CANCELLED, but still in the store", "cancelled > 0 and places > 0"),
     "delivered though cancelled": ("CANCELLED, but delivered", "cancelled > 0 and delivered > 0"),
     "cancelled and too late": ("CANCELLED once, ALREADY_DELIVERED another time (C4)", "cancelled > 0 and cancel_late > 0"),
-    "too late, but pending": ("ALREADY_DELIVERED, but still a timer (C2)", "cancel_late > 0 and timers > 0"),
+    "too late, but pending": ("ALREADY_DELIVERED, but still a timer (C2)", "cancel_late > 0 and in_timer > 0"),
     "acked twice": ("ACKED more than once", "acked > 1"),
     "acked already": ("ALREADY_ACKED, though no ack was answered or in doubt", "acked_before > 0"),
     "delivered after its ack": (
@@ -49,92 +48,80 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "delivered twice": ("the same attempt given twice without a release", "twice > 0"),
     "delivered while leased": ("given again before the lease ended (P1)", "leased_twice > 0"),
-    "ack refused": ("STALE within its lease (P5)", "refused > 0"),
-    "release refused": ("not RELEASED within its lease (P5)", "release_refused > 0"),
-    "change refused": ("not CHANGED within its lease (P6)", "change_refused > 0"),
-    "early": ("delivered, or in its topic, before its deliver time (T1)", "early > 0"),
-    "damaged": ("body or deliver time are not what was sent", "damaged > 0"),
+    "ack refused": ("STALE within its lease (P5)", "acks_refused > 0"),
+    "release refused": ("not RELEASED within its lease (P5)", "releases_refused > 0"),
+    "change refused": ("not CHANGED within its lease (P6)", "changes_refused > 0"),
+    "early": ("delivered, or in its topic, before its deliver time (T1)", "early + in_early > 0"),
+    "damaged": ("body or deliver time are not what was sent", "damaged + in_damaged > 0"),
     "old receipt honoured": ("ACKED by a receipt that a change had replaced (P6)", "old_honoured > 0"),
-    "unknown": ("UNKNOWN for a handle or a receipt that the store gave", "unknown > 0"),
+    "unknown": ("UNKNOWN for a handle or a receipt that the store gave", "cancel_unknown + ack_unknown > 0"),
     "dead after other attempts": (
         f"dead-lettered, but not after {_DELIVERIES} deliveries (P7), by its own count or by the ledger's",
-        f"dead > 0 and not (dead_attempts = {_DELIVERIES} and {_DELIVERIES} between attempts_told and attempts_told + pops_in_doubt)",
+        f"in_dead > 0 and not (dead_attempts = {_DELIVERIES} and {_DELIVERIES} between attempts_told and attempts_told + pops_in_doubt)",
     ),
-    "parked": ("parked as unreadable", "parked > 0"),
+    "parked": ("parked as unreadable", "in_parked > 0"),
 }
-"""Name of each fault, what it means, and the condition by which SQL finds it."""
+"""Name of each fault, what it means, and the condition by which SQL finds it: over how often each event was told, in which places
+(``in_PLACE``) the id was found how often, and what follows from both."""
+
+_EVENTS: Final = [event.value for event in Event if event not in (Event.OPENED, Event.WAITED, Event.CLOSED, Event.TIME)]
+_PLACES: Final = ["timer", "passed", "ready", "retry", "leased", "dead", "parked", "early", "damaged", "left"]
+"""Of the audit, but for ``broken``, which concerns no id."""
+
+
+def _each(form: str, names: Iterable[str]) -> str:
+    """Return a list of SQL with each of the names in the place of ``$``."""
+    return ", ".join(form.replace("$", name) for name in names)
+
 
 # By id and attempt: the leases of one delivery. An attempt is given again only after a release, and the next one only after its lease,
 # which a change makes longer. A call counts from its begin at the earliest, and was answered at its end at the latest.
 _ATTEMPTS: Final = f"""
-select id, attempt,
-  count_if(event = 'delivered') delivered,
-  count_if(event = 'releasing') - count_if(event = 'release_refused') releasing,
-  count_if(event in ('releasing', 'changing')) moved,
+select id, attempt, {_each("count_if(event = '$') $", _EVENTS)},
+  {_each("min(if(event = '$', to_ms, null)) $_ms", ("delivered", "ack_stale", "release_refused", "change_refused"))},
   max(case event when 'delivered' then from_ms + {LEASE_MS} end) lease_ends_ms,
   max(case event when 'changed' then from_ms + {LONGER_MS} when 'held' then from_ms + {HELD_MS} end) change_ends_ms,
-  min(if(event = 'delivered', to_ms, null)) to_ms,
-  min(if(event = 'ack_stale', to_ms, null)) stale_ms,
-  min(if(event = 'release_refused', to_ms, null)) release_refused_ms,
-  min(if(event = 'change_refused', to_ms, null)) change_refused_ms,
-  sum(case event when 'acking' then 1 when 'acked' then -1 when 'ack_repeated' then -1 when 'ack_stale' then -1 when 'ack_unknown' then -1
-      else 0 end) acks_in_doubt,
-  count_if(event = 'acked') acked,
-  count_if(event = 'ack_repeated') ack_repeated,
-  min(if(event = 'acked', ended, null)) acked_at,
-  max(if(event = 'delivered', began, null)) last_delivered,
-  count_if(event = 'early') early,
-  count_if(event = 'damaged') damaged,
-  count_if(event = 'copies') copies,
-  count_if(event = 'old_honoured') old_honoured,
-  count_if(event in ('cancel_unknown', 'ack_unknown')) unknown,
-  count_if(event = 'sent') sent,
-  count_if(event = 'cancelled') cancelled,
-  count_if(event = 'cancel_late') cancel_late,
-  sum(case event when 'cancelling' then 1 when 'cancelled' then -1 when 'cancel_late' then -1 when 'cancel_missed' then -1
-      when 'cancel_unknown' then -1 else 0 end) cancels_in_doubt,
+  min(if(event = 'acked', ended, null)) acked_at, max(if(event = 'delivered', began, null)) last_delivered,
   max(shard) shard, min(shard) other_shard
 from told where id >= 0 or event = 'delivered' group by id, attempt
 """
 
 _WITH_NEXT: Final = f"""
-select *, lead(to_ms) over (partition by id order by attempt) next_ms,
-  if(moved = 0, lease_ends_ms, change_ends_ms) leased_until_ms from ({_ATTEMPTS})
+select *, lead(delivered_ms) over (partition by id order by attempt) next_ms,
+  if(releasing + changing = 0, lease_ends_ms, change_ends_ms) leased_until_ms,
+  acking - acked - ack_repeated - ack_stale - ack_unknown acks_unanswered,
+  cancelling - cancelled - cancel_late - cancel_missed - cancel_unknown cancels_unanswered
+from ({_ATTEMPTS})
 """
 """``leased_until_ms`` is null where a release or a change in doubt leaves it open."""
 
-# A cancel in doubt was not made when another one came too late, or the message was delivered; nor was an ack when the next attempt was.
+_DERIVED: Final = {
+    "twice": "count_if(delivered > 1 + releasing - release_refused)",
+    "attempts_told": "count_if(delivered > 0)",
+    "leased_twice": "count_if(delivered > 0 and next_ms < leased_until_ms)",
+    "acks_refused": "count_if(delivered > 0 and ack_stale_ms < leased_until_ms)",
+    "releases_refused": "count_if(delivered > 0 and release_refused_ms < lease_ends_ms)",
+    "changes_refused": "count_if(delivered > 0 and change_refused_ms < lease_ends_ms)",
+    "acked_before": "count_if(ack_repeated > 0 and acked = 0 and acks_unanswered <= 0)",
+    # A cancel in doubt was not made when another one came too late, or the message was delivered; nor was an ack when the next attempt was.
+    "acks_in_doubt": "sum(if(next_ms is null, acks_unanswered, 0))",
+    "cancels_in_doubt": "if(sum(cancel_late) > 0 or sum(delivered) > 0, 0, sum(cancels_unanswered))",
+}
+"""Of an id, from its attempts."""
+
 _TOLD: Final = f"""
-select id,
-  sum(delivered) delivered,
-  greatest(sum(delivered) - 1, 0) redelivered,
-  count_if(delivered > 1 + releasing) twice,
-  count_if(delivered > 0) attempts_told,
-  count_if(delivered > 0 and next_ms < leased_until_ms) leased_twice,
-  count_if(delivered > 0 and stale_ms < leased_until_ms) refused,
-  count_if(delivered > 0 and release_refused_ms < lease_ends_ms) release_refused,
-  count_if(delivered > 0 and change_refused_ms < lease_ends_ms) change_refused,
-  sum(acked) acked, count_if(ack_repeated > 0 and acked = 0 and acks_in_doubt <= 0) acked_before,
-  sum(if(next_ms is null, acks_in_doubt, 0)) acks_in_doubt,
+select id, {_each("sum($) $", _EVENTS)}, {", ".join(f"{sql} {name}" for name, sql in _DERIVED.items())},
   min(acked_at) acked_at, min(if(acked > 0, attempt, null)) acked_attempt,
   max(last_delivered) last_delivered, max(if(delivered > 0, attempt, null)) last_attempt,
-  sum(early) early, sum(damaged) damaged, sum(copies) copies, sum(old_honoured) old_honoured, sum(unknown) unknown,
-  sum(sent) sent, sum(cancelled) cancelled, sum(cancel_late) cancel_late,
-  if(sum(cancel_late) > 0 or sum(delivered) > 0, 0, sum(cancels_in_doubt)) cancels_in_doubt,
   max(shard) shard, min(other_shard) other_shard
 from ({_WITH_NEXT}) group by id
 """
 
-_FOUND: Final = """
-select id,
-  count_if(place = 'timer') timers, count_if(place = 'passed') passed, count_if(place = 'ready') ready,
-  count_if(place in ('retry', 'leased')) waiting, count_if(place = 'dead') dead, count_if(place = 'parked') parked,
-  count_if(place = 'early') early, count_if(place = 'damaged') damaged, count_if(place = 'left') left_behind,
-  max(if(place = 'dead', attempts, null)) dead_attempts,
-  max(shard) shard, min(shard) other_shard
+_FOUND: Final = f"""
+select id, {_each("count_if(place = '$') in_$", _PLACES)},
+  max(if(place = 'dead', attempts, null)) dead_attempts, max(shard) shard, min(shard) other_shard
 from found where place <> 'broken' group by id
 """
-
 
 # A process that dies takes with it what it popped last: at most one pop for each of its consumers, of which the ledger has nothing.
 _DEATHS: Final = """
@@ -225,27 +212,22 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
 
 def _accounts(plan: Plan) -> str:
     """Return the query that gives every id its state and its faults."""
-    numbers = "delivered redelivered twice leased_twice refused acked acked_before acks_in_doubt old_honoured unknown sent".split()
-    numbers += "cancelled cancel_late cancels_in_doubt copies release_refused change_refused attempts_told".split()
-    counts = "timers passed ready waiting dead parked left_behind".split()
     faults = ", ".join(f"if({condition}, '{name}', null)" for name, (_, condition) in FAULTS.items())
+    away = f"coalesce($.shard <> pmod(i.id, {plan.shards}) or $.other_shard <> $.shard, false)"
     return f"""
     with told_ids as ({_TOLD}), found_ids as ({_FOUND}), deaths as ({_DEATHS.format(consumers=plan.consumers)}), joined as (
       select coalesce(i.id, t.id, f.id) id, coalesce(t.shard, f.shard, cast(pmod(i.id, {plan.shards}) as int)) shard,
-        {", ".join(f"coalesce(t.{name}, 0) {name}" for name in numbers)},
-        {", ".join(f"coalesce(f.{name}, 0) {name}" for name in counts)},
-        coalesce(f.timers + f.passed + f.ready + f.waiting + f.dead + f.parked, 0) places,
-        coalesce(t.early, 0) + coalesce(f.early, 0) early,
-        coalesce(t.damaged, 0) + coalesce(f.damaged, 0) damaged,
+        {_each("coalesce(t.$, 0) $", (*_EVENTS, *_DERIVED))}, {_each("coalesce(f.in_$, 0) in_$", _PLACES)},
+        coalesce(f.in_retry + f.in_leased, 0) waiting,
+        coalesce(f.in_timer + f.in_passed + f.in_ready + f.in_retry + f.in_leased + f.in_dead + f.in_parked, 0) places,
         coalesce(d.pops_in_doubt, 0) pops_in_doubt,
         t.acked_at, t.acked_attempt, t.last_delivered, t.last_attempt, f.dead_attempts,
-        i.id is null or coalesce(t.shard <> pmod(i.id, {plan.shards}) or t.other_shard <> t.shard, false)
-          or coalesce(f.shard <> pmod(i.id, {plan.shards}) or f.other_shard <> f.shard, false) is_foreign
+        i.id is null or {away.replace("$", "t")} or {away.replace("$", "f")} is_foreign
       from range(0, {plan.messages}) i full outer join told_ids t on i.id = t.id
       full outer join found_ids f on coalesce(i.id, t.id) = f.id
       left join deaths d on d.shard = coalesce(t.shard, f.shard))
-    select id, shard, is_foreign, delivered, redelivered, cancelled, acked,
-      case when dead > 0 then 'dead' when timers + ready + waiting > 0 then 'pending' when passed > 0 then 'acked'
+    select id, shard, is_foreign, delivered, greatest(delivered - 1, 0) redelivered, cancelled, acked,
+      case when in_dead > 0 then 'dead' when in_timer + in_ready + waiting > 0 then 'pending' when in_passed > 0 then 'acked'
         when cancelled > 0 or cancels_in_doubt > 0 then 'cancelled' else 'none' end state,
       array_compact(array({faults})) faults
     from joined"""

@@ -6,8 +6,9 @@ Ids go from 0 to ``messages - 1``; id ``i`` belongs to shard ``i % shards``. A s
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -60,6 +61,28 @@ SETTINGS: Final[dict[str, Any]] = {
     "cancel_memory_ms": _MARK_MEMORY_MS,
 }
 """How every store is opened. Nothing that was delivered is removed, so that the audit can find it."""
+
+
+class _Share(NamedTuple):
+    """The ids whose number, drawn for ``drawn``, is at least ``least`` and less than ``below``."""
+
+    drawn: str
+    least: float
+    below: float
+
+
+class Fate(enum.Enum):
+    """What becomes of a message; only timers are cancelled."""
+
+    CANCELLED_BY_HANDLE = _Share("cancel", 0.0, 0.12)
+    CANCELLED_BY_KEY = _Share("cancel", 0.12, 0.13)
+    """They alone have a key."""
+    KEPT = _Share("topic", 0.0, 0.01)
+    """It goes to the topic that nobody pops."""
+    POISON = _Share("fate", 0.0, 0.005)
+    """No consumer ever acks it."""
+    HELD = _Share("fate", 0.005, 0.007)
+    """Its consumer holds it beyond the end of the test."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -169,27 +192,11 @@ class Plan(msgspec.Struct, frozen=True):
         is_now = (chunks % 5 == 4) | (kind > 0.9)
         return np.where(is_now, NO_TIME, self.sent_ms(chunks) + delays)
 
-    def cancelled_by_handle(self, ids: Ids) -> Mask:
-        """Say which ids their producer tries to cancel by handle."""
-        return np.asarray((self.draw(ids, "cancel") < 0.12) & (self.due_ms(ids) != NO_TIME))
-
-    def cancelled_by_key(self, ids: Ids) -> Mask:
-        """Say which ids their producer tries to cancel by key; they alone have a key."""
-        drawn = self.draw(ids, "cancel")
-        return np.asarray((drawn >= 0.12) & (drawn < 0.13) & (self.due_ms(ids) != NO_TIME))
-
-    def is_kept(self, ids: Ids) -> Mask:
-        """Say which ids go to the topic that nobody pops."""
-        return np.asarray(self.draw(ids, "topic") < 0.01)
-
-    def is_poison(self, ids: Ids) -> Mask:
-        """Say which ids no consumer ever acks."""
-        return np.asarray(self.draw(ids, "fate") < 0.005)
-
-    def is_held(self, ids: Ids) -> Mask:
-        """Say which ids their consumer holds beyond the end of the test."""
-        drawn = self.draw(ids, "fate")
-        return np.asarray((drawn >= 0.005) & (drawn < 0.007))
+    def has(self, ids: Ids, fate: Fate) -> Mask:
+        """Say which ids have a fate."""
+        drawn = self.draw(ids, fate.value.drawn)
+        is_drawn = (drawn >= fate.value.least) & (drawn < fate.value.below)
+        return np.asarray(is_drawn & (self.due_ms(ids) != NO_TIME) if fate.value.drawn == "cancel" else is_drawn)
 
     # ------------------------------------------------------------ as messages
 
@@ -207,11 +214,11 @@ class Plan(msgspec.Struct, frozen=True):
     def batch(self, ids: Ids) -> pa.RecordBatch:
         """Return the messages of ``ids`` as columns."""
         due = self.due_ms(ids)
-        keyed = self.cancelled_by_key(ids)
+        keyed = self.has(ids, Fate.CANCELLED_BY_KEY)
         keys = [[key_of(number)] if has_key else [] for number, has_key in zip(ids.tolist(), keyed.tolist(), strict=True)]
         return pa.record_batch(
             {
-                "topic": pa.array(np.where(self.is_kept(ids), KEPT_TOPIC, TOPIC)),
+                "topic": pa.array(np.where(self.has(ids, Fate.KEPT), KEPT_TOPIC, TOPIC)),
                 "body": self.bodies(ids),
                 "keys": pa.array(keys, pa.list_(pa.string())),
                 "deliver_at_ms": pa.array(due, mask=due == NO_TIME),

@@ -33,6 +33,7 @@ DESIGNS = {
     "rocksdb-separated": Design("rocksdb", {"rocksdb.values": "separated"}, 128e3, 3.1, 5.0),
     "lmdb": Design("lmdb", {}, 61e3, 9.8, 9.0),
     "null": Design("null", {}, 900e3, 0.0, 0.1),
+    "below": Design("raw-wheel", {}, 460e3, 1.0, 0.1),
 }
 
 

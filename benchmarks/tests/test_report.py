@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib", reason="the report needs rmqstore-benchmarks[r
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, Verdict
 from rmqstore_benchmarks.report.figures import PLOTS
 from rmqstore_benchmarks.report.making import Report, make
+from rmqstore_benchmarks.report.text import NOT_TOLD
 
 DPI = 40
 SWEEP = ("schedule", "hand_over", "pop_ack", "recover")
@@ -173,6 +174,15 @@ def test_what_only_one_side_has_is_not_compared_and_a_shard_that_lacks_leaves_no
     assert made.findings["What Spark and the generator cost"].startswith("Schedule (a message): from ")
     assert "Mixed" not in (made.page.parent / "overhead.csv").read_text()
     assert metrics_of(made, "phase") == {"schedule", "mixed", "pop_one"}
+
+
+def test_an_engine_stands_beside_what_is_below_it(tmp_path: Path) -> None:
+    grid = Grid()
+    for variant in ("wheel", "lmdb", "below"):
+        grid.run(variant, ("schedule", "send_lists"))
+    (table,) = report_on(grid, tmp_path).tables
+    assert table.header == ("variant", "schedule", "by lists", "below", "share")
+    assert table.rows == [("wheel", "256 k/s", "256 k/s", "511 k/s", "50%"), ("lmdb", "67.8 k/s", "67.8 k/s", NOT_TOLD, NOT_TOLD)]
 
 
 # ---------------------------------------------------------------- results that are none

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.tests.grid_results import Grid, Point
-from rmqstore_benchmarks.grid.results import Results, kind_of, read
-from rmqstore_benchmarks.grid.tables import PHASES, bounds_of, buckets_of
+from rmqstore_benchmarks.grid.tables import PHASES, Results, bounds_of, buckets_of, kind_of, read
 from rmqstore_benchmarks.report import text as words
 from rmqstore_benchmarks.report.cells import slices
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, Verdict, compared, package_lines, told, verdict_of

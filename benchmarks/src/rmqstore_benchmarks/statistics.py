@@ -18,7 +18,7 @@ import pandas as pd
 from rmqstore_benchmarks.grid.tables import bounds_of
 
 if TYPE_CHECKING:
-    from rmqstore_benchmarks.grid.results import Results
+    from rmqstore_benchmarks.grid.tables import Results
 
 _Item = TypeVar("_Item")
 

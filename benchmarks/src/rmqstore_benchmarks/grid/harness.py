@@ -23,13 +23,12 @@ import pyarrow.parquet as pq
 from rmqstore.errors import ConfigError, IllegalArgumentError
 from rmqstore.spark.dataset import write_json
 from rmqstore.spark.sessions import session, why_not
-from rmqstore_benchmarks.grid.results import write_results
 from rmqstore_benchmarks.grid.shard import RESULT_DDL, Outcome, runner
 from rmqstore_benchmarks.grid.spec import Spec
 from rmqstore_benchmarks.grid.stores import Cell, Run, ShardTask
-from rmqstore_benchmarks.grid.tables import TABLES
+from rmqstore_benchmarks.grid.tables import RESULTS, TABLES, read
 from rmqstore_benchmarks.machine import described
-from rmqstore_benchmarks.statistics import in_turn
+from rmqstore_benchmarks.statistics import figures, in_turn, latencies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -201,3 +200,17 @@ def _keep(out: Path, run: Run, row: pa.Table, outcomes: Sequence[Outcome]) -> No
         pq.write_table(pa.concat_tables(parts), beside / f"{name}.parquet")
     shutil.rmtree(place, ignore_errors=True)
     beside.replace(place)
+
+
+def write_results(out: Path) -> dict[str, int]:
+    """Write ``results/`` anew from the parts of all runs that are there; returns the number of runs by outcome."""
+    place = out / RESULTS
+    place.mkdir(exist_ok=True)
+    for name, schema in TABLES.items():
+        parts = [pq.read_table(part, schema=schema) for part in sorted(out.glob(f"parts/*/{name}.parquet"))]
+        pq.write_table(pa.concat_tables(parts) if parts else schema.empty_table(), place / f"{name}.parquet")
+    results = read(out)
+    figures(results).to_parquet(place / "summary.parquet", index=False)
+    latencies(results).to_parquet(place / "latencies.parquet", index=False)
+    outcomes: dict[str, int] = results.runs.outcome.value_counts().to_dict()
+    return outcomes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -190,10 +190,15 @@ def workload_named(name: str) -> NamedWorkload:
     """
     known = named_workloads()
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=2)
-        hint = f"did you mean {' or '.join(map(repr, nearest))}?" if nearest else f"known: {', '.join(known)}"
-        raise IllegalArgumentError(f"no workload is called {name!r}; {hint}")
+        raise IllegalArgumentError(f"no workload is called {name!r}{nearest(name, known)}")
     return known[name]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that says what a word that is not known may be."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}" if names else ""
 
 
 def _imported(offered: object, distribution: str) -> NamedWorkload:

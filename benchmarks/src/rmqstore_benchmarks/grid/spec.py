@@ -26,12 +26,11 @@ A cell that stands in two tables is measured once, with the phases of both and t
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -44,7 +43,7 @@ from rmqstore.message import MAX_BODY_BYTES
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, checked
 from rmqstore_benchmarks.grid.load import ID_BYTES, MAX_BATCH_BYTES
-from rmqstore_benchmarks.grid.named import workload_named
+from rmqstore_benchmarks.grid.named import nearest, workload_named
 from rmqstore_benchmarks.grid.stores import HOLLOW, Cell, Variant
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES
 
@@ -129,7 +128,7 @@ def parse_spec(document: dict[str, Any]) -> Spec:
     except msgspec.ValidationError as error:
         fields = [name for part in (_Document, Variant, _Grid) for name in part.__struct_fields__]
         unknown = re.search(r"unknown field `(.*?)`", str(error))
-        raise ConfigError(f"{error}{_nearest(unknown[1], fields) if unknown else ''}") from error
+        raise ConfigError(f"{error}{nearest(unknown[1], fields) if unknown else ''}") from error
     variants: dict[str, Variant] = {}
     for number, each in enumerate(given.variants, 1):
         if each.name in variants:
@@ -169,7 +168,7 @@ def _variant(place: str, written: Variant) -> Variant:
     known = {setting.key: setting for setting in (*CORE_SETTINGS, *get_plugins().engine_settings()[engine])}
     for key in written.settings:
         if key not in known:
-            raise ConfigError(f"{place}: engine '{engine}' has no setting {key!r}{_nearest(key, known)}")
+            raise ConfigError(f"{place}: engine '{engine}' has no setting {key!r}{nearest(key, known)}")
     settings = {key: checked(known[key], value, Origin(Source.KEYWORD, f"{place}, {key}")) for key, value in written.settings.items()}
     return msgspec.structs.replace(written, settings=settings)
 
@@ -177,7 +176,7 @@ def _variant(place: str, written: Variant) -> Variant:
 def _installed(engine: str) -> EngineInfo:
     entries = {entry.name: entry for entry in get_plugins().engines()}
     if engine not in entries:
-        raise ConfigError(f"no engine is called {engine!r}{_nearest(engine, entries)}")
+        raise ConfigError(f"no engine is called {engine!r}{nearest(engine, entries)}")
     entry = entries[engine]
     if entry.state is not EngineState.OK or entry.info is None:
         raise ConfigError(f"engine '{engine}' cannot be opened: {entry.reason}")
@@ -191,7 +190,7 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
         ("phases", grid.phases, PHASE_NAMES),
     ):
         if wrong := [name for name in names if name not in known]:
-            raise ConfigError(f"{place}: {what}: {wrong[0]!r} is unknown{_nearest(wrong[0], known)}")
+            raise ConfigError(f"{place}: {what}: {wrong[0]!r} is unknown{nearest(wrong[0], known)}")
     for backlog, count in itertools.product(grid.backlogs, grid.shards):
         if backlog % count:
             raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
@@ -217,9 +216,3 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
 def _joined(one: Cell, other: Cell) -> Cell:
     phases = tuple(name for name in PHASE_NAMES if name in one.phases or name in other.phases)
     return msgspec.structs.replace(one, phases=phases, repeats=max(one.repeats, other.repeats), seconds=max(one.seconds, other.seconds))
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}" if names else ""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
-from rmqstore_benchmarks.grid.results import Results
+from rmqstore_benchmarks.grid.tables import Results
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.drawing import Looks
 from rmqstore_benchmarks.statistics import POINT

@@ -102,7 +102,7 @@ RATIO_RULE: Final = (
 )
 
 Design = tuple[str, str]
-"""An engine and its kind, as :func:`rmqstore_benchmarks.grid.results.kind_of` tells it."""
+"""An engine and its kind, as :func:`rmqstore_benchmarks.grid.tables.kind_of` tells it."""
 
 WHEEL: Final[Design] = ("wheel", "reference")
 ROCKSDB: Final[Design] = ("rocksdb", "inline")

@@ -21,8 +21,8 @@ from markdown_it import MarkdownIt
 
 from rmqstore.errors import StorePathError
 from rmqstore_benchmarks import machine
-from rmqstore_benchmarks.grid.results import Results, read
 from rmqstore_benchmarks.grid.stores import HOLLOW
+from rmqstore_benchmarks.grid.tables import Results, read
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, SOURCE, Claim, Judgement, Verdict

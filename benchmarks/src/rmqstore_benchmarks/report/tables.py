@@ -22,28 +22,6 @@ class _Column(NamedTuple):
     text_of: Callable[[float], str]
     side: str = "own"
 
-    def shown(self, known: _Known, variant: str) -> str:
-        """Return it for one variant."""
-        own = known.spreads.get((variant, self.phase, self.what))
-        if self.side == "own":
-            return _text(own, self.text_of)
-        below = next((name for name, engine in known.engines.items() if engine == f"raw-{known.engines[variant]}"), "")
-        raw = known.spreads.get((below, self.phase, self.what))
-        if self.side == "below":
-            return _text(raw, self.text_of)
-        return self.text_of(own.median / raw.median) if own is not None and raw is not None and raw.median else NOT_TOLD
-
-
-class _Known:
-    """What is known of some cells: spreads by variant, phase and name of the figure, and the engine of each variant."""
-
-    def __init__(self, measured: Measured, cells: pd.Series) -> None:
-        figures, latencies = (rows[rows.cell_id.isin(cells)] for rows in (measured.whole, measured.latencies))
-        names = latencies.operation + latencies.share.map(lambda share: f" {share:g}")
-        whole = pd.concat([figures.assign(what=figures.metric), latencies.assign(what=names)])
-        self.spreads: dict[tuple[str, str, str], Any] = {(row.variant, row.phase, row.what): row for row in whole.itertuples()}
-        self.engines: dict[str, str] = dict(zip(figures.variant, figures.engine, strict=True))
-
 
 def _us(value: float) -> str:
     return f"{text.digits(value)} µs"
@@ -112,32 +90,42 @@ def headlines(measured: Measured) -> list[TextTable]:
     for rows in slices(wanted):
         durability, setting = rows[["durability", "setting"]].iloc[0]
         if durability not in found:
-            found[durability] = _table(_Known(measured, rows.cell_id), _AT_A_GLANCE, setting, measured)
+            found[durability] = _table(measured, rows.cell_id, _AT_A_GLANCE, setting)
     return [table for _, table in sorted(found.items(), key=lambda item: (item[0] != "power_loss", item[0]))]
 
 
 def tables(measured: Measured) -> list[TextTable]:
     """Return a table of each kind for each point of the grid at which one of :data:`_SIDE_BY_SIDE` was measured."""
     named = measured.figures[measured.figures.phase.isin(_SIDE_BY_SIDE)]
-    points = sorted(named[POINT].drop_duplicates().itertuples(index=False, name=None), key=str)
-    found = []
-    for caption, columns in _TABLES.items():
-        for point in points:
-            at = dict(zip(POINT, point, strict=True))
-            cells = measured.whole.merge(pd.DataFrame([at])).cell_id
-            made = _table(_Known(measured, cells), columns, f"{caption}; {described(at)}", measured)
-            if made.rows:
-                found.append(made)
-    return found
+    points = named[POINT].drop_duplicates().sort_values(POINT).to_dict("records")
+    cells = [measured.whole.merge(pd.DataFrame([point])).cell_id for point in points]
+    found = [
+        _table(measured, at, columns, f"{caption}; {described(point)}")
+        for caption, columns in _TABLES.items()
+        for point, at in zip(points, cells, strict=True)
+    ]
+    return [table for table in found if table.rows]
 
 
-def _table(known: _Known, columns: Sequence[_Column], caption: str, measured: Measured) -> TextTable:
-    """Return the figures of each variant, without columns and rows of which nothing is known."""
-    variants = [variant for variant in measured.looks if not known.engines.get(variant, "raw-").startswith("raw-")]
-    cells = {variant: [column.shown(known, variant) for column in columns] for variant in variants}
-    told = [at for at in range(len(columns)) if any(row[at] != NOT_TOLD for row in cells.values())]
-    own = [at for at in told if columns[at].side == "own"]
-    rows = [(variant, *(row[at] for at in told)) for variant, row in cells.items() if any(row[at] != NOT_TOLD for at in own)]
+def _table(measured: Measured, cells: pd.Series, columns: Sequence[_Column], caption: str) -> TextTable:
+    """Return the figures of each variant on some cells, without columns and rows of which nothing is known."""
+    figures, latencies = (rows[rows.cell_id.isin(cells)] for rows in (measured.whole, measured.latencies))
+    names = latencies.operation + latencies.share.map(lambda share: f" {share:g}")
+    known = list(pd.concat([figures.assign(what=figures.metric), latencies.assign(what=names)]).itertuples())
+    own = {(row.variant, row.phase, row.what): row for row in known}
+    below = {(row.engine.removeprefix("raw-"), row.phase, row.what): row for row in known if row.engine.startswith("raw-")}
+    engines = {row.variant: row.engine for row in known if not row.engine.startswith("raw-")}
+
+    def shown(column: _Column, variant: str) -> str:
+        one, raw = (of.get((name, column.phase, column.what)) for of, name in ((own, variant), (below, engines[variant])))
+        if column.side == "ratio":
+            return column.text_of(one.median / raw.median) if one is not None and raw is not None and raw.median else NOT_TOLD
+        return _text(one if column.side == "own" else raw, column.text_of)
+
+    cells_of = {variant: [shown(column, variant) for column in columns] for variant in measured.looks if variant in engines}
+    told = [at for at in range(len(columns)) if any(row[at] != NOT_TOLD for row in cells_of.values())]
+    mine = [at for at in told if columns[at].side == "own"]
+    rows = [(variant, *(row[at] for at in told)) for variant, row in cells_of.items() if any(row[at] != NOT_TOLD for at in mine)]
     return TextTable(caption, ("variant", *(columns[at].heading for at in told)), rows)
 
 

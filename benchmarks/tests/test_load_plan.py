@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rmqstore_benchmarks.load import ledger
-from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, Injector, Note, note_once, notes, of_round
+from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, Injector, note_once, noted, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
 from rmqstore_benchmarks.load.plan import NO_TIME, Fate, Plan, chunk_for, ids_in
 
@@ -49,21 +49,16 @@ def test_a_message_is_damaged_by_another_body_a_cut_one_none_and_another_time() 
 
 def test_every_fate_has_messages_and_no_message_has_two() -> None:
     ids = np.arange(PLAN.messages)
-    shares = {
-        "by handle": PLAN.has(ids, Fate.CANCELLED_BY_HANDLE),
-        "by key": PLAN.has(ids, Fate.CANCELLED_BY_KEY),
-        "kept": PLAN.has(ids, Fate.KEPT),
-        "poison": PLAN.has(ids, Fate.POISON),
-        "held": PLAN.has(ids, Fate.HELD),
-        "now": PLAN.due_ms(ids) == NO_TIME,
-    }
-    assert all(0 < mask.mean() < 0.4 for mask in shares.values())
-    for one, other in (("by handle", "by key"), ("poison", "held"), ("by handle", "now"), ("by key", "now")):
-        assert not (shares[one] & shares[other]).any()
+    masks = {fate: PLAN.has(ids, fate) for fate in Fate}
+    is_now = PLAN.due_ms(ids) == NO_TIME
+    assert all(0 < mask.mean() < 0.4 for mask in (*masks.values(), is_now))
+    by_handle, by_key = masks[Fate.CANCELLED_BY_HANDLE], masks[Fate.CANCELLED_BY_KEY]
+    for one, other in ((by_handle, by_key), (masks[Fate.POISON], masks[Fate.HELD]), (by_handle, is_now), (by_key, is_now)):
+        assert not (one & other).any()
 
 
 def test_chunks_leave_every_round_some_work() -> None:
-    assert [chunk_for(*each, 3) for each in ((4, 4), (20_000, 4), (1_000_000, 4), (10**9, 64))] == [1, 208, 1000, 1000]
+    assert [chunk_for(*each) for each in ((4, 4), (20_000, 4), (1_000_000, 4), (10**9, 64))] == [1, 208, 1000, 1000]
 
 
 # ---------------------------------------------------------------- failures
@@ -90,8 +85,8 @@ def test_a_task_fails_once_whatever_attempt_it_is(tmp_path: Path) -> None:
     first, again, other = (calls(shard) for shard in (0, 0, 1))
     assert first > 0 < other
     assert again == -1
-    assert [(note.failure, note.shard, note.op) for note in notes(tmp_path)] == [("task", 0, "op"), ("task", 1, "op")]
-    assert not note_once(tmp_path, Note("task", 0, 0))
+    assert [noted(tmp_path, failure) for failure in (Failure.TASK, Failure.WORKER)] == [2, 0]
+    assert not note_once(tmp_path, Failure.TASK, 0, 0)
 
 
 # ---------------------------------------------------------------- the ledger's files

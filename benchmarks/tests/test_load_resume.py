@@ -39,10 +39,10 @@ def end(plan: Plan) -> None:
     """Mark all jobs of a plan as done."""
     plan.make_directories()
     states = dict.fromkeys(STATES, 0) | {"acked": plan.messages, "none": 0}
-    closed = Closed(plan.messages, states, {"cancelled": 0, "acked": 0}, 10, 0, 4, 0, 0, 0, 0, 0, {}, [], [])
+    closed = Closed(plan.messages, states, {"cancelled": 0, "acked": 0}, 10, 0, 4, 0, 0, 0, 0, {}, [], [])
     for job in run.job_names(plan):
         mark_done(plan, job, Done(2.0, closed if job == "ledger" else None))
-    run.note_once(plan.injected_path(), run.Note(Failure.TASK.value, 0, 0))
+    run.note_once(plan.injected_path(), Failure.TASK, 0, 0)
 
 
 # ---------------------------------------------------------------- what the directory holds

@@ -126,7 +126,7 @@ def test_without_the_benchmarks_the_command_says_how_to_get_them(
 
 def outcome(injected: int = 1, **changes: Any) -> Outcome:
     states = {"cancelled": 1, "acked": 7, "dead": 1, "pending": 1, "none": 0}
-    numbers = dict.fromkeys(("deliveries", "redeliveries", "attempts", "died", "waited", "deaths", "abandoned", "repeated"), 3)
+    numbers = dict.fromkeys(("deliveries", "redeliveries", "attempts", "died", "waited", "deaths", "repeated"), 3)
     closed = {"ids": 10, "states": states, "in_doubt": {"cancelled": 0, "acked": 1}, "faults": {}, "listed": [], "broken": []}
     return Outcome(Plan("lmdb", "there", 10, 1), Closed(**numbers | closed | changes), {"task": injected}, {"round 1": 2.0, "audit": 1.0})
 

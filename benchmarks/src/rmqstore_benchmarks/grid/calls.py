@@ -115,37 +115,33 @@ class Calls:
     def pop(self, phase: Phase, intended_ns: int | None = None, most: int = POP_MESSAGES) -> tuple[int, Ids]:
         """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time."""
         lives = self.load.workload.acked == 1 or self._chance.random() < self.load.workload.acked
-        return self._pop_ack(phase, partial(self.store.pop, max_messages=most), lives, intended_ns)
+        return self._pop_ack(phase, self.store.pop, most, lives, intended_ns)
 
     def pop_many(self, phase: Phase) -> int:
         """Pop a large batch as columns and ack all of it; returns how many came."""
-        most = page_messages(self.load.body_bytes, MAX_POP)
-        return self._pop_ack(phase, partial(self.store.pop_batch, max_messages=most), True)[0]
+        return self._pop_ack(phase, self.store.pop_batch, page_messages(self.load.body_bytes, MAX_POP), True)[0]
 
-    def _pop_ack(self, phase: Phase, pop: Callable[..., Any], lives: bool, intended_ns: int | None = None) -> tuple[int, Ids]:
+    def _pop_ack(self, phase: Phase, pop: Callable[..., Any], most: int, lives: bool, intended_ns: int | None = None) -> tuple[int, Ids]:
         begin_ns = time.perf_counter_ns()
-        popped = pop(TOPIC, GROUP, invisible_ms=INVISIBLE_MS)
-        end_ns = time.perf_counter_ns()
+        popped = pop(TOPIC, GROUP, max_messages=most, invisible_ms=INVISIBLE_MS)
+        popped_ns = time.perf_counter_ns()
         if not len(popped):
             return 0, np.zeros(0, np.int64)
-        phase.call("pop", begin_ns, end_ns, len(popped), intended_ns)
-        ids, ticks = self._popped(popped)
-        if lives:
-            begin_ns = time.perf_counter_ns()
-            outcomes = self.store.ack(popped)
-            phase.call("ack", begin_ns, time.perf_counter_ns(), len(popped))
-            self.note_acks(ids, outcomes)
-        return len(popped), ticks
+        outcomes = self.store.ack(popped) if lives else None
+        return len(popped), self.taken(phase, begin_ns, popped_ns, time.perf_counter_ns(), popped, outcomes, intended_ns)
 
-    def taken(self, phase: Phase, begin_ns: int, popped_ns: int, acked_ns: int, messages: Sequence[Any], outcomes: Any) -> None:
-        """Enter a pop and the ack of all that it gave, which a thread of its own made."""
-        phase.call("pop", begin_ns, popped_ns, len(messages))
-        phase.call("ack", popped_ns, acked_ns, len(messages))
-        ids, _ = self._popped(messages)
-        self.note_acks(ids, outcomes)
-
-    def _popped(self, popped: rmqstore.MessageBatch | Sequence[Any]) -> tuple[Ids, Ids]:
-        """Enter what was popped; returns the numbers, and the ticks of those that came for the first time."""
+    def taken(
+        self,
+        phase: Phase,
+        begin_ns: int,
+        popped_ns: int,
+        acked_ns: int,
+        popped: rmqstore.MessageBatch | Sequence[Any],
+        outcomes: Any,
+        intended_ns: int | None = None,
+    ) -> Ids:
+        """Enter a pop and the ack of all that it gave, if there was one; returns the ticks of messages that came for the first time."""
+        phase.call("pop", begin_ns, popped_ns, len(popped), intended_ns)
         self.ready -= len(popped)
         if isinstance(popped, rmqstore.MessageBatch):
             bodies, attempts = popped.columns.column("body"), popped.columns.column("attempt").to_numpy().astype(np.int64)
@@ -154,7 +150,11 @@ class Calls:
             word = partial(int.from_bytes, byteorder="little", signed=True)
             rows = [(word(m.body[:8]), m.attempt, len(m.body), word(m.body[-8:])) for m in popped]
             ids, attempts, lengths, tails = np.asarray(rows, np.int64).T
-        return ids, self.note_pops(ids, attempts, lengths, tails, np.full(len(popped), self.clock.now_ms()))
+        ticks = self.note_pops(ids, attempts, lengths, tails, np.full(len(popped), self.clock.now_ms()))
+        if outcomes is not None:
+            phase.call("ack", popped_ns, acked_ns, len(popped))
+            self.note_acks(ids, outcomes)
+        return ticks
 
     def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
         """Enter deliveries in the ledger, bodies checked by their ends; returns the ticks of those that came for the first time."""

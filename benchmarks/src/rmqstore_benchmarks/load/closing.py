@@ -146,7 +146,7 @@ class Closed(msgspec.Struct, frozen=True):
         in_doubt: how many of the cancelled and of the acked ones rest on a call in doubt.
         deliveries, redeliveries: rows of messages that consumers were given, and those beyond the first of each id.
         attempts, died, waited: attempts of tasks that opened a store, those that died, and those that waited for another one.
-        deaths, abandoned: consumers that died, and messages that they held.
+        deaths: consumers that died.
         repeated: messages that were sent again under a mark, and not stored again.
         faults: ids of each fault.
         listed: the first of them, with their history.
@@ -162,7 +162,6 @@ class Closed(msgspec.Struct, frozen=True):
     died: int
     waited: int
     deaths: int
-    abandoned: int
     repeated: int
     faults: dict[str, int]
     listed: list[Fault]
@@ -194,7 +193,7 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
         spark,
         """select count_if(event = 'opened') attempts, count_if(event = 'opened') - count_if(event = 'closed') died,
         count_if(event = 'waited') waited, count(distinct if(event = 'abandoned', struct(shard, began), null)) deaths,
-        count_if(event = 'abandoned') abandoned, count_if(event = 'repeated') repeated from told_rows""",
+        count_if(event = 'repeated') repeated from told_rows""",
     )
     counted = spark.sql("select fault, count(*) ids from (select explode(faults) fault from accounts) group by fault order by fault")
     broken = spark.sql("select shard, note from found where place = 'broken' order by shard, note").limit(most).collect()

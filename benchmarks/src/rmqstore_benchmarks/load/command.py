@@ -91,21 +91,8 @@ def plans(request: Request) -> list[Plan]:
             raise UnsupportedOperationError(
                 f"engine {engine!r} keeps nothing beyond its process, and a load test moves stores from task to task"
             )
-    rounds = 3
-    chunk = chunk_for(request.messages, request.shards, rounds)
-    return [
-        Plan(
-            engine=engine,
-            directory=engine,
-            messages=request.messages,
-            shards=request.shards,
-            seed=request.seed,
-            failures=failures,
-            rounds=rounds,
-            chunk=chunk,
-        )
-        for engine in engines
-    ]
+    chunk = chunk_for(request.messages, request.shards)
+    return [Plan(engine, engine, request.messages, request.shards, request.seed, failures, chunk=chunk) for engine in engines]
 
 
 def run(request: Request, told: Told = lambda engine, job: None) -> Iterator[Outcome]:

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 
 class Failure(enum.Enum):
     """What can be made to fail."""
@@ -37,57 +35,33 @@ class InjectedFailureError(RuntimeError):
     """A failure that the load test asked for."""
 
 
-class Note(msgspec.Struct, frozen=True):
-    """What was noted of one failure.
-
-    Attributes:
-        shard: -1 when it concerns several.
-        op: the call before, in or behind which it happened; empty when it does not concern one.
-    """
-
-    failure: str
-    round: int
-    shard: int
-    op: str = ""
-
-
 def of_round(failures: tuple[Failure, ...], round_: int, rounds: int) -> tuple[Failure, ...]:
     """Return the failures of one round; the round behind the last is the drain.
 
     Tasks fail in the first and the third round, workers die in the second and in the drain, twins run in the second, an executor dies in
     the third; with fewer rounds the later ones fall together. Consumers die in all.
     """
-    due: set[Failure] = {Failure.CONSUMER}
-    last = rounds - 1
-    if round_ in (0, 2):
-        due.add(Failure.TASK)
-    if round_ in (min(1, last), rounds):
-        due.add(Failure.WORKER)
-    if round_ == min(1, last):
-        due.add(Failure.TWIN)
-    if round_ == min(2, last):
-        due.add(Failure.EXECUTOR)
-    return tuple(failure for failure in failures if failure in due)
+    second, third = min(1, rounds - 1), min(2, rounds - 1)
+    due = {Failure.TASK: (0, 2), Failure.WORKER: (second, rounds), Failure.TWIN: (second,), Failure.EXECUTOR: (third,)}
+    return tuple(failure for failure in failures if round_ in due.get(failure, (round_,)))
 
 
-def note_once(directory: Path, note: Note) -> bool:
-    """Note a failure durably; returns False, and does nothing, when it has been noted before."""
-    path = directory / f"{note.round}-{note.shard}-{note.failure}.json"
+def note_once(directory: Path, failure: Failure, round_: int, shard: int | None = None) -> bool:
+    """Note a failure of a shard, or of several; returns False, and does nothing, when it has been noted before."""
     try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC)
+        _note(directory, failure, round_, shard).touch(exist_ok=False)
     except FileExistsError:
         return False
-    try:
-        os.write(fd, msgspec.json.encode(note))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
     return True
 
 
-def notes(directory: Path) -> list[Note]:
-    """Return what was noted."""
-    return [msgspec.json.decode(path.read_bytes(), type=Note) for path in sorted(directory.glob("*.json"))]
+def noted(directory: Path, failure: Failure) -> int:
+    """Return how often a failure was noted."""
+    return len(list(directory.glob(f"*-{failure.value}")))
+
+
+def _note(directory: Path, failure: Failure, round_: int, shard: int | None) -> Path:
+    return directory / f"{round_}-{'all' if shard is None else shard}-{failure.value}"
 
 
 class Injector:
@@ -98,8 +72,7 @@ class Injector:
     """
 
     def __init__(self, directory: Path, due: tuple[Failure, ...], round_: int, shard: int, calls: int, seed: int) -> None:
-        self._directory = directory
-        self._round, self._shard = round_, shard
+        self._directory, self._round, self._shard = directory, round_, shard
         self._lock = threading.Lock()
         self._calls = 0
         rng = random.Random(f"{seed}/{round_}/{shard}")
@@ -108,7 +81,7 @@ class Injector:
         self._at = {
             failure: rng.randint(2, max(calls, 3))
             for failure in (Failure.TASK, Failure.WORKER)
-            if failure in due and not Path(directory, f"{round_}-{shard}-{failure.value}.json").exists()
+            if failure in due and not _note(directory, failure, round_, shard).exists()
         }
 
     @contextmanager
@@ -123,9 +96,10 @@ class Injector:
             due = [failure for failure, at in self._at.items() if self._calls >= at]
             for failure in due:
                 del self._at[failure]
-        if Failure.WORKER in due and note_once(self._directory, Note(Failure.WORKER.value, self._round, self._shard, op)):
+        due = [failure for failure in due if note_once(self._directory, failure, self._round, self._shard)]
+        if Failure.WORKER in due:
             threading.Thread(target=self._kill, daemon=True).start()
-        fails = Failure.TASK in due and note_once(self._directory, Note(Failure.TASK.value, self._round, self._shard, op))
+        fails = Failure.TASK in due
         if fails and self._is_before:
             raise InjectedFailureError(f"shard {self._shard}, round {self._round}: the load test lets this task fail before {op}")
         yield

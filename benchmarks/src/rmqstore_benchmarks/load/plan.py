@@ -21,7 +21,7 @@ from rmqstore_benchmarks.load.failures import Failure
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
-VERSION: Final = 2
+VERSION: Final = 3
 """What a plan means. It rises whenever the same plan would send, mark, note or judge otherwise: such a plan cannot be resumed."""
 
 TOPIC: Final = "orders"
@@ -43,6 +43,7 @@ FAR_MS: Final = 20 * 24 * HOUR_MS
 HORIZON_MS: Final = 24 * HOUR_MS
 """What is due later than this from now stays pending at the end."""
 
+ROUNDS: Final = 3
 MAX_RETRIES: Final = 16
 NO_TIME: Final = -1
 """In arrays of deliver times: none was asked for."""
@@ -103,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True):
     shards: int
     seed: int = 0
     failures: tuple[Failure, ...] = ()
-    rounds: int = 3
+    rounds: int = ROUNDS
     chunk: int = 1000
     consumers: int = 2
     patience_s: float = 900.0
@@ -243,9 +244,9 @@ def ids_in(texts: pa.Array) -> Ids:
     return np.asarray(pc.cast(pc.if_else(sound, texts, "-1"), pa.int64()).to_numpy(zero_copy_only=False), np.int64)
 
 
-def chunk_for(messages: int, shards: int, rounds: int) -> int:
+def chunk_for(messages: int, shards: int) -> int:
     """Return a size of chunks with which every round of a shard has some of them."""
-    return int(np.clip(messages // (shards * rounds * 8), 1, 1000))
+    return int(np.clip(messages // (shards * ROUNDS * 8), 1, 1000))
 
 
 def _mixed(words: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:

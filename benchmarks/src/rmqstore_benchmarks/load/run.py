@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -27,7 +26,7 @@ from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
-from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, of_round
+from rmqstore_benchmarks.load.failures import Failure, note_once, noted, of_round
 from rmqstore_benchmarks.load.ledger import SCHEMA, files_of, table_of
 from rmqstore_benchmarks.load.plan import VERSION, Plan
 
@@ -229,8 +228,8 @@ def read_outcome(plan: Plan) -> Outcome | None:
     closed = next((each.closed for each in done.values() if each.closed is not None), None)
     if closed is None or len(done) < len(job_names(plan)):
         return None
-    noted = Counter(note.failure for note in notes(plan.injected_path())) | {Failure.CONSUMER.value: closed.deaths}
-    injected = {failure.value: noted[failure.value] for failure in plan.failures}
+    counts = {failure: noted(plan.injected_path(), failure) for failure in plan.failures} | {Failure.CONSUMER: closed.deaths}
+    injected = {failure.value: counts[failure] for failure in plan.failures}
     return Outcome(plan, closed, injected, {name: each.seconds for name, each in done.items()})
 
 
@@ -255,7 +254,7 @@ class _Round:
         shard, copy = divmod(number, self._copies)
         run_round(plan, shard, self._round)
         if copy:
-            note_once(plan.injected_path(), Note(Failure.TWIN.value, self._round, shard))
+            note_once(plan.injected_path(), Failure.TWIN, self._round, shard)
         yield pa.record_batch({"number": [number]})
 
 
@@ -295,7 +294,7 @@ def _killed(cluster: StandaloneCluster, plan: Plan, round_: int, victim: int) ->
             return
         is_killed = True
         try:
-            if note_once(plan.injected_path(), Note(Failure.EXECUTOR.value, round_, -1)):
+            if note_once(plan.injected_path(), Failure.EXECUTOR, round_):
                 cluster.kill_worker(victim)
                 cluster.add_worker()
         except BaseException as error:

@@ -1,19 +1,63 @@
-"""The grid by Spark: finished runs are kept, those that failed or are missing are run, and the results are Parquet."""
+"""The grid's driver and its command: what is listed and refused, how it ends, and that a grid goes on where it was ended."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.tests.conftest import run_command
 from rmqstore.spark.sessions import why_not
 from rmqstore_benchmarks.grid import harness
 from rmqstore_benchmarks.grid.harness import Told
+from rmqstore_benchmarks.grid.named import named_workloads
 from rmqstore_benchmarks.grid.spec import parse_spec
 from rmqstore_benchmarks.grid.stores import Run
 from rmqstore_benchmarks.grid.tables import TABLES
+
+SPECS = Path(__file__).parents[1] / "specs"
+
+
+def test_it_lists_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("bench", "workloads") == 0
+    listed = capsys.readouterr().out
+    for workload in named_workloads().values():
+        assert workload.name in listed
+
+
+def test_a_wrong_specification_is_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "spec.toml").write_text("sede = 1")
+    assert run_command("bench", "run", str(tmp_path / "spec.toml"), "--out", str(tmp_path / "out")) == 1
+    assert "unknown field `sede`; did you mean 'seed'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_stores_need_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["run", str(SPECS / "small.toml"), "--out", str(tmp_path / "out"), "--stores", str(tmp_path / "missing")]
+    assert run_command("bench", *given) == 1
+    assert "--stores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("refused", 3), ("failed", 3)])
+def test_the_exit_code_says_whether_all_was_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], outcome: str, code: int
+) -> None:
+    def run_grid(spec: Any, out: Path, stores: Path, *, tell: Any, **_: Any) -> dict[str, int]:
+        tell(Told("a.b", 0, spec.runs))
+        tell(Told("a.b", 1, spec.runs, outcome, "why"))
+        return {outcome: 1}
+
+    monkeypatch.setattr(harness, "run_grid", run_grid)
+    assert run_command("bench", "run", str(SPECS / "small.toml"), "--out", str(tmp_path / "out"), "--stores", str(tmp_path)) == code
+    shown = capsys.readouterr()
+    assert f"a.b {outcome}: why" in shown.err
+    assert f"1 run: 1 {outcome}" in shown.out
+
+
+# ---------------------------------------------------------------- by Spark
 
 SPEC = {
     "seconds": 0.2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rmqstore_benchmarks.machine import default_directory
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
 from rmqstore_benchmarks.peers import PEERS, measure
 from rmqstore_benchmarks.peers import __main__ as command
 from rmqstore_benchmarks.peers.in_process import SQLite
@@ -170,3 +171,27 @@ def test_a_server_is_ended_and_one_that_fails_says_why(tmp_path: Path) -> None:
         running([sys.executable, "-c", "import sys; print('no such option'); sys.exit(3)"], tmp_path, refused),
     ):
         pass
+
+
+# ---------------------------------------------------------------- the machine, and pages
+
+
+def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing here")
+    with pytest.raises(SystemExit, match="speed: begin"):
+        replace_part(page, "speed", "new")
+    assert page.read_text() == "nothing here"
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    machine = described(tmp_path)
+    text = sentence(json.loads(json.dumps(machine)))
+    assert "pyarrow" in text
+    assert f"{machine['cores']} cores" in text
+
+
+def test_tables_are_aligned() -> None:
+    lines = table(["", "rate"], [["lmdb", "1"], ["x", "12345"]]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].endswith("-: |")

@@ -162,7 +162,7 @@ _RUN_IT: Final = "`rmqstore bench run SPEC.toml` makes them"
 
 
 class Results(NamedTuple):
-    """What one directory holds, as tables of pandas.
+    """What a run of the grid left, as tables of pandas.
 
     Attributes:
         runs: all of them, also those that have no figures; ``kind`` is the design of the engine, as :func:`kind_of` tells it.
@@ -170,7 +170,6 @@ class Results(NamedTuple):
         environment: machine, versions and command, as the harness wrote them; empty when it wrote none.
     """
 
-    directory: Path
     runs: pd.DataFrame
     phases: pd.DataFrame
     seconds: pd.DataFrame
@@ -214,7 +213,7 @@ def read(directory: Path) -> Results:
     good = runs.run_id[runs.outcome == "ok"]
     for name in ("phases", "seconds", "histograms"):
         tables[name] = tables[name][tables[name].run_id.isin(good)]
-    return Results(directory, runs, tables["phases"], tables["seconds"], tables["histograms"], _environment(directory / ENVIRONMENT))
+    return Results(runs, tables["phases"], tables["seconds"], tables["histograms"], _environment(directory / ENVIRONMENT))
 
 
 def _table(place: Path, name: str) -> pa.Table:

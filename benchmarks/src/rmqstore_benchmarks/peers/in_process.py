@@ -7,6 +7,7 @@ import importlib.util
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from typing import Any, ClassVar, Final
@@ -79,14 +80,10 @@ class Ours(TimerPeer):
         return moved
 
     def pop_ack(self, count: int) -> list[bytes]:
-        if count <= _STRUCTS_UP_TO:
-            messages = self._store.pop(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
-            bodies = [message.body for message in messages]
-            outcomes = self._store.ack(messages) if messages else []
-        else:
-            batch = self._store.pop_batch(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
-            bodies = batch.columns["body"].to_pylist() if len(batch) else []
-            outcomes = self._store.ack(batch) if len(batch) else []
+        pop: Callable[..., Any] = self._store.pop if count <= _STRUCTS_UP_TO else self._store.pop_batch
+        found = pop(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
+        bodies = [message.body for message in found] if isinstance(found, list) else found.columns["body"].to_pylist()
+        outcomes = self._store.ack(found) if bodies else []
         self._keep_up()
         if outcomes.count(rmqstore.AckOutcome.ACKED) != len(bodies):
             raise PeerError("not every ack was accepted")

@@ -19,7 +19,6 @@ from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError, StoreLockedError, StorePoisonedError
 from rmqstore_sqlite.engine import SqliteEngine
 from rmqstore_sqlite.kv import FILE, WAL_BYTES, SqliteBase, open_sqlite
-from rmqstore_sqlite.plugin import INFO, rmqstore_engines
 
 OPTIONS = EngineOptions(store_tag=1, broker="b")
 
@@ -144,10 +143,6 @@ def closed(home: Path) -> Path:
     with closing(open_kv(home)) as kv:
         write(kv, 0, 3000)
     return home / "db" / FILE
-
-
-def test_a_closed_database_is_one_file(closed: Path) -> None:
-    assert sorted(path.name for path in closed.parent.iterdir()) == ["FORMAT", FILE]
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 50, 4096, 40_000, 500_000])
@@ -303,9 +298,3 @@ def test_a_snapshot_opens_as_an_engine_directory(home: Path, tmp_path: Path) -> 
 
 
 # ---------------------------------------------------------------- the announcement
-
-
-def test_announcing_does_not_import_sqlite() -> None:
-    script = "import sys, rmqstore_sqlite.plugin as plugin; assert plugin.rmqstore_engines(); assert 'sqlite3' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    assert rmqstore_engines() == [INFO]

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
@@ -124,24 +124,6 @@ ENTRY = st.tuples(
         min_size=1,
         max_size=6,
     )
-)
-@example([log.Record(topic=WHEEL, body=b"b", properties=b"REAL_TOPIC\x01orders\x02REAL_QID\x013\x02TIMER_OUT_MS\x01123\x02")])
-@example([log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01\x02REAL_QID\x013\x02TIMER_OUT_MS\x01123\x02")])
-@example(
-    [log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01t\x02REAL_QID\x013\x02TIMER_OUT_MS\x01" + b"1\x02A\x01b\x02")]
-)
-@example(
-    [
-        log.Record(
-            topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01" + b"t" * 200 + b"\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"
-        )
-    ]
-)
-@example(
-    [  # as long as one another, but the second one ends with two properties
-        log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01abcde\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"),
-        log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01a\x02b\x01c\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"),
-    ]
 )
 def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Record]) -> None:
     # None of ours is without the end of its last property, which a sum stands behind.

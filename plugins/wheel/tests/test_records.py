@@ -7,18 +7,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record
+from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed
 from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.engine import records as ordered
 from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import Message, PoppedMessage, retry_topic
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import properties
-from rmqstore_wheel.formats.log_columns import Encoded, joined
+from rmqstore_wheel.formats import messages, properties
+from rmqstore_wheel.formats.log_columns import Encoded, encode_columns, joined
 from rmqstore_wheel.formats.log_reading import scan
 from rmqstore_wheel.records import addressing
 from rmqstore_wheel.records import message_records as records
@@ -89,6 +90,45 @@ def test_records_tell_the_same_as_those_of_other_engines(batch: list[Message], d
     assert texts == [ordered.property_texts(record, names) for record in theirs]
     for name in names:
         assert columns[name].to_pylist() == [row.get(name) for row in texts]
+
+
+@settings(max_examples=100)
+@given(BATCH)
+def test_timers_wait_in_a_topic_of_their_own_and_tell_where_they_go(batch: list[Message]) -> None:
+    columns, queue_ids = columns_of(batch), np.arange(len(batch), dtype=np.int32)
+    system = messages.timer_parts(columns, queue_ids)
+    encoded = encode_columns(messages.encode_batch(columns, store_ms=77, topic=WHEEL.decode(), queue_id=0, system=system))
+    alone = [
+        record_of(
+            message,
+            topic=WHEEL.decode(),
+            queue_id=0,
+            system=f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue_id}\x02".encode(),
+            store_ms=77,
+        )
+        for queue_id, message in enumerate(batch)
+    ]
+    assert encoded.data.tobytes() == b"".join(map(encode_record, alone))
+    found = [records.decode_fields(encode_record(record)) for record in alone]
+    assert [(fields["topic"], fields["queue_id"]) for fields in found] == [(message.topic, at) for at, message in enumerate(batch)]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "expected"),
+    [
+        (
+            b"user\x01u\x02TIMER_OUT_MS\x01999\x02POP_CK\x011 2\x02TIMER_DELAY_SEC\x011\x02RMQS_FRAME\x01x\x02__CRC32#\x010123456789\x02",
+            "properties",
+            {"user": "u"},
+        ),
+        (b"TIMER_OUT_MS\x01999\x02", "deliver_at_ms", 1000),
+        (b"REAL_TOPIC\x01other\x02REAL_QID\x017\x02", "topic", "t"),
+        (b"REAL_TOPIC\x01other\x02REAL_QID\x017\x02", "queue_id", 1),
+    ],
+    ids=["what others set is out of sight", "due a ms after its slot", "delivered", "delivered to a queue"],
+)
+def test_what_properties_of_others_tell(text: bytes, field: str, expected: object) -> None:
+    assert records.decode_fields(encode_record(log.Record(topic=b"t", body=b"b", properties=text, queue_id=1)))[field] == expected
 
 
 @given(MESSAGE, ATTEMPT, FIRST_POP, ATTEMPT, FIRST_POP)
@@ -247,21 +287,11 @@ def test_records_are_addressed(batch: list[Message], topic: bytes, times: int, s
     for record in expected:
         record.physical_offset = at
         at += len(encode_record(record))
-    for encoded in (
-        addressing.placed(made, topic, 3, 2**40, 2**41),
-        addressing.placed(records.LogRecords.of(made), topic, 3, 2**40, 2**41),
-    ):
-        assert lie(encoded) == expected
+    source = records.LogRecords.of(made)
+    for given_records in (made, source, source):
+        assert lie(addressing.placed(given_records, topic, 3, 2**40, 2**41)) == expected
     alone = [addressing.placed_one(made[row], topic, 3, 2**40 + row, 2**41, record.physical_offset) for row, record in enumerate(expected)]
     assert alone == [encode_record(record) for record in expected]
-
-
-def test_placing_leaves_the_records_as_they_are() -> None:
-    source = records.LogRecords.of([records.encode_message(Message("t", b"b", message_id="m"))] * 30)
-    before = source.encoded.data.tobytes()
-    addressing.placed(source, b"t", 1, 2, 3)
-    addressing.placed(source, b"other", 1, 2, 3)
-    assert source.encoded.data.tobytes() == before
 
 
 def test_records_of_many_queues_are_addressed_in_place() -> None:

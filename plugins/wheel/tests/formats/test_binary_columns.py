@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqstore.columns import constant_of
-from rmqstore_wheel.formats.binary_columns import join_columns, measure, put_rows
+from rmqstore_wheel.formats.binary_columns import join_columns, measure
 from rmqstore_wheel.formats.properties import decimal_parts
-from rmqstore_wheel.formats.wheel import SLOT
 
 INT64 = st.integers(0, 2**63 - 1)
 NEAR = st.tuples(INT64, st.lists(st.integers(0, 10**9), min_size=1, max_size=20)).map(
@@ -43,27 +38,3 @@ def test_numbers_of_one_length_become_their_text(numbers: list[int]) -> None:
 @pytest.mark.parametrize("numbers", [[-1], [-5, 5], [9, 10], [1, 100_000]])
 def test_other_numbers_are_left_to_somebody_else(numbers: list[int]) -> None:
     assert decimal_parts(np.array(numbers)) is None
-
-
-@given(
-    st.one_of(st.lists(st.binary(max_size=3), min_size=1), st.tuples(st.binary(max_size=9), st.integers(1, 9)).map(lambda d: [d[0]] * d[1]))
-)
-@example([b"aba", b"ba", b"baba"])
-@example([b"", b""])
-@example([b"", b"a"])
-@example([b"a", b""])
-@example([b"ab", b"abab", b""])
-def test_a_column_is_constant_when_all_its_rows_are_equal(rows: list[bytes]) -> None:
-    expected = rows[0] if len(set(rows)) == 1 else None
-    assert constant_of(pa.array(rows, pa.binary())) == expected
-    assert constant_of(pa.array([b"x", *rows, b"y"], pa.large_binary()).slice(1, len(rows))) == expected
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_rows_are_written_whatever_the_byte_order_of_the_values(order: Any) -> None:
-    slots = np.zeros(10, SLOT)
-    values = np.array([(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)], SLOT).astype(SLOT.newbyteorder(order))
-    put_rows(slots, np.array([7, 2]), values)
-    assert slots[7].item() == (1, 2, 3, 4, 5)
-    assert slots[2].item() == (6, 7, 8, 9, 10)
-    assert not slots[[0, 1, 3, 4, 5, 6, 8, 9]].view("u1").any()

@@ -1,4 +1,4 @@
-"""Java's string hash, against values that a Java program prints."""
+"""Java's string hash, against values that a Java program prints, and the hash of keys that is made of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 
 KNOWN = {
@@ -30,11 +31,14 @@ def test_known_values(text: str, expected: int) -> None:
 
 def test_known_values_by_column() -> None:
     assert java_hashes(pa.array(list(KNOWN))).tolist() == list(KNOWN.values())
+    assert index_file.key_hashes(pa.array(list(KNOWN))).tolist() == [abs(value) % 2**31 for value in KNOWN.values()]
 
 
 @given(st.lists(st.none() | TEXTS, max_size=12), st.sampled_from([pa.string(), pa.large_string()]))
 def test_column_is_every_single_one(texts: list[str | None], kind: pa.DataType) -> None:
     assert java_hashes(pa.array(texts, kind)).tolist() == [java_hash(text or "") for text in texts]
+    there = [text or "" for text in texts]
+    assert index_file.key_hashes(pa.array(there, kind)).tolist() == [index_file.key_hash(text) for text in there]
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=8), st.data())

@@ -1,4 +1,4 @@
-"""Units of one size: slots of the timer wheel, units of the timer log and of a consume queue."""
+"""Units of one size: slots of the timer wheel, units of the timer log and of a consume queue, entries of an index file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.broker_index import BrokerIndex
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel.formats import consume_queue as cq
-from rmqstore_wheel.formats import timer_log, wheel
+from rmqstore_wheel.formats import index_file, timer_log, wheel
 from rmqstore_wheel.formats.log_reading import Stop
 
+NOW = 1_700_000_000_000
 SLOT = bytes.fromhex(
     "00000000 6553f100"  # tick 1 700 000 000
     "0000000000000034"  # first unit at 52
@@ -70,6 +72,7 @@ def test_one_and_many_have_the_same_bytes() -> None:
 def test_sizes_of_rocketmq() -> None:
     assert (wheel.Ring().length, wheel.Ring().file_bytes) == (1_209_600, 38_707_200)
     assert cq.FILE_BYTES == 6_000_000
+    assert index_file.file_bytes() == 40 + 5_000_000 * 4 + 20_000_000 * 20
 
 
 # ---------------------------------------------------------------- consume queue
@@ -136,3 +139,30 @@ def test_round_trip(rows: list[tuple[int, ...]]) -> None:
     offsets, sizes, codes = columns[4], columns[5], columns[0]
     units = cq.decode(cq.rows_of(offsets, sizes, codes).tobytes())
     assert [unit.item() for unit in units] == list(zip(offsets.tolist(), sizes.tolist(), codes.tolist(), strict=True))
+
+
+# ---------------------------------------------------------------- index file
+
+
+def test_bytes_of_an_index_file() -> None:
+    buffer = bytearray(index_file.file_bytes(4, 8))
+    index = BrokerIndex(buffer, 4, 8)
+    index.put([(6, 100, NOW), (3, 200, NOW + 1500), (2, 300, NOW + 2999)])
+    expected = bytes.fromhex(
+        "0000018bcfe56800"  # first store time
+        "0000018bcfe573b7"  # last: 2999 ms later
+        "0000000000000064"  # first offset: 100
+        "000000000000012c"  # last offset: 300
+        "00000002"  # slots in use: 2 and 3
+        "00000004"  # next entry
+        "00000000 00000000 00000003 00000002"  # slot 2: entry 3, slot 3: entry 2
+        + "00" * 20  # entry 0 is never used
+        + "00000006 0000000000000064 00000000 00000000"  # entry 1
+        + "00000003 00000000000000c8 00000001 00000000"  # entry 2: a second later
+        + "00000002 000000000000012c 00000002 00000001"  # entry 3: behind entry 1 in slot 2
+        + "00" * 80
+    )
+    assert buffer == expected
+    assert index.lookup(6) == [100]
+    assert index_file.index_key("orders", "42") == "orders#42"
+    assert index_file.file_name(NOW + 7) == "20231114221320007"

@@ -1,20 +1,16 @@
-"""Files that their owner writes to, or removes, while they are looked at; and the command on a store of this kind."""
+"""Files that their owner writes to, or removes, while they are looked at."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmqstore.cli import inspect as command
-from rmqstore.cli import main
-from rmqstore.plugins import EngineState
+from rmqstore.plugins import get_plugins
 from rmqstore_wheel.inspecting import files, inspect, log, reading
 
-from .conftest import LOG_BYTES, NOW, Built, rows
+from .conftest import LOG_BYTES, Built, rows
 
 LOG_2 = f"{LOG_BYTES:020d}"
 
@@ -90,41 +86,5 @@ def test_a_file_that_goes_away(broker: Built, monkeypatch: pytest.MonkeyPatch) -
     broker.look()
 
 
-# ---------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The command, in an environment whose one engine has this inspector."""
-    entry = SimpleNamespace(name="wheel", state=EngineState.OK, info=SimpleNamespace(inspector="rmqstore_wheel.inspecting:inspect"))
-    plugins = SimpleNamespace(engines=lambda: [entry], load_inspector=lambda name: inspect)
-    monkeypatch.setattr(command, "get_plugins", lambda: plugins)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["inspect", *arguments])
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return run
-
-
-def test_a_sound_store_ends_with_0(broker: Built, run: Any) -> None:
-    code, out, err = run(str(broker.path), "--at", f"{NOW}ms")
-    assert (code, err) == (0, "No damage was found.\n")
-    headings = ("Commit log", "Consume queues", "Pending timers, by due time", "Pops in flight", "Timer wheel", "Timer log", "Index files")
-    assert [heading for heading in headings if f"\n{heading}\n" not in out] == []
-
-
-def test_a_damaged_store_ends_with_3_and_names_the_place(broker: Built, run: Any) -> None:
-    broker.patch("timerlog/00000000000000000000", 4 * 52 + 4, bytes(8))
-    code, out, _ = run(str(broker.path))
-    assert code == 3
-    assert "timerlog/00000000000000000000     208  the unit at position 208 points back to 0" in out
-
-
-def test_json(broker: Built, run: Any) -> None:
-    code, out, _ = run(str(broker.path), "--json")
-    (found,) = json.loads(out)["inspections"]
-    assert code == 0
-    tables = {table["heading"]: table["rows"] for table in found["sections"]}
-    assert tables["Timer wheel"][0]["slots that wait"] == 4
+def test_the_command_finds_it() -> None:
+    assert get_plugins().load_inspector("wheel") is inspect

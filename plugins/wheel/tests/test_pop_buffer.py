@@ -13,6 +13,7 @@ import pytest
 
 from plugins.wheel.tests.breaking import WheelStores, refusing_writes
 from plugins.wheel.tests.broker_view import NOW, bodies_of, opened, send, take
+from rmqstore import Store
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     AckOutcome,
@@ -33,8 +34,6 @@ from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.engine.schema import ATTEMPT, LEASES, after_prefix
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
-from rmqstore_conformance.model.history import Histories
-from rmqstore_conformance.stores import Pair
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.plugin import INFO
@@ -95,21 +94,6 @@ def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) ->
         pops = session.pops()
         assert set(pops.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.ALREADY_ACKED}
         assert pops.apply(PopTxn(acks=late), NOW)[0].acks == (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.ACKED)
-
-
-def test_a_kill_gives_again_what_was_held(tmp_path: Path) -> None:
-    with opened(tmp_path / "a", LIMITS) as session:
-        pops = session.pops()
-        begin(pops)
-        receipts = take(pops, 5)
-        pops.apply(PopTxn(acks=receipts[:3]), NOW)
-        with killed(tmp_path / "a", session, tmp_path / "b") as left:
-            assert left.verify() == []
-            assert set(left.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.STALE}
-            again = take(left, 5)
-            assert [receipt.queue_offset for receipt in again] == [1, 2, 3, 4, 5]
-            assert set(left.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.STALE}
-            assert left.lag("t", "g").in_flight == 6
 
 
 def test_messages_and_timers_go_on_being_durable_at_once(tmp_path: Path) -> None:
@@ -258,66 +242,44 @@ def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- limits
 
 
-def test_what_stays_too_long_is_written(tmp_path: Path) -> None:
-    with opened(tmp_path, LIMITS) as session:
+STAY_MS, SOON_MS = LIMITS.stay_ms, LIMITS.left_ms + 1500
+HELD = {
+    "what stays too long": [("pop", 0, True), ("maintain", STAY_MS, True), ("maintain", STAY_MS + 1, False)],
+    "a pop notices too": [("pop", 0, True), ("pop", STAY_MS + 1, False)],
+    "a clock that is set back keeps nothing": [("pop", 0, True), ("maintain", -1, False)],
+    "a lease that ends soon": [("short pop", 0, False)],
+    "a lease whose end comes near": [("pop until soon", 0, True), ("maintain", 1500, True), ("maintain", 1501, False)],
+    "an ack of what is written already": [
+        *[("pop", 0, True), ("maintain", STAY_MS + 1, False), ("ack", 20_000, True), ("maintain", 20_000, True)],
+        *[("pop", 20_000, True), ("maintain", 20_000 + STAY_MS, True), ("maintain", 20_001 + STAY_MS, False)],
+    ],
+    "no more than allowed": [*[("pop", 0, True)] * 3, ("pop", 0, False)],
+    "no more than allowed of a queue": [*[("pop", 0, True)] * 3, ("pop", 0, False)],
+}
+"""Calls, how long after the beginning each comes, ms, and whether anything is held behind it."""
+
+OF_THREE = {"no more than allowed": PopBuffer(check_points=3), "no more than allowed of a queue": PopBuffer(queue_check_points=3)}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_held_is_written_in_time(tmp_path: Path, name: str) -> None:
+    with opened(tmp_path, OF_THREE.get(name, LIMITS)) as session:
         pops, ledger = session.pops(), ledger_of(session)
         begin(pops)
-        take(pops, 1)
-        pops.maintain(NOW + LIMITS.stay_ms, 10)
-        assert ledger.buffered
-        pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
-        assert not ledger.buffered
-        take(pops, 1)
-        take(pops, 1, NOW + LIMITS.stay_ms + 1)
-        assert not ledger.buffered, "a pop notices too"
-        take(pops, 1)
-        pops.maintain(NOW - 1, 10)
-        assert not ledger.buffered, "nor does a clock that is set back keep anything"
-
-
-def test_an_ack_of_what_is_written_already_is_held(tmp_path: Path) -> None:
-    with opened(tmp_path, LIMITS) as session:
-        pops, ledger = session.pops(), ledger_of(session)
-        begin(pops)
-        receipts = take(pops, 2)
-        pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
-        assert not ledger.buffered
-        tail = ledger.log.tail
-        pops.apply(PopTxn(acks=receipts[:1]), NOW + 20_000)
-        pops.maintain(NOW + 20_000, 10)
-        take(pops, 1, NOW + 20_000)
-        assert ledger.buffered
-        assert ledger.log.tail == tail
-        pops.maintain(NOW + 20_001 + LIMITS.stay_ms, 10)
-        assert not ledger.buffered
-    assert [type(each) for each in bodies_of(tmp_path / "db")] == [CheckPoint, CheckPoint, Ack, CheckPoint]
-
-
-def test_leases_that_end_soon_are_written(tmp_path: Path) -> None:
-    soon_ms = LIMITS.left_ms + 1500
-    with opened(tmp_path, LIMITS) as session:
-        pops, ledger = session.pops(), ledger_of(session)
-        begin(pops)
-        pops.pop(PopRequest("t", "g", 1, soon_ms - 1), NOW)
-        assert not ledger.buffered
-        pops.pop(PopRequest("t", "g", 1, soon_ms), NOW)
-        assert ledger.buffered
-        pops.maintain(NOW + 1500, 10)
-        assert ledger.buffered
-        pops.maintain(NOW + 1501, 10)
-        assert not ledger.buffered
-
-
-@pytest.mark.parametrize("limits", [PopBuffer(check_points=3), PopBuffer(queue_check_points=3)], ids=["all", "one queue"])
-def test_no_more_are_held_than_allowed(tmp_path: Path, limits: PopBuffer) -> None:
-    with opened(tmp_path, limits) as session:
-        pops, ledger = session.pops(), ledger_of(session)
-        begin(pops)
-        for _ in range(3):
-            take(pops, 1)
-            assert ledger.buffered
-        take(pops, 1)
-        assert not ledger.buffered
+        held: list[Receipt] = []
+        for call, after_ms, is_held in HELD[name]:
+            now_ms, tail = NOW + after_ms, ledger.log.tail
+            if call == "maintain":
+                pops.maintain(now_ms, 10)
+            elif call == "ack":
+                pops.apply(PopTxn(acks=held[:1]), now_ms)
+            else:
+                invisible_ms = {"pop": 60_000, "short pop": SOON_MS - 1, "pop until soon": SOON_MS}[call]
+                held += pops.pop(PopRequest("t", "g", 1, invisible_ms), now_ms)[0].messages.receipts()
+            assert bool(ledger.buffered) == is_held
+            assert (ledger.log.tail == tail) == is_held
+    acks = [each for each in bodies_of(tmp_path / "db") if isinstance(each, Ack)]
+    assert len(acks) == sum(call == "ack" for call, *_ in HELD[name])
 
 
 def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> None:
@@ -349,20 +311,23 @@ def test_acks_alone_are_limited_too(tmp_path: Path) -> None:
         assert held.count(False) >= 2
 
 
-def test_flush_writes_what_is_held(stores: WheelStores) -> None:
+@pytest.fixture
+def store(stores: WheelStores) -> Store:
+    """A store with 10 messages, of which the group g, which is known, holds one."""
     store = stores.open(pop__buffer=True)
     store.send_batch([Message("t", b"x", message_id=f"{number}") for number in range(10)])
     store.pop("t", "g", max_messages=1)
+    return store
+
+
+def test_flush_writes_what_is_held(stores: WheelStores, store: Store) -> None:
     store.ack(store.pop("t", "g", max_messages=4))
     store.flush()
     left = stores.killed(store)
     assert [message.message_id for message in left.pop("t", "g", max_messages=1)] == ["5"]
 
 
-def test_a_close_on_a_full_disk_says_so(stores: WheelStores) -> None:
-    store = stores.open(pop__buffer=True)
-    store.send_batch([Message("t", b"x", message_id=f"{number}") for number in range(10)])
-    store.pop("t", "g", max_messages=1)
+def test_a_close_on_a_full_disk_says_so(stores: WheelStores, store: Store) -> None:
     store.ack(store.pop("t", "g", max_messages=4))
     with refusing_writes(), pytest.raises(StoreFullError):
         store.close()
@@ -371,10 +336,7 @@ def test_a_close_on_a_full_disk_says_so(stores: WheelStores) -> None:
     assert [message.message_id for message in store.pop("t", "g", max_messages=1)] == ["1"]
 
 
-def test_a_full_disk_keeps_what_is_held(stores: WheelStores) -> None:
-    store = stores.open(pop__buffer=True)
-    store.send_batch([Message("t", b"x", message_id=f"{number}") for number in range(10)])
-    store.pop("t", "g", max_messages=1)
+def test_a_full_disk_keeps_what_is_held(stores: WheelStores, store: Store) -> None:
     held = store.pop("t", "g", max_messages=4)
     with refusing_writes():
         assert set(store.ack(held[:2])) == {AckOutcome.ACKED}
@@ -388,13 +350,6 @@ def test_a_full_disk_keeps_what_is_held(stores: WheelStores) -> None:
 
 
 # ---------------------------------------------------------------- anything goes
-
-
-def test_any_history_agrees_with_the_oracle() -> None:
-    limits = {"pop__buffer": True, "pop__buffer_stay_ms": 2000, "pop__buffer_left_ms": 500, "pop__buffer_check_points": 6}
-    histories = Histories(Pair("wheel", "wheel"), settings=limits)
-    for number in range(8):
-        histories.run(f"buffered {number}", steps=80)
 
 
 @pytest.mark.parametrize("seed", range(6))

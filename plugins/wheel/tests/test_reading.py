@@ -249,20 +249,6 @@ def test_a_reader_stays_on_its_state_whatever_becomes_of_the_files(owner: Owner)
 # ---------------------------------------------------------------- nobody owns it
 
 
-def test_a_directory_that_nobody_may_write_to_can_be_read(owner: Owner, tmp_path: Path) -> None:
-    owner.call(20)
-    copy = owner.copy(tmp_path / "frozen")
-    paths = [copy, *copy.rglob("*")]
-    for path in paths:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        with touches(copy / "wheel", lambda _: None), _reader(copy) as reader:
-            assert seen(reader) == owner.history[-1]
-    finally:
-        for path in paths:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-
-
 def _last_call(owner: Owner, killed: Path, **fields: Any) -> tuple[Path, int, bytes]:
     """Make one more call; returns the log's file in a copy made before it, where in it the call goes, and its bytes."""
     owner.calls -= owner.calls % 4
@@ -511,17 +497,6 @@ def test_no_descriptor_is_left_behind(owner: Owner) -> None:
             seen(reader)
             reader.verify()
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
-
-
-def test_what_was_handed_over_is_no_timer_for_a_reader(owner: Owner) -> None:
-    sent = owner.store.send_batch([_message(f"d{n}", deliver_at_ms=_START_MS + 1000 * n + 5000) for n in range(6)])
-    owner.make_check_point()
-    owner.clock.advance(7000)
-    owner.store.tick()
-    with _reader(owner.path) as reader:
-        assert seen(reader) == seen(owner.store)
-        handles = [rmqstore.contract.TimerHandle.parse(each.handle) for each in sent if each.handle]
-        assert [reader.engine.timers.get(handle) is None for handle in handles] == [True] * 3 + [False] * 3
 
 
 def test_a_log_that_goes_on_from_an_earlier_call_is_read_anew(owner: Owner, tmp_path: Path) -> None:

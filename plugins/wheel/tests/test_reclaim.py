@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import rmqstore
-from plugins.wheel.tests.breaking import refusing_writes
 from plugins.wheel.tests.power.builds import make_small
-from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
+from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.contract import TimerHandle
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -143,17 +142,6 @@ def test_files_go_when_they_are_consumed(run: Run) -> None:
     assert run.files[0] >= 4
 
 
-def test_files_go_by_age(tmp_path: Path) -> None:
-    run = Run(tmp_path / "store", reclaim="age", retention_ms=HOUR_MS)
-    run.fill(5, consume=False)
-    run.upkeep(2)
-    assert run.files[0] == 0
-    run.clock.advance(HOUR_MS)
-    run.upkeep()
-    assert run.files[0] >= 4
-    run.store.close()
-
-
 @pytest.mark.parametrize(("timers", "pops"), [("memory", "wheel"), ("wheel", "memory")])
 def test_one_side_alone_is_enough_for_check_points_and_for_files_to_go(tmp_path: Path, timers: str, pops: str) -> None:
     run = Run(tmp_path / "store", timer_engine=timers, pop_engine=pops, outcome_memory_ms=1000)
@@ -168,30 +156,6 @@ def test_one_side_alone_is_enough_for_check_points_and_for_files_to_go(tmp_path:
         assert run.ledger._check_point.offset > run.ledger.log.chain.first
     finally:
         run.store.close()
-
-
-def test_upkeep_that_finds_no_room_takes_nothing_away(tmp_path: Path) -> None:
-    run = Run(tmp_path / "store", reclaim="age", retention_ms=HOUR_MS)
-    run.fill(1, consume=False)
-    before = run.store.topics.list()
-    run.clock.advance(2 * HOUR_MS)
-    with refusing_writes(), pytest.raises(StoreFullError):
-        run.store.tick()
-    assert run.store.topics.list() == before
-    assert run.store.verify() == []
-    assert len(run.consume()) == min(run.calls, 32)
-    run.store.close()
-
-
-def test_what_nobody_consumed_stays(run: Run) -> None:
-    run.fill(5, consume=False)
-    run.upkeep()
-    assert run.files[0] == 0
-    count = run.calls
-    found: list[str] = []
-    while taken := run.consume():
-        found += taken
-    assert found == [f"f{number}" for number in range(count)]
 
 
 def test_a_leased_message_keeps_its_file(run: Run) -> None:
@@ -264,70 +228,6 @@ def test_a_full_first_file_does_not_keep_dead_ones_for_ever(run: Run) -> None:
     run.upkeep(16)
     assert run.files[0] > 0
     assert run.take_late() == sorted(f"a{number}" for number in range(40))
-
-
-def test_copies_of_copies(run: Run) -> None:
-    handles = run.far("first", "second", "third")
-    run.store.cancel(handles[1])
-    for again in range(6):
-        before = run.files[-1]
-        run.fill(3)
-        run.upkeep(8)
-        assert run.files[0] >= before
-        run.reopen(rebuild=again % 2 == 1)
-    assert run.store.verify() == []
-    assert run.store.cancel(handles[2]) is CancelOutcome.CANCELLED
-    assert run.take_late() == ["first"]
-
-
-def test_a_pages_cache_outlives_a_copy(run: Run) -> None:
-    """A page of a queue that was read before its messages moved gives the same messages after it."""
-    for number in range(6):
-        run.store.send(Message("q", b"z" * 100, message_id=f"q{number}"))
-    first = run.store.pop("q", "g", max_messages=2, invisible_ms=HOUR_MS * 10)
-    run.fill(6)
-    run.upkeep()
-    assert run.files[0] > 0
-    rest = run.store.pop("q", "g", max_messages=32)
-    assert [each.message_id for each in (*first, *rest)] == [f"q{number}" for number in range(6)]
-    run.reopen()
-    assert {each.message_id for each in run.store.pop("q", "h", max_messages=32)} == {f"q{number}" for number in range(6)}
-
-
-def test_dead_letters_survive(tmp_path: Path) -> None:
-    run = Run(tmp_path / "store", max_retries=0)
-    for number in range(3):
-        run.store.send(Message("d", b"dead", message_id=f"d{number}"))
-    assert len(run.store.pop("d", "g", invisible_ms=10_000)) == 3
-    run.clock.advance(20_000)
-    run.store.tick()
-    for _ in range(4):
-        run.fill(3)
-        run.upkeep(8)
-    assert run.files[0] > 4
-    run.reopen(rebuild=True)
-    assert sorted(each.message.message_id for each in run.store.dead_letters.list("g")) == ["d0", "d1", "d2"]
-    run.store.close()
-
-
-def test_cancels_are_answered_after_their_files_are_gone(tmp_path: Path) -> None:
-    run = Run(tmp_path / "store", cancel_memory_ms=100 * HOUR_MS)
-    cancelled, delivered = run.far("cancelled", due_ms=FAR_MS) + run.far("delivered", due_ms=START_MS + 5000)
-    run.store.cancel(cancelled)
-    run.clock.advance(10_000)
-    run.store.tick()
-    assert run.consume("late") == ["delivered"]
-    run.fill(6)
-    run.upkeep()
-    assert run.files[0] > 0
-    for rebuild in (False, True):
-        assert run.store.cancel(cancelled) is CancelOutcome.CANCELLED
-        assert run.store.cancel(delivered) is CancelOutcome.ALREADY_DELIVERED
-        run.reopen(rebuild=rebuild)
-    assert run.store.cancel(cancelled) is CancelOutcome.CANCELLED
-    assert run.store.cancel(delivered) is CancelOutcome.ALREADY_DELIVERED
-    assert run.take_late() == []
-    run.store.close()
 
 
 @pytest.mark.parametrize("rebuild", [False, True])

@@ -86,37 +86,6 @@ def test_a_change_writes_a_new_check_point_and_acks_the_old_one(tmp_path: Path) 
     assert bodies_of(tmp_path / "db")[1:] == [Ack("t", "g", 0, 0, NOW, 3, BROKER), point(3, 1, NOW + 10, 5_000)]
 
 
-def test_a_release_and_a_revive_ack_what_lies_in_the_retry_topic_then(tmp_path: Path) -> None:
-    with pops_in(tmp_path) as pops:
-        send(pops, 10)
-        receipts = take(pops, 3)
-        pops.apply(PopTxn(releases=[receipts[1]]), NOW)
-        pops.revive(NOW + 60_000, 100)
-        take(pops, 8, NOW + 60_001)
-    first, *ends, retried, fresh = bodies_of(tmp_path / "db")
-    assert first == point(0, 3)
-    assert ends == [Ack("t", "g", 0, 0, NOW, 1, BROKER), BatchAck("t", "g", 0, 0, NOW, [0, 2], BROKER)]
-    assert sorted((each.topic, each.start_offset) for each in (retried, fresh)) == [(retry_topic("g", "t"), 0), ("t", 3)]
-
-
-def test_the_end_of_a_check_point_is_that_of_the_lease_when_the_clock_was_set_back(tmp_path: Path) -> None:
-    with pops_in(tmp_path) as pops:
-        send(pops, 10)
-        take(pops, 1)
-        take(pops, 1, NOW - 10_000)
-    assert [each.revive_ms for each in bodies_of(tmp_path / "db") if isinstance(each, CheckPoint)] == [NOW + 60_000, NOW + 50_000]
-
-
-def test_a_fifo_pop_writes_none(tmp_path: Path) -> None:
-    with pops_in(tmp_path) as pops:
-        send(pops, 10)
-        receipts = take(pops, 3, order=True)
-        assert {receipt.revive_qid for receipt in receipts} == {999}
-        pops.apply(PopTxn(acks=receipts[:2], changes=[Change(receipts[2], 5_000)]), NOW)
-        pops.revive(NOW + 60_000, 100)
-    assert bodies_of(tmp_path / "db") == []
-
-
 @pytest.mark.parametrize("how", ["reset", "topic", "made anew", "group"])
 def test_leases_that_are_voided_are_acked(tmp_path: Path, how: str) -> None:
     with pops_in(tmp_path) as pops:
@@ -159,24 +128,6 @@ def test_the_setting_turns_it_off(tmp_path: Path) -> None:
     with pops_in(tmp_path) as pops:
         take(pops, 4)
     assert bodies_of(tmp_path / "db") == [point(4, 4, NOW + 1, 59_999)]
-
-
-def test_check_points_and_acks_lie_in_the_queue_that_receipts_name(tmp_path: Path) -> None:
-    with pops_in(tmp_path) as pops:
-        send(pops, 40)
-        taken = [take(pops, 2, NOW + at) for at in range(20)]
-        pops.apply(PopTxn(acks=[receipt for receipts in taken for receipt in receipts[:1]]), NOW + 20)
-        done, _ = pops.apply(PopTxn(changes=[Change(taken[3][1], 5_000)]), NOW + 31)
-        listed = [Receipt.parse(lease.receipt) for lease in pops.leases()]
-    named = {(receipt.ck_start_offset, receipt.pop_time_ms): receipt.revive_qid for receipts in taken for receipt in receipts}
-    assert set(named.values()) == set(range(8))
-    (changed,) = done.changes
-    assert changed.receipt is not None
-    assert changed.receipt in listed
-    named[changed.receipt.ck_start_offset, changed.receipt.pop_time_ms] = changed.receipt.revive_qid
-    for record, each in zip(revive_records(tmp_path / "db"), bodies_of(tmp_path / "db"), strict=True):
-        assert named[each.start_offset, each.pop_ms] == record.queue_id
-    assert all(receipt is not None and named[receipt.ck_start_offset, receipt.pop_time_ms] == receipt.revive_qid for receipt in listed)
 
 
 def test_what_nobody_needs_is_reclaimed(tmp_path: Path) -> None:
@@ -247,6 +198,7 @@ class History:
             receipt = Receipt.parse(lease.receipt)
             assert receipt is not None
             if receipt.revive_qid != 999:
+                assert receipt.revive_qid == receipt.pop_time_ms % 8, "as the records of its check point and acks are"
                 topic = retry_topic(lease.group, lease.topic) if receipt.retry_flag else lease.topic
                 found[Held(topic, lease.group, lease.queue_id, lease.queue_offset)] = lease.expiry_ms
         return found

@@ -94,14 +94,6 @@ def test_one_timer_goes_where_a_batch_of_one_does(
         wheel.close()
 
 
-def test_one_long_chain_is_read_in_runs(tmp_path: Path) -> None:
-    wheel = index(tmp_path)
-    for begin in range(0, 3000, 300):
-        put(wheel, list(range(begin + 1, begin + 301)), [NOW_MS + 5000] * 300)
-    slot = wheel.slot_of(NOW_MS + 5000)
-    assert seqs_in(wheel, [slot]) == {slot: set(range(1, 3001))}
-
-
 def test_a_place_that_another_lap_holds_is_not_taken(tmp_path: Path) -> None:
     wheel = index(tmp_path)
     put(wheel, [1], [NOW_MS + 1000])
@@ -131,22 +123,6 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
         with pytest.raises(CorruptStoreError) as caught:
             wheel.walk(np.array([slot]))
         assert "timerlog" in caught.value.file
-
-
-def test_a_snapshot_gives_the_same_wheel(tmp_path: Path) -> None:
-    wheel = index(tmp_path)
-    put(wheel, list(range(1, 200)), [NOW_MS + 1000 * (number % 150) + 1000 for number in range(199)])
-    sums, crc = wheel.check_point()
-    slots_bytes = wheel.slots.tobytes()
-    wheel.close()
-    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW)
-    again.start(sums, crc)
-    assert again.slots.tobytes() == slots_bytes
-    slots = again.live_slots(0, 2**40).tolist()
-    assert sum(map(len, seqs_in(again, slots).values())) == 199
-    again.close()
-    with pytest.raises(CorruptStoreError, match="timerwheel"):
-        WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW).start(sums, crc ^ 1)
 
 
 def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -70,64 +71,77 @@ def check(index: KeyIndex, entries: Entries) -> None:
 
 # Few hashes, so that chains grow and hashes share slots.
 HASH = st.sampled_from([0, 1, 2, SLOTS, SLOTS + 1, 2 * SLOTS, 5 * SLOTS + 2, 1500, 2**31 - 1])
-CALLS = st.lists(st.tuples(st.lists(HASH, max_size=60), st.booleans(), st.booleans()), min_size=1, max_size=8)
+HAPPENS = st.sampled_from(["nothing", "check point", "open", "no room", "killed"])
 
 
-@given(CALLS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_that_was_added_is_found(tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[list[int], bool, bool]]) -> None:
-    """With check points and opens in between; an open without a check point loses what came since, which the log adds again."""
+@contextmanager
+def refusing(left: int) -> Iterator[None]:
+    """Refuse writes and syncs of files once there were so many."""
+    calls = count()
+
+    def refused(method: Callable[..., None]) -> Callable[..., None]:
+        def call(file: DiskFile, *given: Any) -> None:
+            if next(calls) >= left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            method(file, *given)
+
+        return call
+
+    with patch.object(DiskFile, "write_at", refused(DiskFile.write_at)), patch.object(DiskFile, "sync", refused(DiskFile.sync)):
+        yield
+
+
+@given(st.lists(st.tuples(st.lists(HASH, max_size=60), HAPPENS, st.integers(0, 30)), min_size=1, max_size=8))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_that_was_added_is_found(tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[list[int], str, int]]) -> None:
+    """Whatever becomes of check points; an open loses what came since the last one, which the log adds again.
+
+    Of one that finds no room, or is killed, files have what it would have said, in whole or in part.
+    """
     fixture = Fixture(tmp_path_factory.mktemp("keys"))
     index = fixture.opened()
     sums: list[KeyFileSums] = []
     entries: list[tuple[int, int]] = []
     kept = 0
-    for hashes, points, opens in calls:
+    for hashes, happens, drawn in calls:
         new = [(hashed, 100 * (len(entries) + row)) for row, hashed in enumerate(hashes)]
         add(index, new)
         entries += new
-        if points:
-            sums = index.check_point()
-            kept = len(entries)
         check(index, entries)
-        if opens:
+        if happens == "check point":
+            sums, kept = index.check_point(), len(entries)
+        elif happens == "no room":
+            try:
+                with refusing(drawn):
+                    sums, kept = index.check_point(), len(entries)
+            except OSError:
+                for hashed, offsets in expected(entries).items():
+                    assert sorted(set(index.lookup(hashed))) == offsets
+                copy = Fixture(tmp_path_factory.mktemp("copy"))
+                copy_tree(fixture.path, copy.path)
+                killed = copy.opened(sums)
+                check(killed, entries[:kept])
+                killed.close()
+                sums, kept = index.check_point(), len(entries)
+        elif happens == "killed":
+            before = {path: path.read_bytes() for path in fixture.path.glob("*")}
+            index.check_point()
+            for path in before:
+                path.write_bytes(torn(before[path], path.read_bytes(), Random(drawn)))
+        if happens in ("open", "killed"):
             index.close()
             index = fixture.opened(sums)
+            check(index, entries[:kept])
             add(index, entries[kept:])
-            check(index, entries)
+        check(index, entries)
     assert not fixture.reasons
     index.close()
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_crash_within_a_check_point_changes_nothing(tmp_path: Path, after: int) -> None:
-    """Files have what the newer check point would have said, in whole or in part, and the older one is opened."""
-    fixture = Fixture(tmp_path)
-    index = fixture.opened()
-    old = [(hashed, 10 * number) for number, hashed in enumerate([1, 2, 1, SLOTS + 1, 2])]
-    add(index, old)
-    sums = index.check_point()
-    new = [(hashed, 1000 + number) for number, hashed in enumerate([1, 2, 3, SLOTS + 1, *range(100, 100 + 20 * after)])]
-    add(index, new)
-    before = {path.name: path.read_bytes() for path in fixture.path.iterdir()}
-    index.check_point()
-    index.close()
-    name, whole = min(before), sorted(fixture.path.iterdir())[0].read_bytes()
-    for step in range(0, len(whole), 512):
-        # Torn: the first half of the sectors is new, or the second.
-        for torn in (whole[:step] + before[name][step:], before[name][:step] + whole[step:]):
-            (fixture.path / name).write_bytes(torn)
-            again = fixture.opened(sums)
-            check(again, old)
-            add(again, new)
-            check(again, [*old, *new])
-            later = again.check_point()
-            check(again, [*old, *new])
-            again.close()
-            last = fixture.opened(later)
-            check(last, [*old, *new])
-            last.close()
-    assert not fixture.reasons
+def torn(before: bytes, after: bytes, random: Random) -> bytes:
+    """Return what is on disk when some sectors of a file were written."""
+    sectors = [(before if random.random() < 0.5 else after)[at : at + 512] for at in range(0, len(after), 512)]
+    return b"".join(sectors)
 
 
 def test_a_reader_of_rocketmq_finds_the_same(tmp_path: Path) -> None:
@@ -213,55 +227,6 @@ def test_damage_is_said_or_does_not_matter(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CorruptStoreError, match="is missing"):
         fixture.opened(sums)
-
-
-@contextmanager
-def refusing(left: int) -> Iterator[None]:
-    """Refuse writes and syncs of files once there were so many."""
-    calls = count()
-
-    def refused(method: Callable[..., None]) -> Callable[..., None]:
-        def call(file: DiskFile, *given: Any) -> None:
-            if next(calls) >= left:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            method(file, *given)
-
-        return call
-
-    with patch.object(DiskFile, "write_at", refused(DiskFile.write_at)), patch.object(DiskFile, "sync", refused(DiskFile.sync)):
-        yield
-
-
-def test_a_check_point_that_finds_no_room_can_be_made_later(tmp_path: Path) -> None:
-    old = [(hashed, 10 * number) for number, hashed in enumerate([1, 2, 1, SLOTS + 1, 2])]
-    new = [(hashed, 1000 + number) for number, hashed in enumerate([1, 2, 3, SLOTS + 1] * 20)]
-    for left in range(60):
-        fixture = Fixture(tmp_path / str(left))
-        fixture.path.parent.mkdir()
-        index = fixture.opened()
-        add(index, old)
-        sums = index.check_point()
-        add(index, new)
-        try:
-            with refusing(left):
-                index.check_point()
-        except OSError:
-            pass
-        else:
-            assert left > 10
-            index.close()
-            return
-        for hashed, offsets in expected([*old, *new]).items():
-            assert sorted(set(index.lookup(hashed))) == sorted(offsets)
-        copy = Fixture(tmp_path / f"{left} killed")
-        copy_tree(fixture.path, copy.path)
-        killed = copy.opened(sums)
-        check(killed, old)
-        killed.close()
-        index.check_point()
-        check(index, [*old, *new])
-        index.close()
-    pytest.fail("the check point never came to its end")
 
 
 def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,17 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import rmqstore
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import BLOCK, UnitLog
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.reader import view as read_view
-from rmqstore_wheel.reader.log import ReadDisk, ReadLog
-from rmqstore_wheel.reader.units import ReadUnits
+from rmqstore_wheel.reader.log import ReadLog
 
 _START_MS = 1_700_000_000_000
 _SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)
@@ -517,48 +513,6 @@ def test_a_log_that_goes_on_from_an_earlier_call_is_read_anew(owner: Owner, tmp_
                 (copy / path.relative_to(older)).write_bytes(path.read_bytes())
         reader.refresh()
         assert seen(reader) == expected
-
-
-def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
-    """The same appends and replacements give the same units and sums as in files, over blocks and files; the files stay as they are."""
-    unit = np.dtype([("number", "<i8"), ("other", "<i4")])
-    rng = np.random.default_rng(1)
-
-    def units(count: int) -> bytes:
-        return rng.integers(0, 256, count * unit.itemsize, np.uint8).tobytes()
-
-    def append(log: UnitLog, data: bytes) -> None:
-        log.write_ahead(data)
-        log.advance(data)
-
-    for count in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7):
-        written = UnitLog(Disk(), tmp_path / str(count), unit, 1000, blank=b"blank")
-        append(written, units(count))
-        sums = written.sync()
-        before = _contents(tmp_path / str(count)) if count else {}
-        read = ReadUnits(ReadDisk(), tmp_path / str(count), unit, 1000, blank=b"blank")
-        read.start(sums)
-        own = UnitLog(Disk(), tmp_path / f"own {count}", unit, 1000, blank=b"blank")
-        append(own, written.read(0, count).tobytes())
-        for step in range(12):
-            data = units(int(rng.integers(1, 3000)))
-            if step % 3 == 1 and own.count > 10:
-                at = int(rng.integers(0, own.count - 5))
-                for log in (own, read):
-                    log.reserve(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
-            if step % 5 == 4:
-                for log in (own, read):
-                    log.reserve(np.array([log.count + 3 * BLOCK]), np.frombuffer(data, unit)[:1])()
-            for log in (own, read):
-                append(log, data)
-            assert read.count == own.count
-            assert read.read(0, own.count).tobytes() == own.read(0, own.count).tobytes()
-            numbers = rng.integers(0, own.count, 50)
-            assert read.gather(numbers).tobytes() == own.gather(numbers).tobytes()
-            assert (read.first, read.count) == (own.first, own.count)
-        assert not count or _contents(tmp_path / str(count)) == before
-        for log in (written, own, read):
-            log.close()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -1,0 +1,175 @@
+"""Units in files: their numbers come in any order and leave gaps of any size, which take no room; damage is told by the sums of blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore import CorruptStoreError
+from rmqstore_conformance.stores import directory
+from rmqstore_wheel.files.bitmap import Bits
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import Sums, UnitLog, Units
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.reader.log import ReadDisk
+from rmqstore_wheel.reader.units import ReadUnits
+
+PER_FILE = 5000
+"""No multiple of a block of sums, as the number of units in a file of a consume queue is none."""
+
+SIZE = consume_queue.UNIT_BYTES
+FILL = consume_queue.decode(consume_queue.encode_fill(1))[0]
+NUMBERS = st.one_of(st.integers(0, 3 * PER_FILE), st.integers(10**6, 10**6 + 3 * PER_FILE), st.integers(2**32, 2**32 + PER_FILE))
+KINDS = st.sampled_from(["place", "follow", "append", "refused", "check point", "reopen", "trim"])
+CALLS = st.lists(st.tuples(KINDS, st.sets(NUMBERS, min_size=1, max_size=12)), max_size=12)
+OPTIONS: Any = {"fill": consume_queue.encode_fill(1), "fill_bytes": 4096}
+
+
+def _log(place: Path, sums: Sums, kind: type[UnitLog] = UnitLog) -> UnitLog:
+    log = kind(ReadDisk() if kind is ReadUnits else Disk(), place, consume_queue.UNIT, PER_FILE, **OPTIONS)
+    log.start(sums)
+    return log
+
+
+def _units(numbers: np.ndarray) -> Units:
+    return consume_queue.rows_of(numbers * 3, np.full(len(numbers), 99))
+
+
+@settings(max_examples=50)
+@given(calls=CALLS)
+def test_units_stay_where_they_were_put(calls: list[tuple[str, set[int]]]) -> None:
+    """Also for a reader that does the same to the units of the last check point as the owner, and writes nothing."""
+    with directory() as root:
+        sums = Sums()
+        log, view = (_log(root / "units", sums, kind) for kind in (UnitLog, ReadUnits))
+        there: set[int] = set()
+        for kind, chosen in calls:
+            numbers = np.array(sorted(chosen))
+            if kind in ("follow", "append"):
+                numbers = log.count + np.arange(len(chosen) * (400 if kind == "append" else 1))
+            if kind in ("check point", "reopen", "trim"):
+                if kind == "trim" and numbers[0] < log.count:
+                    log.trim(int(numbers[0]))
+                    there = {number for number in there if number >= log.first}
+                sums = log.sync()
+                log.release()
+                view.close()
+                if kind == "reopen":
+                    log.close()
+                    log = _log(root / "units", sums)
+                view = _log(root / "units", sums, ReadUnits)
+            elif kind == "append":
+                for each in (log, view):
+                    each.write_ahead(_units(numbers).tobytes())
+                    each.advance(_units(numbers).tobytes())
+                there.update(numbers.tolist())
+            else:
+                numbers = numbers[numbers >= log.first]
+                commits = [each.reserve(numbers, _units(numbers)) for each in (log, view) if len(numbers)]
+                for commit in commits if kind != "refused" else []:
+                    commit()
+                there.update(numbers.tolist() if kind != "refused" else [])
+            assert (view.first, view.count) == (log.first, log.count)
+            looked = there if len(there) < 100 else set(sorted(there)[:: len(there) // 50])
+            for number in sorted(looked | {at + 1 for at in looked if at + 1 < log.count}):
+                expected = _units(np.array([number]))[0] if number in there else FILL
+                first = max(number - 7000, log.first)
+                for each in (log, view):
+                    assert each.gather(np.array([number, number]))[0] == expected
+                    assert each.read(first, number + 1 - first)[-1] == expected
+            held = [range(*stretch) for stretch in log.held(0)]
+            assert all(any(number in stretch for stretch in held) for number in there)
+            # Two files hold a gap of thousands of millions.
+            assert len(list((root / "units").glob("*"))) <= 20
+        for each in (log, view):
+            each.close()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("looks", ["never", "before", "behind"])
+def test_a_block_grows_over_check_points(tmp_path: Path, is_damaged: bool, looks: str) -> None:
+    """Who appends to it need not look into it: what was damaged before is found by the next one who does."""
+    place, sums = tmp_path / "units", Sums()
+    data = _units(np.arange(31)).tobytes()
+
+    def append(log: UnitLog, count: int) -> None:
+        more = data[log.count * SIZE : (log.count + count) * SIZE]
+        log.write_ahead(more)
+        log.advance(more)
+
+    for count in (10, 9, 12):
+        log = _log(place, sums)
+        for part in (count // 2, count - count // 2):
+            if looks == "before":
+                assert log.read(0, log.count).tobytes() == data[: log.count * SIZE]
+            append(log, part)
+            if looks == "behind":
+                assert log.read(0, log.count).tobytes() == data[: log.count * SIZE]
+            sums = log.sync()
+        log.close()
+        if is_damaged and count == 9:
+            path = log.chain.path_of(log.position(3))
+            path.write_bytes(path.read_bytes().replace(data[3 * SIZE : 4 * SIZE], bytes(SIZE)))
+            looks = "never"
+    log = _log(place, sums)
+    if is_damaged:
+        with pytest.raises(CorruptStoreError, match="units 0 to 30 are not what was written"):
+            log.read(25, 1)
+    else:
+        assert log.read(0, 31).tobytes() == data[: 31 * SIZE]
+    log.close()
+
+
+def test_a_lost_file_is_missed_and_an_absent_one_is_not(tmp_path: Path) -> None:
+    numbers = np.array([3, 2**32])
+    log = _log(tmp_path / "units", Sums())
+    log.reserve(numbers, _units(numbers))()
+    sums = log.sync()
+    log.close()
+    assert sums.absent == [(1, 2**32 // PER_FILE)]
+    _log(tmp_path / "units", sums).close()
+    sorted((tmp_path / "units").iterdir())[0].unlink()
+    with pytest.raises(CorruptStoreError, match="does not hold units 0 to"):
+        _log(tmp_path / "units", sums)
+
+
+def test_what_was_written_into_a_gap_after_the_check_point_is_gone_with_it(tmp_path: Path) -> None:
+    numbers, later = np.array([3, 2**32]), np.array([10**6])
+    log = _log(tmp_path / "units", Sums())
+    log.reserve(numbers, _units(numbers))()
+    sums = log.sync()
+    log.reserve(later, _units(later))()
+    log.close()
+    log = _log(tmp_path / "units", sums)
+    assert log.gather(later)[0] == FILL
+    log.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls=st.lists(st.tuples(st.sampled_from(["set", "clear", "dump"]), st.sets(NUMBERS, min_size=1)), max_size=8))
+def test_bits_are_what_was_set(calls: list[tuple[str, set[int]]]) -> None:
+    bits, there = Bits(), set[int]()
+    for kind, chosen in calls:
+        if kind == "dump":
+            dumped = bits.dump()
+            assert len(dumped[1]) < 10**5
+            bits = Bits.load(dumped)
+        else:
+            bits.set_many(np.array(sorted(chosen)), on=kind == "set")
+            there = there | chosen if kind == "set" else there - chosen
+        asked = np.array(sorted(there | chosen | {number + 1 for number in chosen}))
+        assert asked[bits.get_many(asked)].tolist() == sorted(there)
+
+
+def test_bits_before_a_page_are_forgotten() -> None:
+    bits = Bits()
+    bits.set_many(np.array([5, 70_000, 2**32]))
+    bits.drop_before(66_000)
+    assert [bits.get(number) for number in (5, 70_000, 2**32)] == [False, True, True]
+    bits.set_many(np.array([5]))
+    assert not Bits.load(bits.dump()).get(5)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from plugins.wheel.tests.made_records import encode_record
@@ -173,40 +172,6 @@ def test_a_frame_of_an_earlier_life_is_not_taken_for_a_newer_one(path: Path, tmp
     log.chain.file(0).write_at(end, whole[end:])
     log.close()
     assert bodies(*recovered(path)) == [b"1 " * 50, b"9 " * 50]
-
-
-def test_a_missing_file_in_the_middle_is_named(path: Path) -> None:
-    log = opened(path)
-    for number in range(60):
-        log.append(pieces([number], 100), 1)
-    log.close()
-    gone = path / f"{FILE_BYTES:020d}"
-    gone.unlink()
-    with pytest.raises(CorruptStoreError, match=gone.name) as caught:
-        opened(path)
-    assert caught.value.file == str(gone)
-
-
-def test_records_learn_their_offsets(path: Path) -> None:
-    log = opened(path)
-    log.append(pieces([1]), 1)
-    (piece,) = pieces([2, 3])
-    at = log.append([piece], 1)
-    places = zip((at + piece.starts).tolist(), piece.sizes.tolist(), strict=True)
-    offsets = [decode_record(log.read(start, size)).physical_offset for start, size in places]
-    assert offsets == (at + piece.starts).tolist()
-    assert not log.holds(log.tail, 100)
-    assert log.holds(at, int(piece.sizes[0]))
-
-
-def test_frames_are_told_by_their_last_record_alone() -> None:
-    piece = pieces(range(5))[0]
-    frames.finish([piece], 3, 77)
-    assert frames.ends_of(piece.data, piece.starts, piece.sizes).tolist() == [4]
-    trailer = frames.read_trailer(bytes(piece.data[-frames.PROPERTY_BYTES :]))
-    assert trailer is not None
-    assert trailer[:4] == (5, len(piece.data), 3, 77)
-    assert np.array_equal(piece.starts + piece.sizes, [*piece.starts[1:], len(piece.data)])
 
 
 def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:

@@ -25,11 +25,10 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.files.units import BLOCK, RebuildReason
+from rmqstore_wheel.files.units import RebuildReason
 from rmqstore_wheel.formats.index_file import file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Sizes
-from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.key_file import KeyFileSums
 from rmqstore_wheel.timers.keys import KeyIndex, RecentKeys
 
@@ -289,32 +288,6 @@ def test_a_failed_check_point_hides_no_damage(tmp_path: Path) -> None:
     index.close()
 
 
-def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their messages lie in the log still, and the index leads there, but nothing else is known of them."""
-    clock = ManualClock(NOW_MS)
-
-    def opened() -> Store:
-        return rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, cancel_memory_ms=60_000)
-
-    monkeypatch.setattr(timer_table, "PER_FILE", BLOCK)
-    store = opened()
-    for _ in range(3):
-        store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay_ms=1000)
-    clock.advance(1000)
-    assert store.tick().handed_over == 3 * BLOCK
-    late = store.send(Message("t", b"y", keys=("again",)), delay_ms=3_600_000)
-    for _ in range(20):
-        clock.advance(60_000)
-        store.tick()
-    store.close()
-    store = opened()
-    index = store.engine.sessions["wheel"]._timers._index  # type: ignore[attr-defined]
-    assert index.facts.first >= 2 * BLOCK, "facts of old timers are there"
-    assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
-    assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
-    store.close()
-
-
 def test_a_look_at_what_was_never_written_takes_no_room() -> None:
     """On a file system in memory a map makes room for each page that is looked at, and the process ends by SIGBUS where there is none."""
     with directory() as root:
@@ -358,26 +331,6 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
 
 
 # ---------------------------------------------------------------- keys that are in no file yet
-
-FEW_HASHES = st.sampled_from([0, 1, 2, 77, 2**31 - 1])
-LIKE_CALLS = st.lists(st.tuples(st.lists(FEW_HASHES, min_size=1, max_size=12), st.sampled_from([1, 1, 1, 60, 700])), max_size=40)
-
-
-@settings(max_examples=80, deadline=None)
-@given(LIKE_CALLS)
-def test_small_and_large_calls_are_found_in_their_order(calls: list[tuple[list[int], int]]) -> None:
-    recent = RecentKeys()
-    expected: dict[int, list[int]] = {}
-    count = 0
-    for hashes, times in calls:
-        given_hashes = np.array(hashes * times, np.int64)
-        offsets = 10 * (count + np.arange(len(given_hashes)))
-        recent.add_many(given_hashes, offsets)
-        count += len(given_hashes)
-        for hashed, offset in zip(given_hashes.tolist(), offsets.tolist(), strict=True):
-            expected.setdefault(hashed, []).append(offset)
-    for hashed in (0, 1, 2, 3, 77, 2**31 - 1):
-        assert recent.lookup(hashed) == expected.get(hashed, [])
 
 
 def test_there_are_few_runs_of_many_calls() -> None:

@@ -14,8 +14,10 @@ from plugins.wheel.tests.power.builds import make_small
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.contract import TimerHandle
 from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log import journal
+from rmqstore_wheel.log import check_point, journal
+from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.reclaim import reclaim
 from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
@@ -140,6 +142,36 @@ def test_files_go_when_they_are_consumed(run: Run) -> None:
     run.upkeep()
     assert len(run.files) <= 2
     assert run.files[0] >= 4
+
+
+def test_a_file_goes_once_a_check_point_that_needs_it_no_more_is_durable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a crash leaves a store that nothing can open; and no two names go at once, as one in the middle might be the first to go."""
+    durable: list[CheckPoint] = []
+    gone: list[int] = []
+    settled: list[int] = []
+    sync_directory, remove = Disk.sync_directory, Disk.remove
+
+    def noting(disk: Disk, path: Path) -> None:
+        sync_directory(disk, path)
+        if path.name == check_point.DIRECTORY:
+            durable[:] = check_point.read_all(path)[:1]
+        elif path.name == "commitlog":
+            settled[:] = gone
+
+    def checked(disk: Disk, path: Path) -> None:
+        if path.parent.name == "commitlog":
+            assert durable[0].offset > durable[0].restart >= int(path.name) + FILE_BYTES
+            assert settled == gone
+            gone.append(int(path.name))
+        remove(disk, path)
+
+    monkeypatch.setattr(Disk, "sync_directory", noting)
+    monkeypatch.setattr(Disk, "remove", checked)
+    run.far("kept")
+    run.fill(5)
+    run.upkeep()
+    assert gone == [start * FILE_BYTES for start in range(len(gone))]
+    assert len(gone) >= 4
 
 
 @pytest.mark.parametrize(("timers", "pops"), [("memory", "wheel"), ("wheel", "memory")])

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -20,8 +20,7 @@ from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
 from rmqstore_wheel import engine
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.log import check_point, commit_log, frames, journal
-from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log import check_point, journal
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.reclaim import reclaim
 from rmqstore_wheel.timers import index as timer_index
@@ -77,12 +76,6 @@ def syncs_no_names(patch: Patch) -> None:
     patch.setattr(Disk, "sync_directory", lambda self, path: None)
 
 
-def syncs_nothing(patch: Patch) -> None:
-    """Nothing is made durable."""
-    syncs_no_file(patch)
-    syncs_no_names(patch)
-
-
 def renames_before_it_syncs(patch: Patch) -> None:
     """The content of a check point is synced only after the check point has its name."""
 
@@ -99,59 +92,6 @@ def renames_before_it_syncs(patch: Patch) -> None:
     patch.setattr(check_point, "write", late)
 
 
-class _Frames:
-    """The module of frames, but for how the end of a frame is read."""
-
-    def __init__(self, **changes: Any) -> None:
-        self._changes = changes
-
-    def read_trailer(self, text: bytes) -> frames.Trailer | None:
-        found = frames.read_trailer(text)
-        return None if found is None else found._replace(**{name: change(getattr(found, name)) for name, change in self._changes.items()})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(frames, name)
-
-
-class _AnySum(int):
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = int.__hash__
-
-
-class _Latest(int):
-    def __lt__(self, other: int) -> bool:
-        return False
-
-
-def skips_sums_of_frames(patch: Patch) -> None:
-    """A frame counts as whole whatever its sum is. A file holds one message, so that one that was torn still has its head."""
-    patch.setattr(engine, "sizes_of", lambda options: SIZES._replace(log_file_bytes=3072))
-    patch.setattr(commit_log, "frames", _Frames(crc=_AnySum))
-
-
-def cuts_without_a_sync(patch: Patch) -> None:
-    """An open does not wait until what it cut off is gone for good. That alone loses nothing, since a frame has an epoch."""
-    cut = CommitLog._cut
-
-    def hasty(self: CommitLog, *args: Any) -> None:
-        with Patch.context() as within:
-            within.setattr(self.chain, "sync", lambda: None)
-            cut(self, *args)
-
-    patch.setattr(CommitLog, "_cut", hasty)
-
-
-def looks_at_no_epoch(patch: Patch) -> None:
-    """An open does not wait until what it cut off is gone, and takes frames of any epoch."""
-    cuts_without_a_sync(patch)
-    patch.setattr(commit_log, "frames", _Frames(epoch=_Latest))
-
-
 def finds_no_slot(patch: Patch) -> None:
     """An open puts timers that it finds behind the check point into no slot, so that no tick comes upon them, and nothing says so."""
     patch.setattr(TimerIndex, "_place_all", lambda self, *found: None)
@@ -164,11 +104,7 @@ BUILDS: Final[dict[str, Callable[[Patch], None]]] = {
         sound,
         syncs_no_file,
         syncs_no_names,
-        syncs_nothing,
         renames_before_it_syncs,
-        skips_sums_of_frames,
-        cuts_without_a_sync,
-        looks_at_no_epoch,
         finds_no_slot,
     )
 }

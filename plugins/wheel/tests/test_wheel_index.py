@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore.errors import CorruptStoreError
+from rmqstore_conformance.stores import message
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Sums
 from rmqstore_wheel.formats.wheel import Ring
@@ -137,3 +139,17 @@ def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None
     wheel.publish(placing)
     assert wheel.count_in(slot) == 1
     assert not len(wheel.slots_to_roll(slot))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [(1, "the timer log has 2 timers, the wheel says 3"), (-1, "2 timers are pending, the wheel says 1")]
+)
+def test_a_slot_that_counts_wrongly_is_told(stores: WheelStores, more: int, said: str) -> None:
+    store = stores.open()
+    sent = [store.send(message(n), delay_ms=5000) for n in range(3)]
+    store.cancel(sent[0].handle)
+    assert store.verify() == []
+    slots = store.engine.timers._index.wheel.slots  # type: ignore[attr-defined]
+    slots["timers"][slots["timers"] > 0] += more
+    (told,) = store.verify()
+    assert said in told

@@ -108,7 +108,7 @@ class Built:
         if known != tick:
             first, last, timers = position, -1, 0
         self.units += timer_log.encode_one(timer_log.UNIT_BYTES, last, flags, NOW, slot_ms - NOW, log_offset, 100, 0, 0)
-        self.slots[place] = (tick, first, position, timers + 1, 0)
+        self.slots[place] = (tick, first, position, timers + (-1 if flags & timer_log.DELETE else 1), 0)
         self.check = config_files.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
         return position
 

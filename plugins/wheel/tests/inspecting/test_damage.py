@@ -69,6 +69,7 @@ def i64(value: int) -> bytes:
         (WHEEL, SLOT + 16, i64(0), SLOT, "its newest unit lies at 208"),
         (WHEEL, SLOT + 16, i64(TIMER_BYTES * 9), SLOT, "behind the end"),
         (WHEEL, SLOT, bytes(32), SLOT, "knows nothing"),
+        (WHEEL, SLOT + 24, i32(4), SLOT, "counts 4 timers, but 3 were put there"),
         (WHEEL, UNUSED_SLOT, i64(5), UNUSED_SLOT, "whose slot is 5"),
         (UNITS, UNIT_4 + 4, i64(UNIT_4), UNIT_4, "in a circle"),
         (UNITS, UNIT_4 + 4, i64(8 * 52), UNIT_4, "in a circle"),

@@ -39,15 +39,16 @@ class UnitReport(FileReport):
 
 
 class LastUnits:
-    """The newest unit of every slot: position and time by place in the ring, as the wheel itself keeps them."""
+    """The newest unit of every slot, position and time by place in the ring, and how many put timers there, as the wheel keeps them."""
 
     def __init__(self, slot_count: int, precision_ms: int) -> None:
         self.precision_ms = precision_ms
         self.ticks = np.full(slot_count, -1, np.int64)
         self.positions = np.full(slot_count, NO_POSITION, np.int64)
+        self.puts = np.zeros(slot_count, np.int64)
 
-    def expected(self, ticks: Ints, positions: Ints) -> Ints:
-        """Return which unit each of these should point back to, -1 = none, and remember them."""
+    def expected(self, ticks: Ints, positions: Ints, puts: Any) -> Ints:
+        """Return which unit each of these should point back to, -1 = none, and remember them; ``puts`` says which are no cancels."""
         places = ticks % len(self.ticks)
         order = np.argsort(places, kind="stable")
         places, ticks, positions = places[order], ticks[order], positions[order]
@@ -57,6 +58,10 @@ class LastUnits:
         found = np.empty(len(order), np.int64)
         found[order] = np.where(before_ticks == ticks, before, NO_POSITION)
         tails = np.append(heads[1:], True)
+        slots = np.cumsum(heads) - 1
+        is_newest = ticks == ticks[tails][slots]
+        known = np.where(self.ticks[places[tails]] == ticks[tails], self.puts[places[tails]], 0)
+        self.puts[places[tails]] = known + np.bincount(slots, puts[order] & is_newest, len(known)).astype(np.int64)
         self.ticks[places[tails]], self.positions[places[tails]] = ticks[tails], positions[tails]
         return found
 
@@ -92,6 +97,11 @@ class TimerUnits(ChainReader[UnitReport, Scan]):
 
     def look(self, window: bytes, base: int) -> Scan:
         return timer_log.scan(window)
+
+    @property
+    def read_from(self) -> int:
+        """From here on every unit was read."""
+        return self._unseen[-1][1]
 
     @property
     def end(self) -> int:
@@ -135,7 +145,8 @@ class TimerUnits(ChainReader[UnitReport, Scan]):
         wrong = (previous >= positions) | (previous < NO_POSITION)
         expected = np.full(len(units), NO_POSITION)
         if self._last is not None:
-            expected = self._last.expected(times // self._last.precision_ms, positions)
+            is_put = (units["flags"] & timer_log.DELETE) == 0
+            expected = self._last.expected(times // self._last.precision_ms, positions, is_put)
             wrong |= (previous != expected) & ~self._is_unseen(previous)
         wrong &= waits
         self.broken += int(wrong.sum())
@@ -181,6 +192,7 @@ _NAME = re.compile(rf"{FILE_NAME}(?:\.(\d{{1,19}}))?", re.ASCII)
 _MOST_BYTES: Final = 256 * 1024**2
 _FOREIGN: Final = "slots that hold a foreign tick"
 _ASTRAY: Final = "slots that do not lead to their units"
+_MISCOUNTED: Final = "slots that count too many timers"
 
 
 def find_wheels(root: Path, findings: Findings) -> list[WheelFile]:
@@ -267,7 +279,7 @@ def _some_times(units: FileSet) -> Ints:
 
 
 class WheelCheck:
-    """Compares one wheel with the units that were read; it must know those before position ``settled``.
+    """Compares one wheel with the units that were read; it must know those before position ``settled``, and count no more than they put.
 
     ``waiting`` slots are of ticks that are not delivered yet; ``timers`` are in them, by the wheel's own count.
     """
@@ -290,7 +302,7 @@ class WheelCheck:
         unknown = ~has_units & (self._last.ticks >= self._from_tick) & (newest < self._settled)
         for place in np.flatnonzero(astray | unknown).tolist():
             if not findings.has_room(self.wheel.name, _ASTRAY):
-                return
+                break
             if unknown[place]:
                 tick = int(self._last.ticks[place])
                 what: str | None = f"slot {place} knows nothing of tick {tick}, whose newest unit lies at position {newest[place]}"
@@ -298,6 +310,16 @@ class WheelCheck:
                 what = self._astray(place, int(position[place]), bool(has_units[place]))
             if what:
                 findings.add(self.wheel.name, place * SLOT_BYTES, what, kind=_ASTRAY)
+        # The timer log was read later and cancels take off the count, so there may be more; of units that were not read nothing is known.
+        counted = np.where(self._slots["first"] >= self._units.read_from, self._slots["timers"], 0)
+        findings.add_rows(
+            self.wheel.name,
+            _MISCOUNTED,
+            np.flatnonzero(self.waiting & has_units & ~astray & (counted > self._last.puts)),
+            0,
+            SLOT_BYTES,
+            lambda place: f"slot {place} counts {counted[place]} timers, but {self._last.puts[place]} were put there",
+        )
 
     def _astray(self, place: int, position: int, has_units: bool) -> str | None:
         """Say where a slot leads wrongly; None when it was only looked at in another moment than the timer log."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,13 +14,16 @@ from rmqstore.engine.kv.base import PAGE_BYTES
 from rmqstore.engine.timers import tombstones as traces
 from rmqstore.engine.timers.side import is_possible
 from rmqstore.engine.timers.ticks import Place
-from rmqstore.errors import IllegalArgumentError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore.message import Message
+from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.table import TIMER, Due, FactRows, joined
+
+_MOST_SLOT: Final = 2**62
 
 
 class Ending(NamedTuple):
@@ -187,5 +190,18 @@ def differences_in(index: TimerIndex) -> list[str]:
         if index.wheel.count_in(slot) < count:
             differences.append(
                 f"slot {slot * index.precision_ms} ms: {count} timers are pending, the wheel says {index.wheel.count_in(slot)}"
+            )
+    try:
+        # There may be fewer: what is handed over, rolls on, or is cancelled while it waits elsewhere leaves no unit.
+        numbers, owners = index.wheel.walk(index.wheel.live_slots(0, _MOST_SLOT))
+        is_cancel = (index.wheel.units.gather(numbers)["flags"] & timer_log.DELETE) != 0
+    except CorruptStoreError as error:
+        return [*differences, str(error)]
+    left = Counter(owners[~is_cancel].tolist())
+    left.subtract(owners[is_cancel].tolist())
+    for slot, count in left.items():
+        if index.wheel.count_in(slot) > count:
+            differences.append(
+                f"slot {slot * index.precision_ms} ms: the timer log has {count} timers, the wheel says {index.wheel.count_in(slot)}"
             )
     return differences

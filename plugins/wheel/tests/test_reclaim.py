@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import rmqstore
 from plugins.wheel.tests.power.builds import make_small
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.contract import TimerHandle
+from rmqstore.engine.kv import directory as tree_copy
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log import check_point, journal
+from rmqstore_wheel.log import check_point, journal, store_copy
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.reclaim import reclaim
@@ -58,8 +60,8 @@ class Run:
         self.calls = 0
         self.store = self.opened()
 
-    def opened(self) -> Store:
-        return rmqstore.open(self.path, engine="wheel", services=False, clock=self.clock, **self.settings)
+    def opened(self, path: Path | None = None) -> Store:
+        return rmqstore.open(path or self.path, engine="wheel", services=False, clock=self.clock, **self.settings)
 
     @property
     def ledger(self) -> Ledger:
@@ -393,3 +395,89 @@ def test_a_store_where_nothing_happens_writes_nothing_in_the_end(tmp_path: Path,
     run.reopen(rebuild=True)
     assert run.store.verify() == []
     run.store.close()
+
+
+# ---------------------------------------------------------------- snapshots, which are copied while other calls go on (R7)
+
+
+def elsewhere(work: Callable[[], None]) -> None:
+    """Do something in another thread, and see to it that it comes to its end."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "other calls wait for the copy"
+    assert errors == []
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_files_that_are_rewritten_meanwhile_are_copied_anew(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:  # fmt: skip
+    """A name that is used again needs a check point at once. A copy that is outrun three times is made while nobody else calls."""
+    store = run.store
+    run.fill(3, consume=False)
+    run.far(*(f"a{number}" for number in range(20)))
+    store.send(Message("again", b"x", message_id="again0"))
+    outrun = 0
+    real = tree_copy.copy_tree
+
+    def use_again() -> None:
+        store.topics.delete("again")
+        store.send(Message("again", b"x", message_id=f"again{outrun}"))
+        store.pop("t", "g", max_messages=5)
+
+    def patched(*arguments: Any, **named: Any) -> None:
+        nonlocal outrun
+        if outrun < times:
+            outrun += 1
+            elsewhere(use_again)
+        real(*arguments, **named)
+
+    monkeypatch.setattr(store_copy, "copy_tree", patched)
+    store.snapshot(tmp_path / "copy")
+    assert outrun == times
+    with run.opened(tmp_path / "copy") as copy:
+        assert copy.verify() == []
+        assert copy.transfer.digest() == store.transfer.digest()
+        assert [each.message_id for each in copy.read("again").messages] == [f"again{times}"]
+
+
+def test_what_waited_for_the_copy_is_made_up_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While files are copied no file of the log goes, and no check point is made; afterwards both are."""
+    ledger = run.ledger
+    run.fill(6)
+    kept: list[int] = []
+    seen, rewrites = run.files[0], ledger.rewrites
+    real = tree_copy.copy_file
+
+    def work() -> None:
+        run.fill(1)
+        run.upkeep(8)
+        kept.append(run.files[0])
+
+    def patched(*arguments: Any, **named: Any) -> None:
+        if len(kept) < 2:
+            elsewhere(work)
+        real(*arguments, **named)
+
+    monkeypatch.setattr(store_copy, "copy_file", patched)
+    run.store.snapshot(tmp_path / "copy")
+    assert kept == [seen, seen]
+    assert ledger.rewrites <= rewrites + 1
+    run.upkeep()
+    assert run.files[0] > seen
+    assert ledger.rewrites > rewrites + 1
+    is_quick: list[bool] = []
+    resume = Ledger.resume
+    monkeypatch.setattr(Ledger, "resume", lambda ledger, found: is_quick.append(resume(ledger, found)) or is_quick[-1])
+    with run.opened(tmp_path / "copy") as copy:
+        assert copy.verify() == []
+    assert is_quick == [True], "the copy was made anew from its log"

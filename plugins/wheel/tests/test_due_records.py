@@ -86,7 +86,9 @@ def test_regular_timers_are_not_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(addressing, "_one_by_one", count)
     timers = [(Message(f"topic-{'x' * (row % 5)}{row % 100:02d}", b"b" * row, message_id="m"), 10 ** (row % 3)) for row in range(1, 3000)]
     made = [waiting(message, out_ms, behind=FRAME * (row % 7 == 0)) for row, (message, out_ms) in enumerate(timers)]
-    assert deliver(made).records == [expected_of(*timer) for timer in timers]
+    found = deliver(made)
+    assert found.records == [expected_of(*timer) for timer in timers]
+    assert not found.may_have_tags
     assert alone == []
     made[5] = waiting(*timers[5], b"TIMER_ROLL_TIMES\x011\x02")
     assert deliver(made).records == [expected_of(*timer) for timer in timers]
@@ -237,15 +239,3 @@ def test_an_odd_one_is_cut_as_if_it_were_alone(name: str, places: tuple[int, ...
     assert found.records == expected
     assert routes_of(found) == [records.route_of(record) for record in expected]
     assert found.may_have_tags or not any(b"TAGS\x01" in record for record in expected)
-
-
-@pytest.mark.parametrize("framed", [0, 3])
-def test_those_that_are_alike_are_cut_together(framed: int) -> None:
-    """Also when some are the last ones of their calls, and end with a frame's property."""
-    made = [timer(row, behind=FRAME if row < framed else b"") for row in range(40)]
-    expected = [bytes(records.as_delivered(memoryview(record))) for record in made]
-    found = deliver(made)
-    assert found.records == expected
-    assert found.routes.topics == [b"orders"]
-    assert not found.may_have_tags
-    assert found.encoded.starts.tolist() == (np.arange(40) * len(expected[0])).tolist()

@@ -157,7 +157,7 @@ def test_what_is_durable_is_not_what_was_written_meanwhile(monkeypatch: pytest.M
     """X3: a leader that looks behind its sync how far the writes are, and not before, vouches for one that nobody has synced."""
     with stores_of(Pair("lmdb", "lmdb")) as stores, player(stores, Leases) as played:
         waits_for_the_disk(played, ("send", "send"), random.Random(0), 100)
-        commits: Any = stores._open[0].engine.pops._shared.kv._commits
+        commits: Any = stores._open[0].engine.pops._shared.kv
         sync_to_disk = commits._sync_to_disk
         monkeypatch.setattr(commits, "_sync_to_disk", lambda: sync_to_disk() and commits.position)
         with pytest.raises(AssertionError, match="nothing was synced since it wrote"):

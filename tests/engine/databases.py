@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from rmqstore.engine.kv.base import DeleteMany, DeleteRange, OrderedKV, PutMany, WriteBatch, take_page
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, OrderedKV, PutMany, WriteBatch, take_page
 from rmqstore.engine.kv.buffered import Base, Entry, View, ViewLostError
 from rmqstore.engine.kv.overlay import SpaceChange
 
@@ -23,6 +23,8 @@ changes = st.one_of(
     st.builds(lambda space, a, b: DeleteRange(space, min(a, b), max(a, b) + b"\x00"), spaces, keys, keys),
     # A queue: the low end goes first.
     st.builds(lambda space, low: DeleteRange(space, b"\x00", low), spaces, keys),
+    # With the keys that are there by then.
+    st.builds(lambda space, a, b: DeleteFew(space, min(a, b), max(a, b) + b"\x00", ()), spaces, keys, keys),
 )
 
 
@@ -36,6 +38,13 @@ def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange)
     else:
         for key in [key for key in model if change.start <= key < change.stop]:
             del model[key]
+
+
+def with_keys(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange) -> PutMany | DeleteMany | DeleteRange:
+    """Tell a range that is removed key by key which ones it holds."""
+    if not isinstance(change, DeleteFew):
+        return change
+    return DeleteFew(change.space, change.start, change.stop, [key for key in model if change.start <= key < change.stop])
 
 
 def page_of(model: dict[bytes, bytes], start: bytes, stop: bytes | None, limit: int, reverse: bool) -> list[Entry]:

@@ -128,7 +128,7 @@ def test_a_sync_of_what_is_durable_does_not_disturb_the_leader(base: FakeBase, k
     joins = [in_thread(lambda: kv.sync(second))]
     assert held.reached.wait(30)
     kv.sync(durable)
-    assert kv._commits.leading.locked()
+    assert kv.leading.locked()
     third = put(kv, b"c", b"")
     joins.append(in_thread(lambda: kv.sync(third)))
     held.release()
@@ -229,14 +229,14 @@ def test_an_interrupted_leader_is_followed_by_one_that_commits_first_what_it_lef
 
 def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: FakeBase, kv: BufferedKV, monkeypatch) -> None:
     position = put(kv, b"a", b"1")
-    commit = kv._commit
+    commit = kv._sync_to_disk
 
     def interrupted() -> int:
         commit()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(kv._commits, "_sync_to_disk", interrupted)
+        patched.setattr(kv, "_sync_to_disk", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kv.sync(position)
     kv.sync(position)

@@ -22,7 +22,7 @@ from rmqstore_lmdb.kv import open_lmdb
 from rmqstore_memory.kv import MemoryKV
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
-from tests.engine.databases import SPACES, FakeBase, Model, apply, changes, keys, page_of, put, spaces
+from tests.engine.databases import SPACES, FakeBase, Model, apply, changes, keys, page_of, put, spaces, with_keys
 
 
 class Adapter(NamedTuple):
@@ -106,7 +106,7 @@ def follow(adapter: Adapter, path: Path, script: list[object]) -> None:
                 case list():
                     batch = WriteBatch()
                     for change in step:
-                        batch.ops.append(change)
+                        batch.ops.append(with_keys(model[change.space], change))
                         apply(model[change.space], change)
                     assert kv.write(batch) == written + 1
                     written += 1

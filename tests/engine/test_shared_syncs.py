@@ -8,10 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
-from rmqstore.engine.kv.group_commit import GroupCommit
+from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.errors import StoreFullError
 from rmqstore_conformance.cases.test_threads import together
 from rmqstore_conformance.stores import Pair, message, stores_of
+from rmqstore_memory.kv import MemoryKV
 from tests.pairs import DURABLE_PAIRS
 
 
@@ -22,8 +23,8 @@ def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
     with stores_of(pair) as stores:
         store = stores.open()
         store.send(message("first"))
-        commits: GroupCommit = store.engine.pops._shared.kv._commits  # type: ignore[attr-defined]
-        original, syncs = commits._sync_to_disk, 0
+        kv: CommittedKV = store.engine.pops._shared.kv  # type: ignore[attr-defined]
+        original, syncs = kv._sync_to_disk, 0
         hold = threading.Event()
 
         def counted() -> int:
@@ -33,31 +34,31 @@ def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
                 hold.wait(10)
             return original()
 
-        before = commits.position
+        before = kv.position
         target = before + 16
 
         def work(number: int) -> None:
             if number == 16:
                 # While the first sync is held up, all others queue behind it; then one sync serves them all.
-                while commits.position < target:
+                while kv.position < target:
                     hold.wait(0.001)
                 hold.set()
                 return
             store.send(message(number))
 
-        with patch.object(commits, "_sync_to_disk", counted):
+        with patch.object(kv, "_sync_to_disk", counted):
             together(work, 17)
         assert syncs <= 4, f"{syncs} disk syncs for 16 concurrent sends"
-        assert commits.durable_position >= target
+        assert kv.durable_position >= target
 
 
 def test_what_is_durable_is_not_refused() -> None:
     """A caller that wakes late from the sync that covered its write must not get the failure of a later one: its call was done."""
-    commits = GroupCommit("a database", lambda: 1)
-    commits.position = 1
-    commits.sync(1)
-    commits.position = 2
-    commits.refuse_full(OSError(errno.ENOSPC, "later"))
-    commits.sync(1)
+    kv = MemoryKV("a database", 1)
+    kv.position = 1
+    kv.sync(1)
+    kv.position = 2
+    kv.refuse_full(OSError(errno.ENOSPC, "later"))
+    kv.sync(1)
     with pytest.raises(StoreFullError):
-        commits.sync(2)
+        kv.sync(2)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rmqstore import CancelOutcome, Store
-from rmqstore.engine.kv.group_commit import GroupCommit
+from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore_conformance.power.content import Image, digest_of, read_image, write_image
 from rmqstore_conformance.stores import START_MS, Pair, Stores, message, read_ids, stores_of
 from tests.pairs import DURABLE_PAIRS
@@ -32,8 +32,8 @@ class Disk:
         self._synced: dict[Path, int] = {}
         store.flush()
         for side, engine in ((store.engine.timers, store.stats().timer_engine), (store.engine.pops, store.stats().pop_engine)):
-            commits: GroupCommit = side._shared.kv._commits  # type: ignore[attr-defined]
-            commits._sync_to_disk = self._watched(commits._sync_to_disk, engine)
+            kv: CommittedKV = side._shared.kv  # type: ignore[attr-defined]
+            kv._sync_to_disk = self._watched(kv._sync_to_disk, engine)
             self._note(engine)
 
     def _watched(self, sync_to_disk: Callable[[], int], engine: str) -> Callable[[], int]:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore_rocksdb.kv
-from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
@@ -338,6 +338,7 @@ changes = st.one_of(
     st.builds(lambda some: PutMany(0, [(key, b"") for key in some]), st.lists(keys, min_size=1, max_size=3)),
     st.builds(DeleteMany, st.just(0), st.lists(keys, min_size=1, max_size=3)),
     st.builds(lambda a, b: DeleteRange(0, min(a, b), max(a, b) + b"\x00"), keys, keys),
+    st.builds(lambda a, b: DeleteFew(0, min(a, b), max(a, b) + b"\x00", ()), keys, keys),
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,9 @@ PAGE_BYTES = 8 * 1024 * 1024
 Alone = Callable[[Callable[[], None]], None]
 """Runs a step while no other call is under way."""
 
+
+_FEW: Final = 64
+"""So many keys of a range are removed one by one, where the database does that better."""
 
 _VALUE = itemgetter(1)
 
@@ -56,6 +59,15 @@ class DeleteRange(msgspec.Struct, frozen=True, gc=False):
     space: int
     start: bytes
     stop: bytes
+
+
+class DeleteFew(DeleteRange, frozen=True, gc=False):
+    """A range of which the caller knows every key that it holds, and they are few.
+
+    Some databases remove a few keys better one by one: RocksDB goes through all range deletes that are in memory at each read.
+    """
+
+    keys: Sequence[bytes]
 
 
 class WriteBatch:
@@ -91,9 +103,11 @@ class WriteBatch:
         if keys:
             self.ops.append(DeleteMany(space, keys))
 
-    def delete_range(self, space: int, start: bytes, stop: bytes) -> None:
-        """Remove ``start <= key < stop``."""
-        if start < stop:
+    def delete_range(self, space: int, start: bytes, stop: bytes, keys: Sequence[bytes] = ()) -> None:
+        """Remove ``start <= key < stop``; ``keys`` are all that are there, when the caller knows them."""
+        if keys and len(keys) <= _FEW:
+            self.ops.append(DeleteFew(space, start, stop, keys))
+        elif start < stop:
             self.ops.append(DeleteRange(space, start, stop))
 
     def __bool__(self) -> bool:
@@ -115,7 +129,7 @@ def take_page(
         chunk = list(islice(entries, wanted))
         if past is not None and chunk and past(chunk[-1][0]):
             chunk = list(takewhile(lambda entry: not past(entry[0]), chunk))
-        chunk_bytes = sum([len(value) for _, value in chunk])
+        chunk_bytes = sum(map(len, map(_VALUE, chunk)))
         if chunk_bytes > room_bytes:
             for entry in chunk:
                 page.append(entry)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once, is_last, take_page
-from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
+from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.engine.kv.overlay import Changes, Overlay, SpaceChange
 
 OVERLAY_BYTES: Final = 4 * 1024 * 1024
@@ -111,33 +111,30 @@ class BufferedKV(CommittedKV):
     """
 
     def __init__(self, base: Base, spaces: int) -> None:
+        super().__init__(base.name)
         self._base = base
         self._spaces = spaces
-        self._commits = GroupCommit(base.name, self._commit)
-        self._lock = self._commits.lock
         self._layers: tuple[Overlay, ...] = (Overlay(spaces),)
         self._is_half_done = False
 
     # ------------------------------------------------------------ reads
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        commits = self._commits
-        if commits.refusal is not None:
-            commits.check()
+        if self.refusal is not None:
+            self.check()
         for overlay in self._layers:
             if overlay.spaces[space] is not None:
                 return self._get_merged(space, key)
         return self._base.get(space, key)
 
     def _get_merged(self, space: int, key: bytes) -> bytes | None:
-        with self._lock:
+        with self.lock:
             for overlay in self._layers:
                 changes = overlay.spaces[space]
                 if changes is not None:
-                    entries = changes.entries.items
-                    if key in entries:
-                        return entries[key]
-                    if changes.hidden.around(key) is not None:
+                    if key in changes.items:
+                        return changes.items[key]
+                    if changes.hidden is not None and changes.hidden.around(key) is not None:
                         return None
         # After the lock a newer value may get committed; then this read counts as having come after that write.
         return self._base.get(space, key)
@@ -145,7 +142,8 @@ class BufferedKV(CommittedKV):
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[Entry]:
-        self._commits.check()
+        if self.refusal is not None:
+            self.check()
         if limit <= 0 or (stop is not None and start >= stop):
             return []
         for overlay in self._layers:
@@ -154,7 +152,7 @@ class BufferedKV(CommittedKV):
         else:
             return self._base.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
         while True:
-            with self._lock:
+            with self.lock:
                 view = self._base.view()
                 try:
                     layers = [changes for overlay in self._layers if (changes := overlay.spaces[space]) is not None]
@@ -169,56 +167,57 @@ class BufferedKV(CommittedKV):
     # ------------------------------------------------------------ writes
 
     def write(self, batch: WriteBatch) -> int:
-        commits = self._commits
-        commits.check()
+        if self.refusal is not None:
+            self.check()
         active = self._layers[0]
         if active.bytes > OVERLAY_BYTES or active.count > OVERLAY_ENTRIES:
-            commits.sync(active.position)
-        with self._lock:
-            commits.check()
+            self.sync(active.position)
+        with self.lock:
+            if self.refusal is not None:
+                self.check()
             if self._is_half_done:
                 self._make_anew()
             self._is_half_done = True
             active = self._layers[0]
             active.apply(batch)
-            commits.position = active.position = position = commits.position + 1
+            self.position = active.position = position = self.position + 1
             self._is_half_done = False
             return position
 
     def after_interrupt(self) -> None:
-        with self._lock:
+        with self.lock:
             self._make_anew()
 
     def _make_anew(self) -> None:
         """Rebuild the overlays, as an exception from outside may have come between any two steps of changing or reading one."""
         self._layers = tuple(overlay.made_anew() for overlay in self._layers)
-        self._commits.position = self._layers[0].position
+        self.position = self._layers[0].position
         self._is_half_done = False
 
-    def _commit(self) -> int:
+    def _sync_to_disk(self) -> int:
         """Commit the flushing overlay that an interrupted leader left, or the active one."""
-        with self._lock:
+        with self.lock:
             if self._is_half_done:
                 self._make_anew()
             if len(self._layers) == 1:
-                self._layers = (Overlay(self._spaces, self._commits.position), self._layers[0])
+                self._layers = (Overlay(self._spaces, self.position), self._layers[0])
             flushing = self._layers[1]
         self._base.commit(flushing.effects())
-        with self._lock:
+        with self.lock:
             self._layers = self._layers[:1]
         return flushing.position
 
     # ------------------------------------------------------------ life cycle
 
     def reopen(self) -> None:
-        if self._commits.refusal is None:
+        if self.refusal is None:
             self.sync()
-        self._commits.wait_refused()
+        self.wait_refused()
         kept = self.durable_position
         self._base.reopen()
-        with self._lock:
-            self._layers = (Overlay(self._spaces, self._commits.position),)
-        self._commits.readmit(kept)
+        with self.lock:
+            self._layers = (Overlay(self._spaces, self.position),)
+        self.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         # What a commit leaves is all writes up to some position, so no call has to be kept out.
@@ -226,25 +225,24 @@ class BufferedKV(CommittedKV):
         self._base.snapshot(path)
 
     def close(self) -> None:
-        commits = self._commits
-        if commits.closed:
+        if self.closed:
             return
         try:
-            if commits.refusal is None:
-                commits.sync(None)
+            if self.refusal is None:
+                self.sync(None)
         finally:
-            commits.close()
+            self.refuse_closed()
             self._base.close()
 
 
 def _merged(layers: Sequence[Changes], below: Iterator[Entry], start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Entry]:
     """Yield what a range holds when ``layers``, newest first, are laid over what of the database shows through, ``below``."""
-    ranges = [changes.entries.range(start, stop, reverse=reverse) for changes in layers]
+    ranges = [changes.range(start, stop, reverse=reverse) for changes in layers]
     newest = layers[0]
     last: bytes | None = None
     # Of entries of one key, that of the newest layer comes first. There are two layers at most.
     for key, value in merge(*ranges, below, key=_KEY, reverse=reverse):
-        if key != last and value is not None and (key in newest.entries.items or newest.hidden.around(key) is None):
+        if key != last and value is not None and (newest.hidden is None or key in newest.items or newest.hidden.around(key) is None):
             yield key, value
         last = key
 
@@ -253,7 +251,7 @@ def _below(
     view: View, layers: Sequence[Changes], space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool
 ) -> Iterator[Entry]:
     """Yield what the database has in a range where no range delete hides it."""
-    layers = [changes for changes in layers if changes.hidden]
+    layers = [changes for changes in layers if changes.hidden is not None]
     if not reverse and (hidden := _hiding(layers, start)) is not None:
         start = hidden[1]
     while page := view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes):
@@ -272,6 +270,6 @@ def _below(
 def _hiding(layers: Sequence[Changes], key: bytes) -> tuple[bytes, bytes] | None:
     """Return a range that one of ``layers`` deletes and a key is in; None when there is none."""
     for changes in layers:
-        if (found := changes.hidden.around(key)) is not None:
+        if changes.hidden is not None and (found := changes.hidden.around(key)) is not None:
             return found
     return None

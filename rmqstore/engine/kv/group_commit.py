@@ -1,19 +1,17 @@
 """Who may call an open database, and who syncs it for whom: the part of every ``OrderedKV`` that has nothing to do with keys.
 
-A :class:`GroupCommit` counts positions, lets one thread do the disk sync that all waiting threads share, and refuses calls once the
+A :class:`CommittedKV` counts positions, lets one thread do the disk sync that all waiting threads share, and refuses calls once the
 database is full, poisoned, closed, or seen from a forked child. Refusal is one attribute, so an open one costs one look.
 
 Threads wait for one another at locks, taken by ``with``, and at nothing else: a thread that a signal handler interrupts anywhere lets go
 of them, so none of the others waits for ever.
-
-``CommittedKV``: the part of an ``OrderedKV`` that its :class:`~rmqstore.engine.kv.group_commit.GroupCommit` answers for.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from abc import abstractmethod
 from threading import Lock
 from typing import NamedTuple
 
@@ -37,29 +35,37 @@ class Refusal(NamedTuple):
     cause: BaseException | None = None
 
 
-class GroupCommit:
+class CommittedKV(OrderedKV):
     """State, positions and group commit of one open database.
-
-    ``lock`` guards the positions and whatever the owner adds; the holder of ``leading`` syncs, or keeps others from it.
 
     Args:
         name: what the messages call the database, its path for example.
-        sync_to_disk: makes at least every write durable that was finished when it was called, and returns the position reached.
-            Called by one thread at a time, without the lock. Raises ``StoreFullError`` for lack of room; any other error poisons.
         keeps_written: a write that finds no room leaves the finished ones in place, and they can still be synced.
+
+    Attributes:
+        refusal: why calls are refused; None while they are let in.
+        lock: guards the positions and whatever the database adds.
+        leading: its holder syncs, or keeps others from it.
     """
 
-    def __init__(self, name: str, sync_to_disk: Callable[[], int], *, keeps_written: bool = False) -> None:
+    position: int = 0
+    durable_position: int = 0
+
+    def __init__(self, name: str, *, keeps_written: bool = False) -> None:
         self.name = name
         self._keeps_written = keeps_written
-        self.lock = Lock()
         self.refusal: Refusal | None = None
-        self.position = 0
-        self.durable_position = 0
-        self._sync_to_disk = sync_to_disk
+        self.lock = Lock()
         self.leading = Lock()
         self._lost: list[tuple[int, int]] = []
-        _all_commits.add(self)
+        _open_databases.add(self)
+
+    @abstractmethod
+    def _sync_to_disk(self) -> int:
+        """Make at least every write durable that was finished when this was called, and return the position reached.
+
+        Called by one thread at a time, without the lock. Raises ``StoreFullError`` for lack of room; any other error poisons.
+        """
 
     # ------------------------------------------------------------ calls let in or refused
 
@@ -93,7 +99,7 @@ class GroupCommit:
             if self.refusal is None or self.refusal.error is StoreFullError:
                 self.refusal = refusal
 
-    def close(self) -> None:
+    def refuse_closed(self) -> None:
         """Refuse calls from now on, because the database is closed, and wait for a sync under way."""
         with self.lock:
             self.refusal = Refusal(StoreClosedError, f"{self.name} is closed; open it again")
@@ -125,8 +131,7 @@ class GroupCommit:
 
     # ------------------------------------------------------------ group commit
 
-    def sync(self, position: int | None) -> None:
-        """Return when every write up to ``position`` (None: every one that is left) is durable; see ``OrderedKV.sync``."""
+    def sync(self, position: int | None = None) -> None:
         if position is not None and position <= self.durable_position:
             # Not refused, whatever happened since: the caller would repeat a call that was done.
             if self._lost:
@@ -149,7 +154,12 @@ class GroupCommit:
                         self._check_sync(position)
                     if target <= self.durable_position:
                         return
-                reached = self._lead()
+                try:
+                    reached = self._sync_to_disk()
+                except Exception as error:
+                    if (refused := self._refused_by(error)) is None:
+                        raise
+                    raise refused from error
                 with self.lock:
                     self.durable_position = max(self.durable_position, reached)
 
@@ -164,20 +174,15 @@ class GroupCommit:
         if not (is_full and self._keeps_written and position is not None):
             self.check()
 
-    def _lead(self) -> int:
-        """Sync on behalf of everyone who waits."""
-        try:
-            return self._sync_to_disk()
-        except StoreFullError as error:
-            raise self.refuse_full(error) from error
-        except CorruptStoreError as error:
-            self.refuse_poisoned(error, "a disk sync")
-            raise
-        except Exception as error:
-            if is_from_outside(error):
-                # The disk said nothing, so the next thread may ask it.
-                raise
-            raise self.refuse_poisoned(error, "a disk sync") from error
+    def _refused_by(self, error: Exception) -> Exception | None:
+        """Refuse calls because of what a sync raised; return the error to raise in its place, None for itself."""
+        if isinstance(error, StoreFullError):
+            return self.refuse_full(error)
+        if is_from_outside(error):
+            # The disk said nothing, so the next thread may ask it.
+            return None
+        refused = self.refuse_poisoned(error, "a disk sync")
+        return None if isinstance(error, CorruptStoreError) else refused
 
 
 def is_from_outside(error: Exception) -> bool:
@@ -185,30 +190,13 @@ def is_from_outside(error: Exception) -> bool:
     return not isinstance(error, RmqstoreError) and getattr(error, "errno", None) is None
 
 
-_all_commits: weakref.WeakSet[GroupCommit] = weakref.WeakSet()
+_open_databases: weakref.WeakSet[CommittedKV] = weakref.WeakSet()
 
 
 def _refuse_in_forked_child() -> None:
-    for each in list(_all_commits):
+    for each in list(_open_databases):
         if not each.closed:
             each.refusal = Refusal(StoreForkedError, f"{each.name} was opened before the fork; a forked child must open a store of its own")
 
 
 os.register_at_fork(after_in_child=_refuse_in_forked_child)
-
-
-class CommittedKV(OrderedKV):
-    """A database of one's own, with positions and a group commit."""
-
-    _commits: GroupCommit
-
-    def sync(self, position: int | None = None) -> None:
-        self._commits.sync(position)
-
-    @property
-    def position(self) -> int:
-        return self._commits.position
-
-    @property
-    def durable_position(self) -> int:
-        return self._commits.durable_position

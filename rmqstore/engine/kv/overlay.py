@@ -15,9 +15,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from rmqstore.engine.kv.base import DeleteMany, PutMany, WriteBatch
+import msgspec
+
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, PutMany, WriteBatch
 
 V = TypeVar("V")
 
@@ -125,7 +127,7 @@ class SortedMap(Generic[V]):
 
     def __init__(self) -> None:
         self.items: dict[bytes, V] = {}
-        self._keys = SortedKeys()
+        self._keys: SortedKeys | None = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -136,35 +138,36 @@ class SortedMap(Generic[V]):
 
     def remove_many(self, keys: Iterable[bytes]) -> None:
         """Remove many keys; those that are not there do not matter."""
-        self._settle()
+        ordered = self._ordered()
         for key in keys:
             if key in self.items:
                 del self.items[key]
-                self._keys.remove(key)
+                ordered.remove(key)
 
     def remove_range(self, start: bytes, stop: bytes) -> None:
         """Remove the keys with ``start <= key < stop``."""
         if self.items:
-            self._settle()
-            for key in self._keys.remove_range(start, stop):
+            for key in self._ordered().remove_range(start, stop):
                 del self.items[key]
 
     def range(self, start: bytes, stop: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, V]]:
         """Yield the entries with ``start <= key < stop`` in key order, or against it; the map must not change meanwhile."""
-        self._settle()
         items = self.items
-        for run in self._keys.runs(start, stop, reverse=reverse):
+        for run in self._ordered().runs(start, stop, reverse=reverse):
             yield from zip(run, map(items.__getitem__, run), strict=True)
 
     def sort_anew(self) -> None:
         """Forget the order of the keys, which an exception from outside may have left half changed; the entries themselves never are."""
-        self._keys = SortedKeys()
+        self._keys = None
 
-    def _settle(self) -> None:
+    def _ordered(self) -> SortedKeys:
+        if (ordered := self._keys) is None:
+            ordered = self._keys = SortedKeys()
         # A dict keeps insertion order and leaves an overwritten key in its place, so the keys not sorted in yet are its last ones.
-        fresh = len(self.items) - len(self._keys)
+        fresh = len(self.items) - len(ordered)
         if fresh:
-            self._keys.add(list(islice(reversed(self.items), fresh)))
+            ordered.add(list(islice(reversed(self.items), fresh)))
+        return ordered
 
 
 class KeyRanges:
@@ -175,9 +178,6 @@ class KeyRanges:
     def __init__(self) -> None:
         self._starts: list[bytes] = []
         self._stops: list[bytes] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._starts)
 
     def add(self, start: bytes, stop: bytes) -> None:
         """Add a range, joined with those it meets."""
@@ -197,7 +197,7 @@ class KeyRanges:
         return list(zip(self._starts, self._stops, strict=True))
 
 
-class SpaceChange(NamedTuple):
+class SpaceChange(msgspec.Struct, frozen=True):
     """The effect on one space, to be applied in this order; ``puts`` and ``deletes`` are sorted and share no key."""
 
     space: int
@@ -206,26 +206,33 @@ class SpaceChange(NamedTuple):
     puts: list[tuple[bytes, bytes]]
 
 
-class Changes:
-    """The changes of one space in normal form (see the module docstring)."""
+class Changes(SortedMap[bytes | None]):
+    """The changes of one space in normal form (see the module docstring); ``hidden`` is None where no range is."""
 
-    __slots__ = ("entries", "hidden")
+    __slots__ = ("hidden",)
 
     def __init__(self) -> None:
-        self.entries: SortedMap[bytes | None] = SortedMap()
-        self.hidden = KeyRanges()
+        self.items: dict[bytes, bytes | None] = {}
+        self._keys = None
+        self.hidden: KeyRanges | None = None
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Hide everything with ``start <= key < stop``."""
-        self.entries.remove_range(start, stop)
+        self.remove_range(start, stop)
+        if self.hidden is None:
+            self.hidden = KeyRanges()
         self.hidden.add(start, stop)
 
     def effect(self, space: int) -> SpaceChange:
         """Return what to do to the database. Reads the dict only, so it may run beside readers of a closed overlay."""
-        ordered = sorted(self.entries.items.items())
-        puts = [(key, value) for key, value in ordered if value is not None]
-        deletes = [key for key, value in ordered if value is None] if len(puts) < len(ordered) else []
-        return SpaceChange(space, self.hidden.pairs(), deletes, puts)
+        deletes: list[bytes] = []
+        puts: list[tuple[bytes, bytes]] = []
+        for key, value in sorted(self.items.items()):
+            if value is None:
+                deletes.append(key)
+            else:
+                puts.append((key, value))
+        return SpaceChange(space, [] if self.hidden is None else self.hidden.pairs(), deletes, puts)
 
 
 class Overlay:
@@ -256,11 +263,12 @@ class Overlay:
             if changes is None:
                 changes = self.spaces[op.space] = Changes()
             if isinstance(op, PutMany):
-                changes.entries.items.update(op.items)
+                changes.items.update(op.items)
                 self.count += len(op.items)
-                self.bytes += sum([len(value) for _, value in op.items])
-            elif isinstance(op, DeleteMany):
-                changes.entries.items.update(dict.fromkeys(op.keys))
+                for _, value in op.items:
+                    self.bytes += len(value)
+            elif isinstance(op, DeleteMany | DeleteFew):
+                changes.items.update(dict.fromkeys(op.keys))
                 self.count += len(op.keys)
             else:
                 changes.delete_range(op.start, op.stop)

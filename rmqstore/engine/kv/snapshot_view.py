@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Never
 
-from rmqstore.engine.kv.base import PAGE_BYTES, Alone, OrderedKV, WriteBatch, at_once
-from rmqstore.engine.kv.group_commit import GroupCommit
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
+from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.errors import UnsupportedOperationError
 
 Entry = tuple[bytes, bytes]
@@ -40,46 +40,37 @@ class FixedView(ABC):
         """Let go of the files."""
 
 
-class ViewKV(OrderedKV):
+class ViewKV(CommittedKV):
     """See the module docstring; owns ``view`` from now on."""
 
     def __init__(self, view: FixedView) -> None:
+        super().__init__(view.name)
         self._view = view
         self._lock = RLock()
-        self._commits = GroupCommit(view.name, lambda: 0)
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        self._commits.check()
+        self.check()
         with self._lock:
             return self._view.get(space, key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[Entry]:
-        self._commits.check()
+        self.check()
         if limit <= 0 or (stop is not None and start >= stop):
             return []
         with self._lock:
             return self._view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
 
     def write(self, batch: WriteBatch) -> int:
-        self._refuse("written to")
+        self._refuse_to_be("written to")
 
-    def sync(self, position: int | None = None) -> None:
-        """There is nothing to make durable."""
-        self._commits.check()
-
-    @property
-    def position(self) -> int:
-        return 0
-
-    @property
-    def durable_position(self) -> int:
+    def _sync_to_disk(self) -> int:
         return 0
 
     def reopen(self) -> None:
         """Move on to what is there now."""
-        self._commits.check()
+        self.check()
         with self._lock:
             self._view.renew()
 
@@ -87,15 +78,15 @@ class ViewKV(OrderedKV):
         """A view keeps nothing in memory."""
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
-        self._refuse("copied")
+        self._refuse_to_be("copied")
 
-    def _refuse(self, what: str) -> Never:
+    def _refuse_to_be(self, what: str) -> Never:
         raise UnsupportedOperationError(
             f"{self._view.name} is open for reading and cannot be {what}; open it without read_only=True for that"
         )
 
     def close(self) -> None:
         with self._lock:
-            if not self._commits.closed:
-                self._commits.close()
+            if not self.closed:
+                self.refuse_closed()
                 self._view.close()

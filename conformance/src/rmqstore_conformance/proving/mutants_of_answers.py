@@ -207,8 +207,8 @@ class ClosesWithoutSync(Whole):
         kv = session._shared.kv
 
         def close() -> None:
-            if not kv._commits.closed:
-                kv._commits.close()
+            if not kv.closed:
+                kv.refuse_closed()
                 kv._base.close()
 
         if options.flush is Flush.ASYNC:

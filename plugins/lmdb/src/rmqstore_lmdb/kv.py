@@ -85,6 +85,7 @@ class LmdbBase(Base):
     def __init__(self, path: Path, spaces: Sequence[str], map_bytes: int, home: EngineHome | None = None, readahead: str = AUTO) -> None:
         self.name = str(path if home is None else home.directory)
         self._path = path
+        self._place = str(path)
         self._file = path / "data.mdb"
         self._spaces = tuple(spaces)
         self._map_bytes = map_bytes
@@ -164,13 +165,15 @@ class LmdbBase(Base):
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
         while True:
-            view = self.view()
+            moves = self._moves
             try:
-                return view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-            except ViewLostError:
-                continue
-            finally:
-                view.close()
+                txn = self._env.begin()
+                try:
+                    return page_of(txn, self._dbs[space], start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+                finally:
+                    txn.abort()
+            except lmdb.Error as error:
+                self._check_moved(moves, error)
 
     def view(self) -> LmdbView:
         while True:
@@ -192,22 +195,19 @@ class LmdbBase(Base):
 
     def commit(self, changes: Sequence[SpaceChange]) -> None:
         with self._writing:
-            self._commit(changes)
-
-    def _commit(self, changes: Sequence[SpaceChange]) -> None:
-        while True:
-            was_full = self._free_bytes() < _LMDB_WRITE_BYTES
-            try:
-                with self._env.begin(write=True) as txn:
-                    for change in changes:
-                        _apply(txn, self._dbs[change.space], change)
-                return
-            except lmdb.MapFullError:
-                self._grow()
-            except lmdb.Error as error:
-                if os.strerror(errno.EIO) in str(error) and (was_full or self._disk_is_full()):
-                    raise StoreFullError(f"{self._file}: {error}, and the disk is full") from error
-                raise translated(error, self._path) from error
+            while True:
+                was_full = self._free_bytes() < _LMDB_WRITE_BYTES
+                try:
+                    with self._env.begin(write=True) as txn:
+                        for change in changes:
+                            _apply(txn, self._dbs[change.space], change)
+                    return
+                except lmdb.MapFullError:
+                    self._grow()
+                except lmdb.Error as error:
+                    if os.strerror(errno.EIO) in str(error) and (was_full or self._disk_is_full()):
+                        raise StoreFullError(f"{self._file}: {error}, and the disk is full") from error
+                    raise translated(error, self._path) from error
 
     def _free_bytes(self) -> int:
         """Bytes that the disk has left for this process, by its own account, which leaves quotas out; many when it does not say.
@@ -216,7 +216,7 @@ class LmdbBase(Base):
         even when somebody makes room before the failure is looked into. A disk that is full and breaks as well passes for full.
         """
         try:
-            disk = os.statvfs(self._path)
+            disk = os.statvfs(self._place)
         except OSError:
             return sys.maxsize
         return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
@@ -15,6 +16,8 @@ from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, Stor
 
 if TYPE_CHECKING:
     from lmdb import _Database
+
+_KEY: Final = itemgetter(0)
 
 
 def page_of(
@@ -38,7 +41,7 @@ def page_of(
     else:
         forward = cursor.iternext() if cursor.set_range(start or b"\x00") else iter(())
         page = take_page(forward, limit, page_bytes, stop.__le__ if stop is not None else None)
-    if any(not key for key, _ in page):
+    if b"" in map(_KEY, page):
         raise lmdb.CorruptedError("an empty key")
     return page
 

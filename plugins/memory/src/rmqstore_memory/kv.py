@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, DeleteMany, PutMany, WriteBatch, at_once, take_page
-from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
+from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.engine.kv.overlay import SortedMap
 from rmqstore.errors import UnsupportedOperationError
 
@@ -16,38 +16,41 @@ from rmqstore.errors import UnsupportedOperationError
 class MemoryKV(CommittedKV):
     """One sorted map per space, one lock around them all.
 
-    ``GroupCommit`` is the part that every adapter shares: it counts positions, lets one thread sync for all that wait, and refuses calls
+    ``CommittedKV`` is the part that every adapter shares: it counts positions, lets one thread sync for all that wait, and refuses calls
     on a closed store or in a forked child. A sync has nothing to do here, but positions become durable by it as in any other adapter, so
     code that forgets to sync shows up with this one too.
     """
 
     def __init__(self, name: str, spaces: int) -> None:
+        super().__init__(name)
         self._maps: list[SortedMap[bytes]] = [SortedMap() for _ in range(spaces)]
         self._under_way: WriteBatch | None = None
-        self._commits = GroupCommit(name, lambda: self._commits.position)
+
+    def _sync_to_disk(self) -> int:
+        return self.position
 
     # ------------------------------------------------------------ reads: under the lock, so that half a batch is never seen
 
     def get(self, space: int, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
-        self._commits.check()
-        with self._commits.lock:
+        self.check()
+        with self.lock:
             return self._maps[space].items.get(key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[tuple[bytes, bytes]]:
         """Return a page of a range; ``take_page`` ends it at either bound."""
-        self._commits.check()
-        with self._commits.lock:
+        self.check()
+        with self.lock:
             return take_page(self._maps[space].range(start, stop, reverse=reverse), limit, page_bytes)
 
     # ------------------------------------------------------------ writes: visible at once, durable by sync
 
     def write(self, batch: WriteBatch) -> int:
         """Apply the changes in their order, all or nothing, and give the batch the next position."""
-        self._commits.check()
-        with self._commits.lock:
+        self.check()
+        with self.lock:
             self._under_way = batch
             return self._finish(batch)
 
@@ -61,13 +64,13 @@ class MemoryKV(CommittedKV):
                 entries.remove_many(op.keys)
             else:
                 entries.remove_range(op.start, op.stop)
-        position = self._commits.position = self._commits.position + 1
+        self.position += 1
         self._under_way = None
-        return position
+        return self.position
 
     def after_interrupt(self) -> None:
         """Finish a write that was cut short; the order of the keys is worked out again, as a read may have been cut short over it."""
-        with self._commits.lock:
+        with self.lock:
             for entries in self._maps:
                 entries.sort_anew()
             if self._under_way is not None:
@@ -85,6 +88,6 @@ class MemoryKV(CommittedKV):
 
     def close(self) -> None:
         """Forget everything."""
-        if not self._commits.closed:
-            self._commits.close()
+        if not self.closed:
+            self.refuse_closed()
             self._maps = [SortedMap() for _ in self._maps]

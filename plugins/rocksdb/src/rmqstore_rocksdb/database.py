@@ -8,13 +8,14 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 
 import rocksdict
 from rocksdict import Rdict
 
-from rmqstore.engine.kv.base import DeleteMany, PutMany, WriteBatch
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, PutMany, WriteBatch
 from rmqstore.errors import StoreForkedError
 from rmqstore_rocksdb.tuning import RocksDBTuning, options, translated
 
@@ -27,6 +28,9 @@ class Database:
         spaces: names of the column families, in index order.
         strict: refuse to open on damage in the WAL that is not a record cut short at its end; otherwise stop at the damage.
         read_only: change no file, and need no lock.
+
+    Attributes:
+        sync: makes every finished write durable.
     """
 
     def __init__(self, path: Path, spaces: Sequence[str], tuning: RocksDBTuning, *, strict: bool = True, read_only: bool = False) -> None:
@@ -44,31 +48,24 @@ class Database:
             self._handles = [self._db.get_column_family_handle(name) for name in spaces]
         except Exception as error:
             raise translated(error, path) from error
+        self.sync = partial(self._db.flush_wal, sync=True)
         _open_databases.add(self)
 
     def write(self, batch: WriteBatch) -> int:
         """Append the batch to the WAL and make it visible; returns the sequence number that it reached."""
-        self._db.write(self._native(batch))
-        return self._db.latest_sequence_number()
-
-    def _native(self, batch: WriteBatch) -> rocksdict.WriteBatch:
-        # In a function of its own: a handle in the frame that raises would live on in the traceback, and keep the database open.
         native = rocksdict.WriteBatch(raw_mode=True)
         for op in batch.ops:
             handle = self._handles[op.space]
             if isinstance(op, PutMany):
                 native.set_default_column_family(handle)
                 deque(starmap(native.__setitem__, op.items), maxlen=0)
-            elif isinstance(op, DeleteMany):
+            elif isinstance(op, DeleteMany | DeleteFew):
                 native.set_default_column_family(handle)
                 deque(map(native.__delitem__, op.keys), maxlen=0)
             else:
                 native.delete_range(op.start, op.stop, handle)
-        return native
-
-    def sync(self) -> None:
-        """Make every finished write durable."""
-        self._db.flush_wal(sync=True)
+        self._db.write(native)
+        return self._db.latest_sequence_number()
 
     def begin_flush(self, space: int) -> None:
         """Have the memory table of ``space`` written to a table file, in the background."""

@@ -7,12 +7,12 @@ scan from below passes them at about 1 µs each, a reverse scan that finds nothi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
-from rmqstore.engine.kv.base import DeleteMany, DeleteRange, WriteBatch
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, WriteBatch
 
 
-class Gap(NamedTuple):
+class Gap(msgspec.Struct, frozen=True, gc=False):
     """No key with ``low <= key < high`` is there."""
 
     low: bytes
@@ -24,10 +24,12 @@ class Gaps:
 
     Attributes:
         gaps: by space, what is known to be empty.
+        range_deletes: how many there were in all spaces since :meth:`crowded` last returned one.
     """
 
     def __init__(self, spaces: int) -> None:
         self.gaps: list[Gap | None] = [None] * spaces
+        self.range_deletes = 0
         self._range_deletes = [0] * spaces
 
     def follow(self, batch: WriteBatch) -> None:
@@ -35,10 +37,12 @@ class Gaps:
         for op in batch.ops:
             gap = self.gaps[op.space]
             if isinstance(op, DeleteRange):
-                self._range_deletes[op.space] += 1
+                if not isinstance(op, DeleteFew):
+                    self.range_deletes += 1
+                    self._range_deletes[op.space] += 1
                 self.gaps[op.space] = _joined(gap, op.start, op.stop) or Gap(op.start, op.stop)
             elif gap is not None and not isinstance(op, DeleteMany):
-                low, high = gap
+                low, high = gap.low, gap.high
                 for key, _ in op.items:
                     if low <= key < high:
                         # The part above the highest new key is the one next to the live keys.
@@ -54,10 +58,9 @@ class Gaps:
 
     def crowded(self, limit: int) -> list[int]:
         """Return the spaces with ``limit`` range deletes or more since they were last returned here."""
-        if max(self._range_deletes) < limit:
-            return []
         crowded = [space for space, count in enumerate(self._range_deletes) if count >= limit]
         for space in crowded:
+            self.range_deletes -= self._range_deletes[space]
             self._range_deletes[space] = 0
         return crowded
 

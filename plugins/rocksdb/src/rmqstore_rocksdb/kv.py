@@ -30,7 +30,7 @@ from rocksdict import ReadOptions
 
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome, copy_tree
-from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
+from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.errors import CorruptStoreError, StoreFullError, system_error
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
@@ -74,11 +74,10 @@ class RocksDBKV(CommittedKV):
     """See the module docstring; made by :func:`open_rocksdb`."""
 
     def __init__(self, home: EngineHome, spaces: Sequence[str], tuning: RocksDBTuning) -> None:
+        super().__init__(str(home.directory), keeps_written=True)
         self._home = home
         self._spaces = tuple(spaces)
         self._tuning = tuning
-        self._commits = GroupCommit(str(home.directory), self._sync_wal, keeps_written=True)
-        self._lock = self._commits.lock
         self._found_no_room = False
         self._gaps = Gaps(len(spaces))
         self._scanning = Lock()
@@ -118,24 +117,28 @@ class RocksDBKV(CommittedKV):
 
     def get(self, space: int, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
-        value: bytes | None = self._values(space, key)
+        if self.refusal is not None:
+            self.check()
+        try:
+            value: bytes | None = self._db.families[space].get(key)
+        except Exception as error:
+            raise self._unread(error) from error
         return value
 
     def get_many(self, space: int, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some keys; see ``OrderedKV.get_many``."""
-        values: list[bytes | None] = self._values(space, list(keys))
-        return values
-
-    def _values(self, space: int, keys: Any) -> Any:
-        """Return what the database gives for one key or a list of them."""
-        commits = self._commits
-        if commits.refusal is not None:
-            commits.check()
+        if self.refusal is not None:
+            self.check()
         try:
-            return self._db.families[space].get(keys)
+            values: Any = self._db.families[space].get(list(keys))
         except Exception as error:
-            commits.check()
-            raise translated(error, self._home.database) from error
+            raise self._unread(error) from error
+        return list(values)
+
+    def _unread(self, error: Exception) -> Exception:
+        """Return why a get failed; raise what calls are refused for by now, which comes first."""
+        self.check()
+        return translated(error, self._home.database)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
@@ -143,60 +146,59 @@ class RocksDBKV(CommittedKV):
         """Return a page; see ``OrderedKV.scan``."""
         if limit <= 0 or (stop is not None and start >= stop):
             return []
-        if self._commits.refusal is not None:
-            self._commits.check()
+        if self.refusal is not None:
+            self.check()
+        cursor = None
         # One at a time, which costs nothing as all of it holds the GIL; so a close knows by the lock that none is left.
         with self._scanning:
             try:
-                return self._page(space, start, stop, limit, page_bytes, reverse=reverse)
+                gaps = self._gaps
+                with self.lock:
+                    if self.refusal is not None:
+                        self.check()
+                    gap = gaps.gaps[space]
+                    bounds = ReadOptions()
+                    if stop is not None:
+                        bounds.set_iterate_upper_bound(stop)
+                    cursor = self._db.families[space].iter(bounds)
+                    sequence = self._sequence
+                page, empty = (read_backward if reverse else read_forward)(cursor, start, stop, gap, limit, page_bytes)
             except BaseException as error:
                 raise self._problem(error) from error
-
-    def _page(self, space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool) -> list[_Entry]:
-        # In a function of its own, whose frame can be cleared.
-        gaps = self._gaps
-        with self._lock:
-            if self._commits.refusal is not None:
-                self._commits.check()
-            gap = gaps.gaps[space]
-            bounds = ReadOptions()
-            if stop is not None:
-                bounds.set_iterate_upper_bound(stop)
-            cursor = self._db.families[space].iter(bounds)
-            sequence = self._sequence
-        page, empty = (read_backward if reverse else read_forward)(cursor, start, stop, gap, limit, page_bytes)
-        if empty is not None and gap is not None:
-            low, high = empty
-            # It touches the gap, and would widen it.
-            if low <= gap.high and high >= gap.low and (low < gap.low or high > gap.high):
-                with self._lock:
-                    if sequence == self._sequence:
-                        gaps.learn(space, low, high)
+            finally:
+                # It keeps the database open, and a traceback this frame.
+                cursor = None
+            if empty is not None and gap is not None:
+                low, high = empty
+                # It touches the gap, and would widen it.
+                if low <= gap.high and high >= gap.low and (low < gap.low or high > gap.high):
+                    with self.lock:
+                        if sequence == self._sequence:
+                            gaps.learn(space, low, high)
         return page
 
     # ------------------------------------------------------------ writes
 
     def write(self, batch: WriteBatch) -> int:
         """Append ``batch`` to the WAL and make it visible, atomically."""
-        commits = self._commits
-        if commits.refusal is not None:
-            commits.check()
-        with self._lock:
-            if commits.refusal is not None:
-                commits.check()
+        if self.refusal is not None:
+            self.check()
+        with self.lock:
+            if self.refusal is not None:
+                self.check()
             try:
                 sequence = self._db.write(batch)
                 self._gaps.follow(batch)
                 self._sequence = sequence
-                commits.position += 1
-                return commits.position
+                self.position += 1
+                return self.position
             except BaseException as error:
                 problem = self._problem(error)
                 self._found_no_room |= isinstance(problem, StoreFullError)
                 cause = error
         if isinstance(problem, StoreFullError):
-            raise commits.refuse_full(problem) from cause
-        raise commits.refuse_poisoned(problem, "a write") from cause
+            raise self.refuse_full(problem) from cause
+        raise self.refuse_poisoned(problem, "a write") from cause
 
     def _problem(self, error: BaseException) -> Exception:
         """Return what RocksDB said, in the store's terms; raise what came from elsewhere, a signal handler for one."""
@@ -208,22 +210,22 @@ class RocksDBKV(CommittedKV):
 
     def after_interrupt(self) -> None:
         """Take from the database whether the write that was cut short is there, and forget the gaps, which may not follow it."""
-        with self._lock:
+        with self.lock:
             self._gaps = Gaps(len(self._spaces))
             if (sequence := self._db.sequence()) != self._sequence:
-                self._commits.position += 1
+                self.position += 1
                 self._sequence = sequence
 
-    def _sync_wal(self) -> int:
-        with self._lock:
-            reached, sequence = self._commits.position, self._sequence
-            crowded = self._gaps.crowded(_TOMBSTONES)
+    def _sync_to_disk(self) -> int:
+        with self.lock:
+            reached, sequence = self.position, self._sequence
+            crowded = self._gaps.crowded(_TOMBSTONES) if self._gaps.range_deletes >= _TOMBSTONES else ()
         try:
             for space in crowded:
                 self._db.begin_flush(space)
             self._db.sync()
         except Exception as error:
-            with self._lock:
+            with self.lock:
                 found_no_room = self._found_no_room
             if not found_no_room:
                 raise translated(error, self._home.database) from error
@@ -243,9 +245,9 @@ class RocksDBKV(CommittedKV):
 
     def reopen(self) -> None:
         """Open the database again; what its WAL still holds is there and durable afterwards."""
-        if self._commits.refusal is None:
+        if self.refusal is None:
             self.sync()
-        self._commits.wait_refused()
+        self.wait_refused()
         self._let_go()
         self._db = self._open()
         self._gaps = Gaps(len(self._spaces))
@@ -253,7 +255,7 @@ class RocksDBKV(CommittedKV):
         kept = self.position if recovered >= self._sequence else self.durable_position
         self._sequence = recovered
         self._found_no_room = False
-        self._commits.readmit(kept)
+        self.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.
@@ -279,7 +281,7 @@ class RocksDBKV(CommittedKV):
 
     def _checkpoint(self, path: Path) -> None:
         with self._copying:
-            self._commits.check()
+            self.check()
             try:
                 self._db.checkpoint(path)
             except Exception as error:
@@ -287,21 +289,20 @@ class RocksDBKV(CommittedKV):
 
     def close(self) -> None:
         """Sync, flush what is in memory so that the next open replays nothing, and let go of the files; idempotent."""
-        commits = self._commits
-        if commits.closed:
+        if self.closed:
             return
         try:
-            if commits.refusal is None:
-                commits.sync(None)
+            if self.refusal is None:
+                self.sync(None)
         finally:
-            commits.close()
+            self.refuse_closed()
             self._let_go()
             os.close(self._mark_fd)
             self._home.close()
 
     def _let_go(self) -> None:
         """Close the database once no scan is under way, whose iterator would keep it open, and no snapshot."""
-        with self._copying, self._scanning, self._lock:
+        with self._copying, self._scanning, self.lock:
             self._db.close()
 
 

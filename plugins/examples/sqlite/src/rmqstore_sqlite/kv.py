@@ -144,10 +144,10 @@ class SqliteBase(Base):
                 check_point(connection)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                for space, ranges, deletes, puts in changes:
-                    connection.executemany(DELETE_RANGE, [(space, start, stop) for start, stop in ranges])
-                    connection.executemany(DELETE, [(space, key) for key in deletes])
-                    connection.executemany(PUT, [(space, key, value) for key, value in puts])
+                for each in changes:
+                    connection.executemany(DELETE_RANGE, [(each.space, start, stop) for start, stop in each.ranges])
+                    connection.executemany(DELETE, [(each.space, key) for key in each.deletes])
+                    connection.executemany(PUT, [(each.space, key, value) for key, value in each.puts])
                 connection.execute("COMMIT")
             finally:
                 # SQLite has rolled back after some errors, and not after others.

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Protocol
 from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome
-from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit, is_from_outside
+from rmqstore.engine.kv.group_commit import CommittedKV, is_from_outside
 from rmqstore.engine.pops.offsets import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
@@ -161,6 +161,7 @@ class Ledger(CommittedKV):
         log: CommitLog | None = None,
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
+        super().__init__(str(root.parent), keeps_written=True)
         self.disk = disk
         self.root = root
         self.unit_log = unit_log
@@ -185,25 +186,20 @@ class Ledger(CommittedKV):
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
-        self._commits = GroupCommit(str(root.parent), self._sync_log, keeps_written=True)
 
     # ------------------------------------------------------------ reads
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        self._commits.check()
-        with self._commits.lock:
+        self.check()
+        with self.lock:
             return self.state.get(space, key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[tuple[bytes, bytes]]:
-        self._commits.check()
-        with self._commits.lock:
+        self.check()
+        with self.lock:
             return self.state.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-
-    def check(self) -> None:
-        """Raise when calls are refused."""
-        self._commits.check()
 
     # ------------------------------------------------------------ writes
 
@@ -235,10 +231,10 @@ class Ledger(CommittedKV):
 
     def _hold(self, changes: Sequence[Change]) -> int:
         """Apply a call that the log is told later; see ``buffered_pops``."""
-        self._commits.check()
-        with self._commits.lock:
+        self.check()
+        with self.lock:
             self.state.apply(changes)
-            return self._commits.position
+            return self.position
 
     def write_back(self) -> bool:
         if not self.buffered:
@@ -261,7 +257,7 @@ class Ledger(CommittedKV):
             StoreFullError: no room; nothing was written.
             StorePoisonedError: the disk failed.
         """
-        self._commits.check()
+        self.check()
         changes = list(changes)
         if self.queues.dropped:
             self._free_names(messages)
@@ -270,11 +266,11 @@ class Ledger(CommittedKV):
             journal_records = call.commit()
         except OSError as error:
             raise self._refusal(error) from error
-        with self._commits.lock:
+        with self.lock:
             if changes and (others := self.state.apply(changes)):
                 self._apply_others(others)
-            self._commits.position += 1
-            position = self._commits.position
+            self.position += 1
+            position = self.position
         self._journal_records += journal_records
         self._calls += 1
         for each in messages:
@@ -302,8 +298,8 @@ class Ledger(CommittedKV):
         if is_from_outside(error):
             raise error
         if error.errno in NO_ROOM:
-            return StoreFullError(f"{self._commits.name}: no room ({error.strerror}); make room and try again")
-        return self._commits.refuse_poisoned(error, "a write")
+            return StoreFullError(f"{self.name}: no room ({error.strerror}); make room and try again")
+        return self.refuse_poisoned(error, "a write")
 
     def apply_again(self, changes: Sequence[Change], offset: int) -> None:
         """Apply what a journal record says that is at an offset of the log, at an open."""
@@ -325,15 +321,15 @@ class Ledger(CommittedKV):
 
     # ------------------------------------------------------------ durability
 
-    def _sync_log(self) -> int:
-        with self._commits.lock:
-            position = self._commits.position
+    def _sync_to_disk(self) -> int:
+        with self.lock:
+            position = self.position
         self.log.sync()
         return position
 
     def reopen(self) -> None:
         """A write that found no room changed nothing, so there is nothing to read again."""
-        self._commits.check()
+        self.check()
 
     def after_interrupt(self) -> None:
         """Let go of all files and open them again, as after a crash: what is in the log is there, and all else is made from that.
@@ -343,15 +339,15 @@ class Ledger(CommittedKV):
         """
         if self.buffered:
             held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
-            raise self._commits.refuse_poisoned(held, "a call")
+            raise self.refuse_poisoned(held, "a call")
         # No sync comes between.
-        with self._commits.leading:
+        with self.leading:
             try:
                 self._open_again()
             except Exception as error:
                 if is_from_outside(error):
                     raise
-                raise self._commits.refuse_poisoned(error, "opening the files again after an interrupt") from error
+                raise self.refuse_poisoned(error, "opening the files again after an interrupt") from error
         for begin_anew in self.reopened:
             begin_anew()
 
@@ -363,9 +359,9 @@ class Ledger(CommittedKV):
         self.open(self.timers)
         # It is the same session.
         self.epoch = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
-        with self._commits.lock:
-            self._commits.position += 1
-            self._commits.durable_position = self._commits.position
+        with self.lock:
+            self.position += 1
+            self.durable_position = self.position
 
     # ------------------------------------------------------------ opening
 
@@ -391,7 +387,7 @@ class Ledger(CommittedKV):
                 self.queues.trim(ids[topic_id], queue, first)
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
-        self._commits.durable_position = self._commits.position
+        self.durable_position = self.position
         self._rebuild_reasons = {RebuildReason.REWRITTEN} if (self._own / _REBUILD).exists() else set()
 
     def ask_rebuild(self, why: RebuildReason) -> None:
@@ -553,9 +549,9 @@ class Ledger(CommittedKV):
             self._home.snapshot(path, lambda copy: StoreCopy(self, copy).make(alone))
 
     def close(self) -> None:
-        if self._commits.closed:
+        if self.closed:
             return
-        refusal = self._commits.refusal
+        refusal = self.refusal
         try:
             if refusal is None:
                 self.write_back()
@@ -567,7 +563,7 @@ class Ledger(CommittedKV):
                     with self.translated():
                         self.brokers.closed()
         finally:
-            self._commits.close()
+            self.refuse_closed()
             if self.brokers is not None:
                 self.brokers.close()
             self.timers.close()

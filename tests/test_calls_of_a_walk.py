@@ -34,8 +34,8 @@ class Walk(NamedTuple):
 # The targets, wheel / rocksdb: send 90 / 60, tick 350 / 200, pop 110 / 80, ack 75 / 50.
 LIMITS = {
     "wheel": Walk(send=91, tick=398, pop=163, ack=106),  # counted: 88, 379, 155, 101
-    "rocksdb": Walk(send=70, tick=297, pop=118, ack=68),  # counted: 67, 283, 112, 65
-    "lmdb": Walk(send=97, tick=390, pop=155, ack=95),  # counted: 93, 381, 148, 91
+    "rocksdb": Walk(send=59, tick=208, pop=74, ack=47),  # counted: 57, 199, 71, 45
+    "lmdb": Walk(send=69, tick=233, pop=90, ack=57),  # counted: 66, 222, 86, 55
 }
 
 

@@ -26,8 +26,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,7 +39,7 @@ from rmqstore.message import Message, PoppedMessage, Proof
 NONE: Final = -1
 
 
-class Delivery(NamedTuple):
+class Delivery(msgspec.Struct, frozen=True):
     """What messages that are handed out together share, whatever their records say of where they were before.
 
     Attributes:
@@ -138,8 +139,9 @@ def encode_batch(batch: MessageBatch) -> list[bytes]:
 
     The messages must have an id and a born time already: the store fills them in.
     """
-    if isinstance(batch.source, Records):
-        return batch.source.records
+    source = batch.source
+    if isinstance(source, Records):
+        return source.records
     if batch.has_columns:
         return encode_columns(batch.columns)
     return [encode_message(message) for message in batch.messages]
@@ -313,11 +315,10 @@ def decode_fields(record: bytes) -> dict[str, Any]:
 
 def popped_message(record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
     """Return a record as a message on its way out."""
-    topic, queue_id, counted, first_pop_ms = delivery
     fields = decode_fields(record)
     recorded_ms = fields["first_pop_ms"]
     return PoppedMessage(
-        topic,
+        delivery.topic,
         fields["body"],
         fields["tag"],
         fields["keys"],
@@ -326,11 +327,11 @@ def popped_message(record: bytes, delivery: Delivery, queue_offset: int, store_m
         fields["deliver_at_ms"],
         fields["message_id"],
         fields["born_ms"],
-        queue_id,
+        delivery.queue_id,
         queue_offset,
         store_ms,
-        fields["attempt"] + counted,
-        first_pop_ms if recorded_ms is None else recorded_ms,
+        fields["attempt"] + delivery.counted,
+        delivery.first_pop_ms if recorded_ms is None else recorded_ms,
         proof,
     )
 

@@ -23,7 +23,9 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from rmqstore.engine import schema
 from rmqstore.engine.kv.base import OrderedKV
@@ -38,19 +40,24 @@ RUN_BYTES: Final = 128 * 1024
 HEAD: Final = struct.Struct("<IIq")
 _CRC: Final = struct.Struct("<I")
 HEAD_BYTES: Final = 4 + HEAD.size
+ONE: Final = b"\x01\x00\x00\x00"
+"""A run of one record has this at ``value[8:12]``."""
+
 _PER_RECORD = 8
 _ONLY_ONE = (0,)
-_ONE = b"\x01\x00\x00\x00"
 _DELIVER = struct.Struct("<q")
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True):
     """A decoded run: ``records[i]`` has the seq (or queue offset) ``first + deltas[i]``."""
 
     epoch: int
     store_ms: int
     records: list[bytes]
     deltas: Sequence[int]
+
+
+_WRONG_SUM: Final = "the checksum of the run does not match"
 
 
 class DamagedRunError(ValueError):
@@ -93,11 +100,6 @@ def run_lengths(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, len(sizes)
 
 
-def is_single(value: bytes) -> bool:
-    """Say whether a run says that it has one record."""
-    return value[8:12] == _ONE
-
-
 def single_of(value: bytes) -> bytes:
     """Check a run of one record and return it; :func:`decode_run` for the one that most runs are.
 
@@ -105,7 +107,7 @@ def single_of(value: bytes) -> bytes:
         DamagedRunError: the checksum is wrong.
     """
     if zlib.crc32(value[4:]) != int.from_bytes(value[:4], "little"):
-        raise DamagedRunError("the checksum of the run does not match")
+        raise DamagedRunError(_WRONG_SUM)
     return value[HEAD_BYTES:]
 
 
@@ -126,7 +128,7 @@ def count_of(value: bytes) -> int:
 def damage_of(value: bytes) -> str | None:
     """Return what is wrong with the bytes of a run; None when they are what was written."""
     if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
-        return "the checksum of the run does not match"
+        return _WRONG_SUM
     return None
 
 
@@ -141,8 +143,8 @@ def decode_run(value: bytes) -> Run:
     Raises:
         DamagedRunError: the checksum or a length is wrong.
     """
-    if (reason := damage_of(value)) is not None:
-        raise DamagedRunError(reason)
+    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+        raise DamagedRunError(_WRONG_SUM)
     epoch, count, store_ms = HEAD.unpack_from(value, 4)
     if count == 1:
         return Run(epoch, store_ms, [value[HEAD_BYTES:]], _ONLY_ONE)

@@ -57,13 +57,14 @@ class HandOver:
                 self._shorten()
                 batch = timers.due(pops.timer_cursor(), self._limit)
             yield "due"
-            if not len(batch.messages):
+            count = len(batch.messages)
+            if not count:
                 return
             if batch.soft and not self._one_log:
                 timers.sync()
                 yield "timers.sync"
             _, ticket = pops.apply(PopTxn(appends=batch.messages, timer_cursor=batch.cursor), now_ms)
-            moved += len(batch.messages)
+            moved += count
             batches += 1
             yield moved, ticket
             if self._sync and batches % _UNSYNCED_BATCHES == 0:

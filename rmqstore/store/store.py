@@ -169,12 +169,14 @@ class Store(Reader):
             IllegalArgumentError: a mark is that of a call with more messages, which are timers.
         """
         self._check_open()
-        check_marks(marks)
+        if marks != ():
+            check_marks(marks)
         if not isinstance(message, Message):
             raise IllegalMessageTypeError(f"send takes a Message, not {type(message).__name__}; send_batch takes many")
         check_message(message)
         now_ms = self._clock.now_ms()
-        message = without_requests(message, now_ms)
+        if message.properties:
+            message = without_requests(message, now_ms)
         due_ms = asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
         if due_ms is not None and message.deliver_at_ms is not None:
             raise IllegalArgumentError(f"{ONE_TIME}; the message has a deliver time of its own")
@@ -372,7 +374,7 @@ class Store(Reader):
             raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
         if order:
             self._require("fifo", "pop in order (order=True)")
-        if not isinstance(parse_filter(filter), TagFilter):
+        if filter != "*" and not isinstance(parse_filter(filter), TagFilter):
             self._require("sql92_filter", "take SQL92 filters")
         request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init)
         if not patience_ms:
@@ -420,10 +422,10 @@ class Store(Reader):
         """
         self._check_open()
         given = receipts_of(leased)
-        outcomes, ticket = self._pops.ack(given.receipts, self._clock.now_ms())
+        result, ticket = self._pops.apply(PopTxn(acks=given.receipts), self._clock.now_ms())
         self._settle(self._pops, ticket)
         self._waits.acked(map(_topic_of, given.receipts))
-        return given.answer(outcomes, AckOutcome.UNKNOWN)
+        return given.answer(result.acks, AckOutcome.UNKNOWN)
 
     @overload
     def change_invisible(  # type: ignore[overload-overlap] # as above
@@ -661,16 +663,24 @@ class Store(Reader):
     def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
-            self._synced(side.sync, ticket)
+            try:
+                side.sync(ticket)
+            except StorePoisonedError as error:
+                self._poisoned(error)
+                raise
 
     def _synced(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-        """Do what syncs; when a sync fails, all later calls are refused, also those that the engine of the other side would answer (F2)."""
+        """Do what syncs."""
         try:
             return call(*arguments, **options)
         except StorePoisonedError as error:
-            if not self._is_closed:
-                self._refusal = error
+            self._poisoned(error)
             raise
+
+    def _poisoned(self, error: StorePoisonedError) -> None:
+        """Refuse all later calls, as a sync failed; also those that the engine of the other side would answer (F2)."""
+        if not self._is_closed:
+            self._refusal = error
 
     def _require(self, capability: str, what: str) -> None:
         """Refuse a call that needs what the pop engine does not declare (S1)."""

@@ -146,7 +146,7 @@ class Turn:
 
     def take(self, now_ms: int) -> bool:
         """Return whether it is due, and count from now on if it is."""
-        if self.next_ms(now_ms) > now_ms:
+        if self._last_ms is not None and 0 <= now_ms - self._last_ms < self._interval_ms:
             return False
         self._last_ms = now_ms
         return True

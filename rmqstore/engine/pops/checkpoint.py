@@ -19,6 +19,7 @@ import functools
 import struct
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rmqstore.engine.schema import LEASE_KEY
@@ -39,38 +40,21 @@ def _row_of(count: int) -> bytes:
     return np.arange(count, dtype="<u4").tobytes()
 
 
-class Lease:
+class Lease(msgspec.Struct):
     """One check point, decoded and changeable; ``states[i]`` belongs to queue offset ``offsets[i]``."""
 
-    __slots__ = (
-        "_places", "epoch", "expiry_ms", "first_pop_ms", "granter", "invisible_ms", "is_backing_off", "key", "offsets", "reason",
-        "retry_flag", "states",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        key: bytes,
-        expiry_ms: int,
-        invisible_ms: int,
-        epoch: int,
-        retry_flag: int,
-        offsets: list[int],
-        states: bytearray | None = None,
-        first_pop_ms: int = -1,
-        granter: int = 0,
-    ) -> None:
-        self.key = key
-        self.expiry_ms = expiry_ms
-        self.invisible_ms = invisible_ms
-        self.epoch = epoch
-        self.retry_flag = retry_flag
-        self.offsets = offsets
-        self.states = bytearray(len(offsets)) if states is None else states
-        self.first_pop_ms = first_pop_ms
-        self.granter = granter
-        self.is_backing_off = False
-        self.reason = ""
-        self._places: dict[int, int] | None = None
+    key: bytes
+    expiry_ms: int
+    invisible_ms: int
+    epoch: int
+    retry_flag: int
+    offsets: list[int]
+    states: bytearray
+    first_pop_ms: int = -1
+    granter: int = 0
+    is_backing_off: bool = False
+    reason: str = ""
+    _places: dict[int, int] | None = None
 
     def encode(self) -> bytes:
         """Return the value."""
@@ -93,11 +77,19 @@ class Lease:
             offsets = list(range(start, start + count))
         else:
             offsets = [start + distance for distance in struct.unpack_from(f"<{count}I", value, _HEAD.size)]
-        states = bytearray(value[end : end + count])
-        lease = cls(key, expiry_ms, invisible_ms, epoch, retry_flag & ~_BACKING_OFF, offsets, states, first_pop_ms, granter)
-        lease.is_backing_off = bool(retry_flag & _BACKING_OFF)
-        lease.reason = value[end + count :].decode()
-        return lease
+        return cls(
+            key,
+            expiry_ms,
+            invisible_ms,
+            epoch,
+            retry_flag & ~_BACKING_OFF,
+            offsets,
+            bytearray(value[end : end + count]),
+            first_pop_ms,
+            granter,
+            bool(retry_flag & _BACKING_OFF),
+            value[end + count :].decode(),
+        )
 
     @staticmethod
     def expiry_of(value: bytes) -> int:

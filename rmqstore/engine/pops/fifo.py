@@ -39,7 +39,7 @@ FifoRun: TypeAlias = dict[int, Unacked]
 
 def fifo_key(reader: GroupQueue) -> bytes:
     """Return the key in the space ``leases``."""
-    return FIFO + GROUP_QUEUE_KEY.pack(*reader)
+    return FIFO + GROUP_QUEUE_KEY.pack(reader.group_id, reader.topic_id, reader.queue)
 
 
 def encode_fifo(run: FifoRun) -> bytes:

@@ -27,6 +27,10 @@ from rmqstore.errors import CorruptStoreError
 
 _CACHED_QUEUES = 64
 _CACHED_RUNS = 4
+_FEW_RUNS = 16
+_FEW_BYTES = 64 * 1024
+"""So much of a queue is looked at, run by run, when its head goes."""
+
 _PAST_OFFSETS = b"\xff" * 9
 """Sorts behind every offset."""
 
@@ -40,23 +44,22 @@ class RunQueueLog(QueueLog):
         self._shared = shared
         self._kv = shared.kv
         self._recent: dict[tuple[int, int], list[Run]] = {}
-        # Where queues were cut between two runs: one that begins there has nothing before that.
-        self._cut_at: dict[tuple[int, int], int] = {}
 
     # ------------------------------------------------------------ reading
 
     def runs_from(self, topic: Topic, queue: int, offset: int) -> Iterator[Run | DamagedRun]:
         prefix = QUEUE_PREFIX.pack(topic.id, queue)
         start = prefix + U64.pack(offset)
-        cached = self._cached(topic.id, queue, offset)
-        if cached is not None:
+        if (recent := self._recent.get((topic.id, queue))) and (cached := _holding(recent, offset)) is not None:
             yield cached
             start = prefix + U64.pack(cached.first + len(cached.records))
+        elif (value := self._kv.get(QUEUES, start)) is not None:
+            yield self._decoded(topic.id, queue, start, value)
+            start += b"\x00"
         else:
-            entry = self._kv.floor(QUEUES, start)
-            if entry is not None and entry[0][:8] == prefix and offset < U64.unpack_from(entry[0], 8)[0] + count_of(entry[1]):
-                yield self._decoded(topic.id, queue, *entry)
-                start = entry[0] + b"\x00"
+            for key, value in self._kv.scan(QUEUES, prefix, start, 1, reverse=True):
+                if offset < U64.unpack_from(key, 8)[0] + count_of(value):
+                    yield self._decoded(topic.id, queue, key, value)
         stop = prefix + _PAST_OFFSETS
         page = 16
         while entries := self._kv.scan(QUEUES, start, stop, page):
@@ -82,13 +85,7 @@ class RunQueueLog(QueueLog):
             del runs[:-_CACHED_RUNS]
         return run
 
-    def _cached(self, topic_id: int, queue: int, offset: int) -> Run | None:
-        for run in self._recent.get((topic_id, queue), ()):
-            if run.first <= offset < run.first + len(run.records):
-                return run
-        return None
-
-    def drop(self, topic: Topic, queue: int) -> None:
+    def _drop(self, topic: Topic, queue: int) -> None:
         """Keep nothing of a queue whose runs were rewritten or removed."""
         self._recent.pop((topic.id, queue), None)
 
@@ -138,6 +135,10 @@ class RunQueueLog(QueueLog):
     # ------------------------------------------------------------ adding
 
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
+        if len(records) == 1:
+            value = encode_single(self._shared.epoch, now_ms, records[0])
+            write.put(QUEUES, QUEUE.pack(topic.id, queue, offset), value)
+            return len(value)
         entries = self._entries(topic, queue, offset, records, now_ms)
         write.put_many(QUEUES, entries)
         return sum([len(value) for _, value in entries])
@@ -147,11 +148,8 @@ class RunQueueLog(QueueLog):
         write.put_many(QUEUES, sorted(entries))
 
     def _entries(self, topic: Topic, queue: int, offset: int, records: Sequence[bytes], store_ms: int) -> list[tuple[bytes, bytes]]:
-        epoch = self._shared.epoch
-        if len(records) == 1:
-            return [(QUEUE.pack(topic.id, queue, offset), encode_single(epoch, store_ms, records[0]))]
         return [
-            (QUEUE.pack(topic.id, queue, offset + start), encode_run(epoch, store_ms, records[start:stop]))
+            (QUEUE.pack(topic.id, queue, offset + start), encode_run(self._shared.epoch, store_ms, records[start:stop]))
             for start, stop in run_lengths([len(record) for record in records])
         ]
 
@@ -184,36 +182,41 @@ class RunQueueLog(QueueLog):
             removed += going
             at = max(stop, at + 1)
         if removed:
-            self.drop(topic, queue)
+            self._drop(topic, queue)
         return removed
 
     def take_out(self, write: WriteBatch, topic: Topic, queue: int, damaged: DamagedRun) -> int:
         key = QUEUE.pack(topic.id, queue, damaged.first)
         write.delete(QUEUES, key)
-        self.drop(topic, queue)
+        self._drop(topic, queue)
         return self._next_run(topic, queue, key + b"\x00")
 
     def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
-        place = (topic.id, queue)
-        start, stop = QUEUE.pack(*place, first), QUEUE.pack(*place, target)
-        if self._cut_at.get(place) != first:
-            start = self._begin(topic, queue, first)
-        last = self._entry_below(topic, queue, target)
-        if last is None:
+        prefix = QUEUE_PREFIX.pack(topic.id, queue)
+        start, stop = prefix + U64.pack(first), prefix + U64.pack(target)
+        found = self._kv.scan(QUEUES, start, stop + b"\x00", _FEW_RUNS, page_bytes=_FEW_BYTES)
+        are_all = is_last(found, _FEW_RUNS, _FEW_BYTES)
+        if not found or found[0][0] != start:
+            # The queue was cut within a run before, which begins further down.
+            found = self._kv.scan(QUEUES, prefix, start, 1, reverse=True) + found
+        if not found:
             return
+        last = found[-1][0] if are_all else (self._entry_below(topic, queue, target) or found[-1])[0]
         # The counts in runs are not trusted: a damaged one might say anything.
-        if last[0] != stop and target < self._next_run(topic, queue, stop):
-            stop = last[0]
-            # Cut here before, maybe, by a call that a full disk took back.
-            self._cut_at.pop(place, None)
-        else:
-            self._cut_at[place] = target
-        write.delete_range(QUEUES, start, stop)
+        if last != stop and target < topic.next_offsets[queue] and target < self._next_run(topic, queue, stop):
+            stop = last
+        write.delete_range(QUEUES, found[0][0], stop, [key for key, _ in found if key < stop] if are_all else ())
+        self._recent.pop((topic.id, queue), None)
 
     def was_cut(self, topic: Topic, queue: int, target: int) -> None:
-        self.drop(topic, queue)
+        """Nothing is remembered of where a queue begins."""
 
     def delete(self, write: WriteBatch, topic: Topic) -> None:
         write.delete_range(QUEUES, U32.pack(topic.id), U32.pack(topic.id + 1))
         for queue in range(topic.queues):
-            self.drop(topic, queue)
+            self._drop(topic, queue)
+
+
+def _holding(runs: Iterable[Run], offset: int) -> Run | None:
+    """Return the run that holds an offset."""
+    return next((run for run in runs if run.first <= offset < run.first + len(run.records)), None)

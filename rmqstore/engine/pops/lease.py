@@ -5,10 +5,8 @@ A picker tells which records of a run pass a filter, and decodes no more of them
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -96,16 +94,20 @@ _POP_BYTES = 64 * 1024 * 1024
 _TURNS = 65_536
 """Turns of so many groups on topics are remembered."""
 
-_ATTEMPT_HEAD = struct.Struct(">Q")
 
-
-class _Taken(NamedTuple):
+class _Taken(msgspec.Struct):
     """What was read of one queue, and the offset behind all that was looked at with the filter."""
 
     offsets: list[int]
     records: list[bytes]
     store_ms: list[int]
     next_offset: int
+
+    def add(self, offset: int, record: bytes, store_ms: int) -> None:
+        """Add a message."""
+        self.offsets.append(offset)
+        self.records.append(record)
+        self.store_ms.append(store_ms)
 
 
 class _Turn(msgspec.Struct, gc=False):
@@ -115,14 +117,11 @@ class _Turn(msgspec.Struct, gc=False):
     queue: int = 0
 
 
-class _Look:
+class _Look(msgspec.Struct):
     """How many messages one pop may still look at with its filter."""
 
-    __slots__ = ("is_cut", "left")
-
-    def __init__(self) -> None:
-        self.left = _LOOK_LIMIT
-        self.is_cut = False
+    left: int = _LOOK_LIMIT
+    is_cut: bool = False
 
 
 def _fitting(records: list[bytes], room: int) -> tuple[list[bytes], int]:
@@ -193,32 +192,29 @@ class Popping:
             raise IllegalArgumentError(
                 f"group {request.group!r} pops topic {topic.name!r} {mode}, as its first pop fixed; pop with {other}, or use another group"
             )
-        missing = [
-            reader
-            for queue in range(len(topic.next_offsets))
-            if transaction.progress(reader := GroupQueue(group_id, topic.id, queue)) is None
-        ]
         starts_at_end = registered is None and request.init is InitMode.MAX
-        for reader in missing:
-            transaction.set_progress(reader, transaction.progress_or_new(reader, topic.next_offsets[reader.queue] if starts_at_end else 0))
+        is_missing = False
+        for queue, end in enumerate(topic.next_offsets):
+            reader = GroupQueue(group_id, topic.id, queue)
+            if transaction.progress(reader) is None:
+                is_missing = True
+                transaction.set_progress(reader, transaction.progress_or_new(reader, end if starts_at_end else 0))
         expiry_ms = self._options.group_expiry_ms
         if registered is None or (expiry_ms and transaction.now_ms - registered.active_ms >= max(expiry_ms // ACTIVITY_PARTS, 1)):
             transaction.register(
                 group_id, topic.id, Registered(request.order, transaction.now_ms, registered.expired if registered is not None else 0)
             )
-        return bool(missing) or registered is None
+        return is_missing or registered is None
 
-    def _turn_of(self, place: tuple[int, int]) -> _Turn:
-        turn = self._turns.get(place)
-        if turn is None:
-            if len(self._turns) >= _TURNS:
-                del self._turns[next(iter(self._turns))]
-            turn = self._turns[place] = _Turn()
+    def _new_turn(self, place: tuple[int, int]) -> _Turn:
+        if len(self._turns) >= _TURNS:
+            del self._turns[next(iter(self._turns))]
+        turn = self._turns[place] = _Turn()
         return turn
 
     def _sources(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
         """Yield (topic, queue, retry flag) in the order of this pop."""
-        turn = self._turn_of((group_id, topic.id))
+        turn = self._turns.get((group_id, topic.id)) or self._new_turn((group_id, topic.id))
         # A group that pops in order has one too when dead letters were sent back to it before its first pop.
         retry = transaction.topic(retry_topic(request.group, request.topic))
         retries: list[tuple[Topic, int, int]] = []
@@ -233,7 +229,7 @@ class Popping:
         if request.queue is not None:
             yield topic, request.queue, NO_RETRY
         else:
-            start, queues = turn.queue, topic.queues
+            start, queues = turn.queue, len(topic.next_offsets)
             turn.queue = (start + 1) % queues
             for step in range(queues):
                 yield topic, (start + step) % queues, NO_RETRY
@@ -260,11 +256,11 @@ class Popping:
             return None
         # What was given to the group once is never dropped by a later filter.
         taken = self._read_on(transaction, source, reader.queue, progress.next_offset, None if retry_flag else picker, wanted, room, look)
-        transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))
         if not taken.records:
+            transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))
             return None
-        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
-        return self._part(lease, request, taken.offsets, taken.records, taken.store_ms)
+        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag, next_offset=taken.next_offset)
+        return self._part(lease, request, taken)
 
     def _take_run(
         self,
@@ -295,7 +291,7 @@ class Popping:
         if not taken.records:
             return None
         lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
-        return self._part(lease, request, taken.offsets, taken.records, taken.store_ms)
+        return self._part(lease, request, taken)
 
     def _read_back(self, transaction: Transaction, source: Topic, reader: GroupQueue, run: FifoRun, wanted: int, room: int) -> _Taken:
         """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
@@ -311,9 +307,7 @@ class Popping:
                 continue
             record = as_delivered(found[0], run[offset], self._log.format)
             run[offset] = run[offset]._replace(waits=False)
-            taken.offsets.append(offset)
-            taken.records.append(record)
-            taken.store_ms.append(found[1])
+            taken.add(offset, record, found[1])
             room -= len(record)
         return taken
 
@@ -358,7 +352,10 @@ class Popping:
                 passed, room = _fitting(passed, room)
                 taken = taken[: len(passed)]
                 offset = first + taken[-1] + 1
-            offsets += [first + at for at in taken]
+            if isinstance(taken, range):
+                offsets += range(first + taken.start, first + taken.stop)
+            else:
+                offsets += [first + at for at in taken]
             records += passed
             stores += [run.store_ms] * len(taken)
             if len(records) >= wanted or look.is_cut or room <= 0:
@@ -367,14 +364,14 @@ class Popping:
             offset = source.next_offsets[queue]
         return _Taken(offsets, records, stores, offset)
 
-    def _part(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> QueueRecords:
-        _, _, queue, ck_start, pop_ms = lease.place
+    def _part(self, lease: Lease, request: PopRequest, taken: _Taken) -> QueueRecords:
+        _, _, queue, ck_start, pop_ms = LEASE_KEY.unpack(lease.key)
         return QueueRecords(
             request.topic,
             queue,
-            offsets,
-            records,
-            stores,
+            taken.offsets,
+            taken.records,
+            taken.store_ms,
             request.group,
             pop_ms,
             lease.invisible_ms,
@@ -415,37 +412,28 @@ class Popping:
     def _remember(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> None:
         """Note which check points this attempt got, until they expire."""
         key = ATTEMPT + digest(request.group, request.topic, attempt_id)
-        expiry = _ATTEMPT_HEAD.pack(transaction.now_ms + request.invisible_ms)
+        expiry = U64.pack(transaction.now_ms + request.invisible_ms)
         transaction.write.put(LEASES, key, expiry + b"".join(transaction.granted()))
         transaction.write.put(LEASES, PURGE + expiry + key, b"")
 
     def _repeated(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> list[QueueRecords] | None:
         """Return what an earlier pop of the same attempt still holds, maybe nothing; None when there was none within the invisible time."""
         stored = self._shared.kv.get(LEASES, ATTEMPT + digest(request.group, request.topic, attempt_id))
-        if stored is None or _ATTEMPT_HEAD.unpack_from(stored)[0] <= transaction.now_ms:
+        if stored is None or U64.unpack_from(stored)[0] <= transaction.now_ms:
             return None
         parts: list[QueueRecords] = []
-        for at in range(_ATTEMPT_HEAD.size, len(stored), LEASE_KEY.size):
+        for at in range(U64.size, len(stored), LEASE_KEY.size):
             lease = transaction.lease(stored[at : at + LEASE_KEY.size])
             if lease is None or lease.expiry_ms <= transaction.now_ms or not self._state.has_topic(lease.place[1]):
                 continue
             group_id, topic_id, queue, _, _ = lease.place
             source = self._state.topic_of(topic_id)
             run = self._state.fifo.get(GroupQueue(group_id, topic_id, queue), {})
-            offsets: list[int] = []
-            records: list[bytes] = []
-            stores: list[int] = []
-            for index, state in enumerate(lease.states):
-                found = self._log.record_at(source, queue, lease.offsets[index]) if state == LEASED else None
+            taken = _Taken([], [], [], 0)
+            for offset, state in zip(lease.offsets, lease.states, strict=True):
+                found = self._log.record_at(source, queue, offset) if state == LEASED else None
                 if found is not None and not isinstance(found, DamagedRun):
-                    offsets.append(lease.offsets[index])
-                    records.append(as_delivered(found[0], run.get(lease.offsets[index]), self._log.format))
-                    stores.append(found[1])
-            if records:
-                parts.append(self._part(lease, request, offsets, records, stores))
+                    taken.add(offset, as_delivered(found[0], run.get(offset), self._log.format), found[1])
+            if taken.records:
+                parts.append(self._part(lease, request, taken))
         return parts
-
-
-def attempt_is_over(stored: bytes, now_ms: int) -> bool:
-    """Say whether the leases of a remembered attempt have all expired."""
-    return int(U64.unpack_from(stored)[0]) <= now_ms

@@ -53,7 +53,7 @@ def progress_of(
     names = state.group_names()
     owner = state.groups.get(topic.name.removeprefix(RETRY_PREFIX).partition("+")[0]) if topic.name.startswith(RETRY_PREFIX) else None
     found = []
-    for group_id in [group_id for group_id, _ in state.groups_of(topic.id)] if owner is None else [owner]:
+    for group_id in state.groups_of.get(topic.id, ()) if owner is None else (owner,):
         reader, group = GroupQueue(group_id, topic.id, queue), names[group_id]
         progress, waiting = state.all_progress.get(reader), state.fifo.get(reader, {}).get(offset)
         lease = _lease_on(shared, state, reader, offset)
@@ -178,7 +178,7 @@ def _verify_fifo(state: PopState) -> list[str]:
     """Compare FIFO runs with the counts of leases, which were compared with the leases themselves."""
     differences = []
     for reader, run in state.fifo.items():
-        progress = state.progress(*reader)
+        progress = state.progress(reader.group_id, reader.topic_id, reader.queue)
         leased = sum(not one.waits for one in run.values())
         if leased != progress.in_flight:
             differences.append(f"{leased} messages of the FIFO run of {reader} are leased, the counter says {progress.in_flight}")

@@ -84,7 +84,7 @@ _GAP = struct.Struct(">Q?")
 _DEAD = struct.Struct(">QQ")
 
 
-class GroupQueue(NamedTuple):
+class GroupQueue(msgspec.Struct, frozen=True, order=True, gc=False):
     """Names one queue of one topic for one group that reads it, by ids."""
 
     group_id: int
@@ -93,7 +93,7 @@ class GroupQueue(NamedTuple):
 
     def key(self) -> bytes:
         """Return the key in the space ``meta``."""
-        return PROGRESS + GROUP_QUEUE_KEY.pack(*self)
+        return PROGRESS + GROUP_QUEUE_KEY.pack(self.group_id, self.topic_id, self.queue)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -103,9 +103,10 @@ class Progress(msgspec.Struct, frozen=True):
     last_pop_ms: int = 0
     in_flight: int = 0
 
-    def encode(self) -> bytes:
-        """Return the stored form."""
-        return _VALUE.pack(self.next_offset, self.last_pop_ms, self.in_flight)
+    def entry(self, reader: GroupQueue) -> tuple[bytes, bytes]:
+        """Return the (key, value) in the space ``meta``."""
+        key = PROGRESS + GROUP_QUEUE_KEY.pack(reader.group_id, reader.topic_id, reader.queue)
+        return key, _VALUE.pack(self.next_offset, self.last_pop_ms, self.in_flight)
 
 
 def load_groups(kv: OrderedKV) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter
 from typing import overload
 
 import msgspec
@@ -34,7 +36,7 @@ class QueueRecords(msgspec.Struct, frozen=True):
 
     def receipts(self) -> list[Receipt]:
         """Return one receipt a message."""
-        return [] if self.group is None else [self.receipt(offset) for offset in self.offsets]
+        return [] if self.group is None else list(map(self.receipt, self.offsets))
 
     def receipt(self, offset: int) -> Receipt:
         """Return the receipt of the message at ``offset``; it must be leased."""
@@ -59,6 +61,9 @@ class QueueRecords(msgspec.Struct, frozen=True):
             if candidate >= 0:
                 return candidate
         return None
+
+
+_records_of = attrgetter("records")
 
 
 class PoppedReceipts(Sequence[Receipt]):
@@ -87,7 +92,7 @@ class PoppedRecords(PoppedBatch):
     def __init__(self, parts: Sequence[QueueRecords], record_format: RecordFormat) -> None:
         self.parts = parts
         self.format = record_format
-        self._count = sum([len(part.records) for part in parts])
+        self._count = sum(map(len, map(_records_of, parts)))
 
     def __len__(self) -> int:
         return self._count
@@ -97,14 +102,11 @@ class PoppedRecords(PoppedBatch):
 
     def messages(self) -> list[PoppedMessage]:
         make = self.format.popped_message
-        messages = []
+        messages: list[PoppedMessage] = []
         for part in self.parts:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
             delivery = Delivery(part.topic, part.queue_id, int(part.group is not None), part.known_first_pop_ms)
-            messages += [
-                make(record, delivery, offset, store_ms, proof)
-                for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True)
-            ]
+            messages += map(make, part.records, repeat(delivery), part.offsets, part.store_ms, proofs)
         return messages
 
     def columns(self) -> MessageBatch:

@@ -105,8 +105,10 @@ class QueueLog(ABC):
 
     def routed(self, records: Sequence[bytes]) -> Iterable[tuple[bytes, int, Sequence[bytes]]]:
         """Group records, in their order, by the topic and the queue that they name; queue -1 is none."""
-        routes: dict[tuple[bytes, int], list[bytes]] = {}
         route_of = self.format.route_of
+        if len(records) == 1:
+            return [(*route_of(records[0]), records)]
+        routes: dict[tuple[bytes, int], list[bytes]] = {}
         for record in records:
             routes.setdefault(route_of(record), []).append(record)
         return [(topic, queue, group) for (topic, queue), group in routes.items()]

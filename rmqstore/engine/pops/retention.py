@@ -16,11 +16,12 @@ over what was chosen from the state that the same write would leave. What goes b
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from msgspec import structs
 
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
-from rmqstore.engine.pops.offsets import GroupQueue, Registered, Topic, count_between
+from rmqstore.engine.pops.offsets import GroupQueue, Topic, count_between
 from rmqstore.engine.pops.queue_log import QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.pops.transaction import Transaction
@@ -35,6 +36,8 @@ _GROUPS = 16
 
 ACTIVITY_PARTS = 8
 """A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
+
+_OFFSETS_OF = attrgetter("next_offsets")
 
 _AGED_BYTES = 64 * 1024 * 1024
 """So much of a queue is looked at for its age in one call."""
@@ -62,27 +65,28 @@ class Retention:
                 found.append((topic, queue, first, wanted))
         holders = self._holders({(topic.id, queue) for topic, queue, _, _ in found})
         for topic, queue, first, wanted in found:
-            target = self._pinned(transaction, holders.get((topic.id, queue), ()), first, wanted)
+            holding = holders.get((topic.id, queue))
+            target = self._pinned(transaction, holding, first, wanted) if holding else wanted
             if target > first:
                 for place, messages in self._count_expired(transaction, topic, queue, first, target).items():
                     expired[place] = expired.get(place, 0) + messages
                 self._raise(transaction, topic, queue, first, target)
                 done += 1
-        return UpkeepReport(done, expired=self._note_expired(transaction, expired))
+        return UpkeepReport(done, expired=self._note_expired(transaction, expired) if expired else ())
 
     def _next_queues(self, count: int) -> Iterator[tuple[Topic, int]]:
         """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; fewer where many groups pop them."""
-        left, topics = min(count, _LOOKED_AT), self._state.topics
+        left, topics, groups_of = min(count, _LOOKED_AT), self._state.topics, self._state.groups_of
         work = left
         if len(topics) < left:
-            left = min(left, sum([len(topic.next_offsets) for topic in topics.values()]))
+            left = min(left, sum(map(len, map(_OFFSETS_OF, topics.values()))))
         while left > 0:
             if self._round is None:
                 self._round = self._all_queues()
             for found in self._round:
                 yield found
                 left -= 1
-                work -= 1 + self._state.count_groups_of(found[0].id) // _GROUPS
+                work -= 1 + len(groups_of.get(found[0].id, ())) // _GROUPS
                 if not left or work <= 0:
                     return
             self._round = None
@@ -91,24 +95,22 @@ class Retention:
         """Yield every queue of the topics that there are now, as far as it is there when its turn comes."""
         for name in list(self._state.topics):
             topic = self._state.topics.get(name)
-            for queue in range(0 if topic is None else topic.queues):
+            for queue in range(0 if topic is None else len(topic.next_offsets)):
                 if (topic := self._state.topics.get(name)) is None:
                     break
                 yield topic, queue
 
     def _count_expired(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> dict[tuple[int, int], int]:
         """Return how many of the messages that go each group has not popped yet, by group and topic."""
-        gaps = transaction.gaps(topic.id, queue)
         expired: dict[tuple[int, int], int] = {}
-        for group_id, _ in self._state.groups_of(topic.id):
-            start = max(self._state.progress(group_id, topic.id, queue).next_offset, first)
-            if start < target and (messages := count_between(gaps, start, target)):
+        for group_id in self._state.groups_of.get(topic.id, ()):
+            progress = self._state.all_progress.get(GroupQueue(group_id, topic.id, queue))
+            start = first if progress is None else max(progress.next_offset, first)
+            if start < target and (messages := count_between(transaction.gaps(topic.id, queue), start, target)):
                 expired[group_id, topic.id] = messages
         return expired
 
     def _note_expired(self, transaction: Transaction, expired: Mapping[tuple[int, int], int]) -> tuple[Expired, ...]:
-        if not expired:
-            return ()
         groups = self._state.group_names()
         for place, messages in expired.items():
             registered = self._state.registered[place]
@@ -127,25 +129,23 @@ class Retention:
             wanted = first
         else:
             wanted = self._consumed(topic, queue, transaction.now_ms) if self._options.reclaim is Reclaim.CONSUMED else first
-            wanted = max(wanted, self._aged(transaction, topic, queue, first))
-        return self._past_gaps(transaction, topic, queue, max(wanted, first))
-
-    @staticmethod
-    def _past_gaps(transaction: Transaction, topic: Topic, queue: int, offset: int) -> int:
-        """Return the first offset from ``offset`` on that is in no gap."""
+            if self._options.retention_ms:
+                wanted = max(wanted, self._aged(transaction, topic, queue, first))
+        wanted = max(wanted, first)
         for gap in transaction.gaps(topic.id, queue):
-            if gap.first <= offset < gap.behind:
-                offset = gap.behind
-        return offset
+            if gap.first <= wanted < gap.behind:
+                wanted = gap.behind
+        return wanted
 
     def _consumed(self, topic: Topic, queue: int, now_ms: int) -> int:
         """Return up to where every group that counts has popped."""
-        counting = [group_id for group_id, how in self._state.groups_of(topic.id) if self._counts(how, now_ms)]
-        return min([self._state.progress(group_id, topic.id, queue).next_offset for group_id in counting], default=0)
-
-    def _counts(self, registered: Registered, now_ms: int) -> bool:
-        expiry_ms = self._options.group_expiry_ms
-        return not expiry_ms or now_ms - registered.active_ms <= expiry_ms + expiry_ms // ACTIVITY_PARTS
+        state, expiry_ms = self._state, self._options.group_expiry_ms
+        offsets = []
+        for group_id in state.groups_of.get(topic.id, ()):
+            if not expiry_ms or now_ms - state.registered[group_id, topic.id].active_ms <= expiry_ms + expiry_ms // ACTIVITY_PARTS:
+                progress = state.all_progress.get(GroupQueue(group_id, topic.id, queue))
+                offsets.append(0 if progress is None else progress.next_offset)
+        return min(offsets, default=0)
 
     def _aged(self, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
         """Return the offset behind the runs at the head that are too old."""

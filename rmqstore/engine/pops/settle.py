@@ -32,7 +32,7 @@ from rmqstore.engine.pops.popped import PoppedReceipts
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.pops.transaction import Transaction, origin_topic
-from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64
+from rmqstore.engine.schema import LEASE, LEASE_KEY, LEASES, U64
 from rmqstore.engine.shared import Shared
 from rmqstore.engine.state.adopted import Adoptions
 from rmqstore.message import MAX_QUEUES, retry_topic
@@ -102,6 +102,8 @@ class Leasing:
             return tuple(
                 each for part in receipts.parts for each in self._ack_run(transaction, part.receipt(part.offsets[0]), part.offsets)
             )
+        if len(receipts) == 1:
+            return tuple(self._ack_run(transaction, receipts[0], [receipts[0].queue_offset]))
         outcomes: list[AckOutcome] = []
         # Neighbours mostly share their check point.
         for _, sharing in groupby(receipts, _CHECK_POINT_OF):
@@ -231,23 +233,24 @@ class Leasing:
 
     # ------------------------------------------------------------ expiry
 
-    def revive(self, transaction: Transaction, limit: int) -> ReviveReport:
+    def revive(self, transaction: Transaction, expired: Sequence[bytes], limit: int) -> ReviveReport:
         """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
 
         A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile.
+
+        Args:
+            expired: the first entries by expiry that are over, one more than ``limit`` when there are.
         """
-        expired = self._shared.floors.before(LEASES, EXPIRY, EXPIRY + U64.pack(transaction.now_ms + 1), limit + 1)
-        if not expired:
-            return ReviveReport(0, 0, 0, more=False)
         groups = self._state.group_names()
         counts: Counter[str] = Counter()
         served: set[tuple[int, int]] = set()
         heads: dict[tuple[GroupQueue, int], int] = {}
         deleted = {left.topic_id for left in self._state.gone.values()}
-        for key, _ in expired:
-            lease = transaction.lease(key[1 + U64.size :])
+        for entry in expired:
+            key = entry[1 + U64.size :]
+            lease = transaction.lease(key)
             if lease is None or lease.place[1] in deleted:
-                transaction.write.delete_many(LEASES, [key, LEASE + key[1 + U64.size :]])
+                transaction.write.delete_many(LEASES, [entry, LEASE + key])
                 continue
             group_id, topic_id, queue, _, _ = lease.place
             reader = GroupQueue(group_id, topic_id, queue)

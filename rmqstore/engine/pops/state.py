@@ -45,6 +45,7 @@ class PopState:
     ``running`` holds, for each reader, its check points with running leases, each with an offset below which none of them is: retention
     must not pass the first one that is leased (Q1). It is that one itself once the lease was changed or read in this session.
     ``backing_off`` are those of them that are waits for the next attempt.
+    ``groups_of`` holds the ids of the groups that pop a topic, by its id.
     ``gone`` is what is left of deleted topics, by their names.
     ``pop_floor_ms`` is the latest pop time of progress that was deleted: what is made again under its names pops later (P2).
     """
@@ -58,7 +59,7 @@ class PopState:
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}
         # Dicts, as one of plain numbers is nothing to Python's garbage collector, which would walk thousands of sets while all calls wait.
-        self._groups_of: dict[int, dict[int, None]] = {}
+        self.groups_of: dict[int, dict[int, None]] = {}
         for place, how in load_registered(kv).items():
             self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
@@ -95,24 +96,15 @@ class PopState:
     def register(self, group_id: int, topic_id: int, how: Registered) -> None:
         """Note how a group pops a topic."""
         self.registered[group_id, topic_id] = how
-        self._groups_of.setdefault(topic_id, {})[group_id] = None
+        self.groups_of.setdefault(topic_id, {})[group_id] = None
 
     def forget_registered(self, places: Iterable[tuple[int, int]]) -> None:
         """Forget that groups pop topics."""
         for group_id, topic_id in places:
             if self.registered.pop((group_id, topic_id), None) is not None:
-                self._groups_of[topic_id].pop(group_id, None)
-                if not self._groups_of[topic_id]:
-                    del self._groups_of[topic_id]
-
-    def groups_of(self, topic_id: int) -> Iterator[tuple[int, Registered]]:
-        """Yield the groups that pop a topic, and how they do."""
-        for group_id in self._groups_of.get(topic_id, ()):
-            yield group_id, self.registered[group_id, topic_id]
-
-    def count_groups_of(self, topic_id: int) -> int:
-        """Return how many groups pop a topic."""
-        return len(self._groups_of.get(topic_id, ()))
+                self.groups_of[topic_id].pop(group_id, None)
+                if not self.groups_of[topic_id]:
+                    del self.groups_of[topic_id]
 
     def forget_settings(self, group: str) -> None:
         """Forget the settings of a group."""
@@ -211,9 +203,14 @@ class PopState:
     def waiting(self, topic: Topic, group_id: int | None, queue: int | None = None) -> int:
         """Return how many messages of a topic (of one queue) the group has not popped yet."""
         count = 0
-        for number in range(topic.queues) if queue is None else (queue,):
-            start = max(self.progress(group_id, topic.id, number).next_offset, self.first_kept(topic.id, number))
-            count += self.between(topic.id, number, start, topic.next_offsets[number])
+        for number in range(len(topic.next_offsets)) if queue is None else (queue,):
+            start, end = self.kept.get((topic.id, number), 0), topic.next_offsets[number]
+            if group_id is not None and (progress := self.all_progress.get(GroupQueue(group_id, topic.id, number))) is not None:
+                start = max(progress.next_offset, start)
+            if gaps := self.gaps.get((topic.id, number)):
+                count += count_between(gaps, start, end)
+            elif start < end:
+                count += end - start
         return count
 
     def messages(self, topic: Topic) -> int:

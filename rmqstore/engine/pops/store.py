@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -39,10 +39,10 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import Adopted, StatePage
-from rmqstore.engine.kv.base import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
 from rmqstore.engine.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
 from rmqstore.engine.pops.administration import Administration, Deleting
-from rmqstore.engine.pops.lease import Popping, attempt_is_over, picker_of
+from rmqstore.engine.pops.lease import Popping, picker_of
 from rmqstore.engine.pops.listing import list_leases, progress_of, verify_pops
 from rmqstore.engine.pops.offsets import Dead, Topic
 from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
@@ -127,7 +127,7 @@ class OrderedPops(OrderedSide, PopStore):
                 transaction.append(records)
             if txn.timer_cursor is not None:
                 transaction.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
-            if txn.only_acks:
+            if txn.acks and txn.only_acks:
                 transaction.write.waits_from_ms = now_ms
             if txn.marks:
                 put_marks(transaction.write, POP_SIDE, txn.marks, U64.pack(kv.position + 1), now_ms)
@@ -135,7 +135,8 @@ class OrderedPops(OrderedSide, PopStore):
             if txn.timer_cursor is not None:
                 self._cursor = txn.timer_cursor
                 self._undurable_cursors.append((ticket.position, txn.timer_cursor))
-            ticket = self._resting(ticket)
+            if not ticket.position:
+                ticket = self._resting(ticket)
             return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, rejects, removals), ticket
 
     def _resting(self, ticket: Ticket) -> Ticket:
@@ -145,7 +146,7 @@ class OrderedPops(OrderedSide, PopStore):
     # ------------------------------------------------------------ pop and revive
 
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        picker = picker_of(parse_filter(request.filter), self._log.format)
+        picker = None if request.filter == "*" else picker_of(parse_filter(request.filter), self._log.format)
         with self._lock, self._call:
             transaction = self._stage(now_ms)
             transaction.write.waits_from_ms = now_ms
@@ -172,8 +173,11 @@ class OrderedPops(OrderedSide, PopStore):
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
         with self._lock, self._call:
+            expired = self._shared.floors.before(LEASES, EXPIRY, EXPIRY + U64.pack(now_ms + 1), limit + 1)
+            if not expired:
+                return ReviveReport(0, 0, 0, more=False), Ticket(0)
             transaction = self._stage(now_ms)
-            report = self._leasing.revive(transaction, limit)
+            report = self._leasing.revive(transaction, [key for key, _ in expired], limit)
             return report, transaction.commit()
 
     # ------------------------------------------------------------ administration
@@ -396,20 +400,20 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call as kv:
             transaction, floors = self._stage(now_ms), self._shared.floors
             done = drop_old_marks(floors, transaction.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
-            if over := [key for key, _ in floors.before(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]:
-                transaction.write.delete_many(LEASES, over)
-                transaction.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
+            if over := floors.before(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget):
+                gone = []
+                for entry, _ in over:
+                    key = entry[1 + U64.size :]
+                    # An attempt id that was used again since has a later end.
+                    stored = kv.get(LEASES, key) if key[:1] == ATTEMPT else None
+                    if stored is None or U64.unpack_from(stored)[0] <= now_ms:
+                        gone.append(key)
+                transaction.write.delete_many(LEASES, [entry for entry, _ in over])
+                transaction.write.delete_many(LEASES, sorted(gone))
                 done += len(over)
-            done += self._deleting.remove_left(transaction, max(budget - done, budget // 16))
+            if self._state.gone:
+                done += self._deleting.remove_left(transaction, max(budget - done, budget // 16))
             # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
             reclaimed = self._retention.reclaim(transaction, max(budget - done, budget // 16))
             transaction.commit()
             return UpkeepReport(done + reclaimed.done, more=done >= budget, expired=reclaimed.expired)
-
-    @staticmethod
-    def _purged(kv: OrderedKV, keys: Sequence[bytes], now_ms: int) -> Iterator[bytes]:
-        """Yield what may really go: an attempt id that was used again since has a later end."""
-        for key in keys:
-            stored = kv.get(LEASES, key) if key[:1] == ATTEMPT else None
-            if stored is None or attempt_is_over(stored, now_ms):
-                yield key

@@ -94,7 +94,7 @@ class Transaction:
                 self.remove_left(name, list(self._state.gone[name].readers))
             topic = Topic(self._new_id(), name, (0,) * max(queues, 1), is_on_demand=True)
             self._topics[name] = topic
-        elif topic.queues < queues:
+        elif len(topic.next_offsets) < queues:
             self._topics[name] = topic = topic.widened(queues)
         return topic
 
@@ -160,7 +160,8 @@ class Transaction:
 
     def first_kept(self, topic_id: int, queue: int) -> int:
         """Return the first offset of a queue that retention has left."""
-        return self._kept.get((topic_id, queue), self._state.first_kept(topic_id, queue))
+        place = (topic_id, queue)
+        return self._kept.get(place) or self._state.kept.get(place, 0)
 
     def set_first_kept(self, topic_id: int, queue: int, offset: int) -> None:
         """Move the beginning of a queue."""
@@ -324,17 +325,38 @@ class Transaction:
             self.write.delete(META, GONE + name.encode())
         self.afterwards(lambda state: state.forget_left(name, readers))
 
-    def grant(self, reader: GroupQueue, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
-        """Lease messages of one queue; the pop time strictly rises per reader, so no other lease has this key (P2)."""
+    def grant(
+        self,
+        reader: GroupQueue,
+        offsets: list[int],
+        invisible_ms: int,
+        retry_flag: int,
+        first_pop_ms: int = -1,
+        next_offset: int | None = None,
+    ) -> Lease:
+        """Lease messages of one queue; the pop time strictly rises per reader, so no other lease has this key (P2).
+
+        ``next_offset``: where the group goes on then; None leaves it where it stands.
+        """
         progress = self.progress_or_new(reader)
+        count = len(offsets)
         # The progress of a loaded store knows nothing of what was deleted here before.
         pop_ms = max(self.now_ms, progress.last_pop_ms + 1, self._state.pop_floor_ms + 1)
-        key = LEASE_KEY.pack(*reader, offsets[0], pop_ms)
-        lease = Lease(key, self.now_ms + invisible_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, first_pop_ms=first_pop_ms)
-        lease.granter = self.options.store_tag
+        key = LEASE_KEY.pack(reader.group_id, reader.topic_id, reader.queue, offsets[0], pop_ms)
+        lease = Lease(
+            key,
+            self.now_ms + invisible_ms,
+            invisible_ms,
+            self._shared.epoch,
+            retry_flag,
+            offsets,
+            bytearray(count),
+            first_pop_ms,
+            self.options.store_tag,
+        )
         self._leases[key] = lease
         self._touched[key] = (lease, 0, True)
-        self.set_progress(reader, Progress(progress.next_offset, pop_ms, progress.in_flight + len(offsets)))
+        self._progress[reader] = Progress(progress.next_offset if next_offset is None else next_offset, pop_ms, progress.in_flight + count)
         return lease
 
     def end(self, lease: Lease, index: int, state: int) -> None:
@@ -347,13 +369,14 @@ class Transaction:
             self._touched[lease.key] = (lease, lease.states.count(LEASED), False)
         for index in indexes:
             lease.states[index] = state
-        reader = GroupQueue(*lease.place[:3])
-        if state == ACKED and self.is_ordered(reader):
+        group_id, topic_id, queue, _, _ = LEASE_KEY.unpack(lease.key)
+        reader = GroupQueue(group_id, topic_id, queue)
+        if state == ACKED and (reader in self._fifo or reader in self._state.fifo):
             run = self.fifo(reader)
             for index in indexes:
                 run.pop(lease.offsets[index], None)
         progress = self.progress_or_new(reader)
-        self.set_progress(reader, Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight - len(indexes)))
+        self._progress[reader] = Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight - len(indexes))
 
     def _write_leases(self) -> None:
         puts: list[tuple[bytes, bytes]] = []
@@ -396,7 +419,10 @@ class Transaction:
         for name, group_id in self._groups.items():
             self.write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
         if self._progress:
-            self.write.put_many(META, [(reader.key(), progress.encode()) for reader, progress in self._progress.items()])
+            entries = []
+            for reader, progress in self._progress.items():
+                entries.append(progress.entry(reader))
+            self.write.put_many(META, entries)
         for place, dead in self._dead.items():
             self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
         for place, how in self._registered.items():
@@ -442,9 +468,9 @@ class Transaction:
             else:
                 self._state.fifo.pop(reader, None)
         for key, (lease, live_before, is_new) in self._touched.items():
-            first = lease.first_leased
-            if first is not None or live_before or is_new:
-                self._state.note_running(key, first, waits=lease.is_backing_off)
+            at = lease.states.find(LEASED)
+            if at >= 0 or live_before or is_new:
+                self._state.note_running(key, lease.offsets[at] if at >= 0 else None, waits=lease.is_backing_off)
 
 
 def origin_topic(group: str, topic: str) -> str:

@@ -279,7 +279,7 @@ class PopImport:
             self._write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
         if self._next_id != self._state.next_id:
             self._write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
-        self._write.put_many(META, [(reader.key(), progress.encode()) for reader, progress in self._progress.items()])
+        self._write.put_many(META, [progress.entry(reader) for reader, progress in self._progress.items()])
         self._write.put_many(LEASES, [(fifo_key(reader), encode_fifo(run)) for reader, run in self._fifo.items()])
 
     # ------------------------------------------------------------ names
@@ -378,7 +378,7 @@ class PopImport:
     def _leases(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             reader = self._reader(row)
-            key = LEASE_KEY.pack(*reader, row["ck_start"], row["pop_time_ms"])
+            key = LEASE_KEY.pack(reader.group_id, reader.topic_id, reader.queue, row["ck_start"], row["pop_time_ms"])
             lease = Lease(
                 key,
                 row["expiry_ms"],
@@ -389,8 +389,9 @@ class PopImport:
                 bytearray(row["states"]),
                 row["first_pop_ms"],
                 row["store_tag"],
+                row["is_backing_off"],
+                row["reason"],
             )
-            lease.is_backing_off, lease.reason = row["is_backing_off"], row["reason"]
             self._write.put(LEASES, LEASE + key, lease.encode())
             if LEASED in lease.states:
                 self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")

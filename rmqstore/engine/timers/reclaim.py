@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Callable
 
 from rmqstore.contract import TimerCursor
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.records import deliver_at_of, has_keys
-from rmqstore.engine.runs import Run, decode_run, encode_run, is_single, single_facts, single_of
+from rmqstore.engine.runs import ONE, Run, decode_run, encode_run, single_facts, single_of
 from rmqstore.engine.schema import PAIR, TIMERS, TRACES
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.counts import MINUTE_MS
@@ -26,15 +27,16 @@ class Removal:
         damaged: a run that held an unknown number of timers is removed.
     """
 
-    def __init__(self, upto: TimerCursor, holes: set[tuple[int, int]], *, checked: bool) -> None:
-        """``checked``: ``due`` has read these runs and found no damage, so they need not be checked again."""
+    def __init__(self, upto: TimerCursor, find_holes: Callable[[], set[tuple[int, int]]], *, checked: bool) -> None:
+        """``find_holes`` returns the holes in these runs; ``checked``: ``due`` has read them and found no damage, so none is looked for."""
         self._upto = upto
         self._checked = checked
-        self._holes = holes
+        self._find_holes = find_holes
+        self._holes: set[tuple[int, int]] | None = None
         self._tick = -1
         self._bound = 0
-        self._open_stretch: bytes | None = None
-        self._stretches: list[tuple[bytes, bytes]] = []
+        self._goes_on = False
+        self._stretches: list[list[bytes]] = []
         self._rest: list[tuple[bytes, bytes]] = []
         self._index: list[bytes] = []
         self._holes_gone: set[tuple[int, int]] = set()
@@ -51,12 +53,14 @@ class Removal:
 
     def stage(self, write: WriteBatch) -> None:
         """Add it all to a write, but for the counters."""
-        for first, behind in self._stretches:
-            write.delete_range(TIMERS, first, behind)
+        for keys in self._stretches:
+            write.delete_range(TIMERS, keys[0], keys[-1] + b"\x00", keys)
         write.put_many(TIMERS, self._rest)
         tombstones.put_delivered(write, self.delivered)
-        write.delete_many(TRACES, self._index)
-        write.delete_many(TRACES, [tombstones.hole_key(*hole) for hole in sorted(self._holes_gone)])
+        if self._index:
+            write.delete_many(TRACES, self._index)
+        if self._holes_gone:
+            write.delete_many(TRACES, [tombstones.hole_key(*hole) for hole in sorted(self._holes_gone)])
 
     def add(self, key: bytes, value: bytes) -> None:
         """Look at the next run in key order: it stays, goes, or is cut.
@@ -72,7 +76,7 @@ class Removal:
             self._keep(tick)
             return
         self.ticks.add(tick)
-        if self._checked and is_single(value):
+        if self._checked and value[8:12] == ONE:
             epoch, deliver_ms, keyed = single_facts(value)
             self.delivered.append((tick, first_seq, epoch))
             self.deltas[(tick if deliver_ms < 0 else deliver_ms) // MINUTE_MS] -= 1
@@ -81,27 +85,29 @@ class Removal:
             self._remove(key)
             return
         run = decode_run(value)
+        if self._holes is None:
+            self._holes = self._find_holes()
         covered = bisect_right(run.deltas, bound - first_seq)
         for at in range(covered):
-            self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
+            self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at], self._holes)
         self._remove(key)
         if covered < len(run.records):
-            self._cut(tick, first_seq, run, covered)
+            self._cut(tick, first_seq, run, covered, self._holes)
 
-    def _cut(self, tick: int, first_seq: int, run: Run, covered: int) -> None:
+    def _cut(self, tick: int, first_seq: int, run: Run, covered: int, holes: set[tuple[int, int]]) -> None:
         """Keep what is left of a run without its holes, so that a run of one record is never a hole."""
         places = range(covered, len(run.records))
-        self._holes_gone.update((tick, first_seq + run.deltas[at]) for at in places if (tick, first_seq + run.deltas[at]) in self._holes)
-        live = [at for at in places if (tick, first_seq + run.deltas[at]) not in self._holes]
+        self._holes_gone.update((tick, first_seq + run.deltas[at]) for at in places if (tick, first_seq + run.deltas[at]) in holes)
+        live = [at for at in places if (tick, first_seq + run.deltas[at]) not in holes]
         if live:
             first_left = run.deltas[live[0]]
             left = encode_run(run.epoch, run.store_ms, [run.records[at] for at in live], [run.deltas[at] - first_left for at in live])
             self._rest.append((PAIR.pack(tick, first_seq + first_left), left))
             self._keep(tick)
 
-    def _account(self, tick: int, seq: int, epoch: int, record: bytes) -> None:
+    def _account(self, tick: int, seq: int, epoch: int, record: bytes, holes: set[tuple[int, int]]) -> None:
         """Take a timer off the counters and the index."""
-        if (tick, seq) in self._holes:
+        if (tick, seq) in holes:
             self._holes_gone.add((tick, seq))
             return
         self.delivered.append((tick, seq, epoch))
@@ -128,14 +134,12 @@ class Removal:
             self.put_off_tick = tick
 
     def _remove(self, key: bytes) -> None:
-        behind = key + b"\x00"
-        if self._open_stretch is None:
-            self._open_stretch = key
-            self._stretches.append((key, behind))
-        else:
-            self._stretches[-1] = (self._open_stretch, behind)
+        if not self._goes_on:
+            self._stretches.append([])
+            self._goes_on = True
+        self._stretches[-1].append(key)
 
     def _keep(self, tick: int) -> None:
-        self._open_stretch = None
+        self._goes_on = False
         if self.kept_tick is None:
             self.kept_tick = tick

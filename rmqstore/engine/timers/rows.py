@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, is_last
 from rmqstore.engine.records import decode_message, deliver_at_of, encode_message
-from rmqstore.engine.runs import DamagedRunError, Run, count_of, decode_run, is_single, parked_message, single_of
+from rmqstore.engine.runs import ONE, DamagedRunError, Run, count_of, decode_run, parked_message, single_of
 from rmqstore.engine.schema import PAIR, TIMERS, U64
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.reclaim import Removal
@@ -61,7 +62,7 @@ class Located(msgspec.Struct, frozen=True):
     is_alone: bool
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True):
     """What a ``due`` may give: what is sealed and not after the last ``until_ms``, without what ``after`` covers."""
 
     sealed: TimerCursor
@@ -153,20 +154,23 @@ class TimerRuns:
 
     def is_open(self, from_tick: int, until_ms: int, sealed: TimerCursor) -> bool:
         """Say whether a live put of ``from_tick`` <= tick <= ``until_ms`` is not sealed."""
-        for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), U64.pack(until_ms + 1), page=_PEEK_PAGE):
-            tick, first_seq = PAIR.unpack(key)
-            # One call's runs are sealed together, so the first record speaks for all of them.
-            if first_seq <= sealed.bound(tick):
-                continue
-            if count_of(value) == 1:
-                return True
-            try:
-                run = decode_run(value)
-            except DamagedRunError:
-                return True
-            holes = self._holes_of([(key, value)])
-            if any((tick, first_seq + step) not in holes for step in run.deltas):
-                return True
+        at, stop = U64.pack(from_tick), U64.pack(until_ms + 1)
+        while page := self._kv.scan(TIMERS, at, stop, _PEEK_PAGE):
+            for key, value in page:
+                tick, first_seq = PAIR.unpack(key)
+                # One call's runs are sealed together, so the first record speaks for all of them.
+                if first_seq <= sealed.bound(tick):
+                    continue
+                if value[8:12] == ONE:
+                    return True
+                try:
+                    run = decode_run(value)
+                except DamagedRunError:
+                    return True
+                holes = self._holes_of([(key, value)])
+                if any((tick, first_seq + step) not in holes for step in run.deltas):
+                    return True
+            at = page[-1][0] + b"\x00"
         return False
 
     def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
@@ -185,14 +189,14 @@ class TimerRuns:
 
         A damaged run yields one parked message. About ``limit`` are wanted.
         """
-        at = self._start_of(start)
+        at = self._start_of(start) if start[1] else PAIR.pack(*start)
         stop = U64.pack(seen.until_ms + 1)
         while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
             at = stop if is_last(page, limit + 1) else page[-1][0] + b"\x00"
-            holes = self._holes_of(page)
-            yield from self._live_of(page, seen, holes)
+            yield from self._live_of(page, seen)
 
-    def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen, holes: set[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
+    def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen) -> Iterator[tuple[int, int, bytes]]:
+        holes: set[tuple[int, int]] | None = None
         last_tick = -1
         sealed_bound = done_bound = 0
         for key, value in page:
@@ -202,7 +206,8 @@ class TimerRuns:
             if first_seq > sealed_bound:
                 continue
             try:
-                if is_single(value):
+                if value[8:12] == ONE:
+                    # A run of one is never a hole.
                     if first_seq > done_bound:
                         yield tick, first_seq, single_of(value)
                     continue
@@ -214,6 +219,8 @@ class TimerRuns:
                     # Only now, since what was asked for last is not always given.
                     self._parked.add(key)
                 continue
+            if holes is None:
+                holes = self._holes_of(page)
             for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
                 if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
                     yield tick, first_seq + step, record
@@ -230,27 +237,26 @@ class TimerRuns:
         start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
         while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
             start = stop if is_last(page, _FORGET_PAGE) else page[-1][0] + b"\x00"
-            holes = self._holes_of(page)
-            removal = Removal(upto, holes, checked=not self.met_damage)
+            removal = Removal(upto, partial(self._holes_of, page), checked=not self.met_damage)
             for key, value in page:
-                self._add(removal, key, value, upto)
+                try:
+                    removal.add(key, value)
+                except DamagedRunError:
+                    self._add_damaged(removal, key, value, upto)
             yield removal
 
-    def _add(self, removal: Removal, key: bytes, value: bytes, upto: TimerCursor) -> None:
-        """Show a removal the next run."""
-        try:
-            removal.add(key, value)
-        except DamagedRunError:
-            tick = PAIR.unpack(key)[0]
-            following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
-            last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
-            holes = tombstones.holes_between(self._kv, self._floors, key, PAIR.pack(tick, last_seq + 1))
-            removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
-            bound = upto.bound(tick)
-            # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there
-            # to be parked. That seq was given out, so no put will take the place.
-            if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
-                removal.move_damaged(PAIR.pack(tick, bound + 1), value)
+    def _add_damaged(self, removal: Removal, key: bytes, value: bytes, upto: TimerCursor) -> None:
+        """Remove a run that cannot be read."""
+        tick = PAIR.unpack(key)[0]
+        following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
+        last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
+        holes = tombstones.holes_between(self._kv, self._floors, key, PAIR.pack(tick, last_seq + 1))
+        removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
+        bound = upto.bound(tick)
+        # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there
+        # to be parked. That seq was given out, so no put will take the place.
+        if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
+            removal.move_damaged(PAIR.pack(tick, bound + 1), value)
 
     # ------------------------------------------------------------ reading all
 
@@ -314,7 +320,7 @@ class _FoundRun(NamedTuple):
 def _last_delta(value: bytes) -> int:
     """Return how far the last seq of a run is behind its first one; 0 when the run cannot be read."""
     try:
-        return 0 if is_single(value) else decode_run(value).deltas[-1]
+        return decode_run(value).deltas[-1]
     except DamagedRunError:
         return 0
 

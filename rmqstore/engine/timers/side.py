@@ -123,6 +123,6 @@ class TimerSide(OrderedSide, TimerStore):
             write, floors = WriteBatch(), self._shared.floors
             done = drop_old_marks(floors, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
             done += tombstones.drop_tombstones(floors, write, now_ms - self._options.cancel_memory_ms)
-            if write:
+            if write.ops:
                 self._shared.write(write)
             return UpkeepReport(done, more=done >= budget)

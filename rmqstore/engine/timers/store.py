@@ -96,7 +96,7 @@ class OrderedTimers(TimerSide):
         if marks != ():
             check_marks(marks)
         records = encode_batch(batch)
-        delivers = _deliver_times(batch, records)
+        delivers = [deliver_at_of(records[0])] if len(records) == 1 else _deliver_times(batch, records)
         with self._lock, self._call as kv:
             if marks and (answer := find_mark(kv, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(kv.position)
@@ -169,7 +169,9 @@ class OrderedTimers(TimerSide):
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
                 if self._runs.is_open(self._unsealed_tick, until_ms, self._sealed):
                     self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
-                    sealed = self._trimmed(self._sealed.join([(until_ms, self._last_seq)]))
+                    sealed = self._sealed.join([(until_ms, self._last_seq)])
+                    if len(sealed.corners) > MAX_CORNERS:
+                        sealed = self._trimmed(sealed)
                     write = WriteBatch()
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
@@ -197,7 +199,7 @@ class OrderedTimers(TimerSide):
                 size += len(record)
                 last = (tick, seq)
             reached_to = after.join(reached(self._sealed, self._until_ms, last if more else None))
-            cursor = self._trimmed(reached_to, is_receivers=True)
+            cursor = self._trimmed(reached_to, is_receivers=True) if len(reached_to.corners) > MAX_CORNERS else reached_to
             if last is None:
                 self._closed_tick = self._first_closed_beyond(after)
             all_until = (self._until_ms + 1, 0)
@@ -214,11 +216,11 @@ class OrderedTimers(TimerSide):
         return self._runs.first_closed(self._until_ms + 1, self._sealed, after)
 
     def _trimmed(self, cursor: TimerCursor, *, is_receivers: bool = False) -> TimerCursor:
-        """Drop corners under which nothing is left, largest tick first, when there are more than 15.
+        """Drop corners under which nothing is left, largest tick first, until there are 15.
 
         ``is_receivers``: only if the removal of what was there is durable, since the receiver may outlive this log.
         """
-        if len(cursor.corners) <= MAX_CORNERS or (is_receivers and self._forget_position > self._shared.kv.durable_position):
+        if is_receivers and self._forget_position > self._shared.kv.durable_position:
             return cursor
         corners = list(cursor.corners)
         while len(corners) > MAX_CORNERS and not self._runs.is_anything_under(self._low_tick, *corners[0]):
@@ -235,8 +237,8 @@ class OrderedTimers(TimerSide):
                     self._write_removal(removal)
                 if removal.kept_tick is not None:
                     kept_ticks.append(removal.kept_tick)
-            if self._low_tick <= upto.highest_tick:
-                self._low_tick = min(kept_ticks, default=upto.highest_tick + 1)
+            if self._low_tick <= (highest := upto.highest_tick):
+                self._low_tick = min(kept_ticks, default=highest + 1)
             # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
             self._forgotten = upto
             if upto == self._final:
@@ -254,7 +256,8 @@ class OrderedTimers(TimerSide):
         self._forget_position = self._shared.write(write).position
         self._counts.commit(staged)
         self._pending = pending_left
-        self._congestion.lose(removal.ticks)
+        if self._options.congestion_limit:
+            self._congestion.lose(removal.ticks)
         if (tick := removal.put_off_tick) is not None:
             self._unsealed_tick = tick if self._unsealed_tick is None else min(self._unsealed_tick, tick)
             self._resume = None
@@ -333,8 +336,6 @@ class OrderedTimers(TimerSide):
 
 def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
     """Return the deliver time of each row, -1 for none."""
-    if len(records) == 1:
-        return [deliver_at_of(records[0])]
     if batch.has_columns:
         times: list[int] = pc.fill_null(batch.columns.column("deliver_at_ms"), -1).to_pylist()
         return times
@@ -342,7 +343,10 @@ def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
 
 
 def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequence[int], first_seq: int) -> list[tuple[bytes, bytes]]:
-    if len(records) > 1 and batch.has_columns and batch.columns.column("keys").null_count == len(batch):
+    if len(records) == 1:
+        if not has_keys(records[0]):
+            return []
+    elif batch.has_columns and batch.columns.column("keys").null_count == len(batch):
         return []
     entries = [
         (key, b"")

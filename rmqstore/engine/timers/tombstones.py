@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from rmqstore.engine.records import key_bytes_of, route_of
 from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
 
 _EPOCH_BYTES = 4
+_FIRST_ALONE = bytes(4)
 
 
 def put_cancelled(batch: WriteBatch, puts: Iterable[tuple[int, int, int]]) -> None:
@@ -44,12 +44,22 @@ def which_cancelled(kv: OrderedKV, puts: Sequence[tuple[int, int, int]]) -> list
 
 def put_delivered(batch: WriteBatch, delivered: Iterable[tuple[int, int, int]]) -> None:
     """Remember delivered puts, given as (tick, seq, epoch) in (tick, seq) order."""
+    groups: list[tuple[int, int, list[int]]] = []
+    last: tuple[int, int] | None = None
+    for tick, seq, epoch in delivered:
+        if last != (tick, epoch):
+            last = tick, epoch
+            groups.append((tick, epoch, []))
+        groups[-1][2].append(seq)
     entries = []
-    for (tick, epoch), group in groupby(delivered, key=lambda put: (put[0], put[2])):
-        seqs = [seq for _, seq, _ in group]
-        steps = np.asarray(seqs, np.int64) - seqs[0]
-        value = epoch.to_bytes(_EPOCH_BYTES, "big") + steps.astype("<u4" if steps[-1] < 2**32 else "<u8").tobytes()
-        entries.append((DELIVERED + TICK_SEQ.pack(tick, seqs[0]), len(seqs).to_bytes(4, "big") + value))
+    for tick, epoch, seqs in groups:
+        steps = _FIRST_ALONE
+        if len(seqs) > 1:
+            further = np.asarray(seqs, np.int64) - seqs[0]
+            steps = further.astype("<u4" if further[-1] < 2**32 else "<u8").tobytes()
+        entries.append(
+            (DELIVERED + TICK_SEQ.pack(tick, seqs[0]), len(seqs).to_bytes(4, "big") + epoch.to_bytes(_EPOCH_BYTES, "big") + steps)
+        )
     batch.put_many(TRACES, entries)
 
 

@@ -382,9 +382,7 @@ class WaitsInOrderOfEnds(Popping):
         for offset in ends[:wanted]:
             found: Any = self._log.record_at(source, reader.queue, offset)
             run[offset] = run[offset]._replace(waits=False)
-            taken.offsets.append(offset)
-            taken.records.append(as_delivered(found[0], run[offset], self._log.format))
-            taken.store_ms.append(found[1])
+            taken.add(offset, as_delivered(found[0], run[offset], self._log.format), found[1])
         return taken
 
 

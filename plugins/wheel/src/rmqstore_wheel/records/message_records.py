@@ -220,7 +220,6 @@ def decode_fields(record: Bytes) -> dict[str, Any]:
 
 def popped_message(record: Bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
     """Return a record as a message on its way out."""
-    topic, queue_id, counted, first_pop_ms = delivery
     body, numbers = _NUMBERS[record[39] & HOST_BITS]
     born_ms, attempt, body_bytes = numbers.unpack_from(record)
     at = body + body_bytes
@@ -228,7 +227,7 @@ def popped_message(record: Bytes, delivery: Delivery, queue_offset: int, store_m
     told = messages.told_by(texts.decode(bytes(record[behind + 2 :])))
     recorded_ms, deliver_ms = told.first_pop_ms, told.deliver_at_ms
     return PoppedMessage(
-        topic,
+        delivery.topic,
         bytes(record[body:at]),
         told.tag,
         told.keys,
@@ -237,11 +236,11 @@ def popped_message(record: Bytes, delivery: Delivery, queue_offset: int, store_m
         None if deliver_ms is None or deliver_ms < 0 else deliver_ms,
         told.message_id or "",
         born_ms,
-        queue_id,
+        delivery.queue_id,
         queue_offset,
         store_ms,
-        attempt + counted,
-        first_pop_ms if recorded_ms is None or recorded_ms < 0 else recorded_ms,
+        attempt + delivery.counted,
+        delivery.first_pop_ms if recorded_ms is None or recorded_ms < 0 else recorded_ms,
         proof,
     )
 

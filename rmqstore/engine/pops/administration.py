@@ -18,6 +18,7 @@ knows leases by the names in them, never sees one that runs beside a topic that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -26,9 +27,8 @@ import msgspec
 from rmqstore.contract import GroupSettings, InitMode, Removal
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
 from rmqstore.engine.pops.offsets import Gap, GroupQueue, Progress, Topic, group_settings_entry
-from rmqstore.engine.pops.queue_log import QueueLog
 from rmqstore.engine.pops.state import PopState
-from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.pops.transaction import Part, Transaction
 from rmqstore.engine.schema import (
     DEAD,
     GAP,
@@ -56,12 +56,12 @@ from rmqstore.message import (
 _K = TypeVar("_K")
 
 
-class Administration:
-    """Stages what operators ask for."""
+_UNITS = 4
+"""So many units of a budget of upkeep a reader counts for: mostly there is progress, a subscription, a lease and the entry of its end."""
 
-    def __init__(self, state: PopState, log: QueueLog) -> None:
-        self._state = state
-        self._log = log
+
+class Administration(Part):
+    """Stages what operators ask for."""
 
     # ------------------------------------------------------------ moving a group
 
@@ -147,7 +147,7 @@ class Administration:
         first_kept = transaction.first_kept(topic.id, queue)
         removed = self._log.remove(transaction.write, topic, queue, sorted(at for at in asked if at >= first_kept), take)
         if removed:
-            gaps = [Gap(begin, end, is_removal=True) for begin, end in _stretches(removed)]
+            gaps = [Gap(offset, offset + 1, is_removal=True) for offset in removed]
             transaction.set_gaps(topic.id, queue, [*transaction.gaps(topic.id, queue), *gaps])
             self._count_off(transaction, topic.name, origins)
             for reader in [reader for reader in self._state.fifo if (reader.topic_id, reader.queue) == (topic.id, queue)]:
@@ -165,34 +165,7 @@ class Administration:
             if group_id is not None and topic is not None and dlq != PARKED_TOPIC:
                 transaction.count_off_dead(group_id, topic.id, offsets)
 
-
-def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
-    """Return a dead letter as the message that it was before it died."""
-    properties = {name: value for name, value in dead.properties.items() if name not in GRAVE_PROPERTIES}
-    return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
-
-
-def _stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return consecutive numbers as (first, behind)."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return found
-
-
-_UNITS = 4
-"""So many units of a budget of upkeep a reader counts for: mostly there is progress, a subscription, a lease and the entry of its end."""
-
-
-class Deleting:
-    """Stages the removal of topics and groups."""
-
-    def __init__(self, state: PopState, log: QueueLog) -> None:
-        self._state = state
-        self._log = log
+    # ------------------------------------------------------------ deleting
 
     def delete_topic(self, transaction: Transaction, name: str) -> None:
         """Remove a topic and the retry topics that belong to it."""
@@ -262,7 +235,7 @@ class Deleting:
 
         transaction.afterwards(forget)
 
-    def remove_left(self, transaction: Transaction, budget: int) -> int:
+    def remove_left(self, transaction: Transaction, budget: int = sys.maxsize) -> int:
         """Remove what some groups had of deleted topics; returns the units of work that it was."""
         done, limit = 0, max(budget // _UNITS, 1)
         for name, left in self._state.gone.items():
@@ -277,10 +250,11 @@ class Deleting:
             done += max(len(readers), 1)
         return done * _UNITS
 
-    def remove_all(self, transaction: Transaction) -> None:
-        """Remove all that is left of deleted topics."""
-        for name, left in self._state.gone.items():
-            transaction.remove_left(name, list(left.readers))
+
+def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
+    """Return a dead letter as the message that it was before it died."""
+    properties = {name: value for name, value in dead.properties.items() if name not in GRAVE_PROPERTIES}
+    return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
 
 
 def _delete_prefix(transaction: Transaction, space: int, prefix: bytes) -> None:

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rmqstore.contract import NO_RETRY, ORDERED_QID, Receipt, revive_qid_of
 from rmqstore.engine.schema import LEASE_KEY
 
 LEASED: Final = 0
@@ -107,6 +108,12 @@ class Lease(msgspec.Struct):
     def place(self) -> tuple[int, int, int, int, int]:
         """(group id, topic id, queue, start offset, pop time ms)."""
         return LEASE_KEY.unpack(self.key)
+
+    def receipt(self, offset: int, topic: str, group: str, broker: str, *, in_order: bool) -> Receipt:
+        """Return the receipt of one of its messages; ``topic`` is the one that was popped, also when the message is of a retry topic."""
+        _, _, queue, ck_start, pop_ms = LEASE_KEY.unpack(self.key)
+        revive_qid = ORDERED_QID if in_order and self.retry_flag == NO_RETRY else revive_qid_of(pop_ms)
+        return Receipt(topic, group, queue, offset, ck_start, pop_ms, self.invisible_ms, self.retry_flag, broker, self.epoch, revive_qid)
 
     @property
     def live(self) -> int:

@@ -11,19 +11,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket, revive_qid_of
+from rmqstore.contract import NO_RETRY, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.fifo import FifoRun, Unacked, as_delivered, waiting_in
 from rmqstore.engine.pops.offsets import GroupQueue, Progress, Registered, Topic
 from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
-from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
+from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.retention import ACTIVITY_PARTS
-from rmqstore.engine.pops.state import PopState
-from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.pops.transaction import Beneath, Part, Transaction
 from rmqstore.engine.records import RecordFormat
 from rmqstore.engine.schema import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
-from rmqstore.engine.shared import Shared
-from rmqstore.engine.state.adopted import Adoptions
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import Filter, TagFilter
 from rmqstore.message import retry_topic
@@ -117,10 +114,14 @@ class _Turn(msgspec.Struct, gc=False):
     queue: int = 0
 
 
-class _Look(msgspec.Struct):
-    """How many messages one pop may still look at with its filter."""
+class _Want(msgspec.Struct):
+    """What one pop may still take: messages, bytes of them, and looks with its filter, for lack of which it may be cut short."""
 
-    left: int = _LOOK_LIMIT
+    request: PopRequest
+    picker: Picker | None
+    messages: int
+    room: int = _POP_BYTES
+    looks: int = _LOOK_LIMIT
     is_cut: bool = False
 
 
@@ -137,15 +138,11 @@ def _fitting(records: list[bytes], room: int) -> tuple[list[bytes], int]:
     return records[:count], room
 
 
-class Popping:
+class Popping(Part):
     """Picks and leases; the turns live in memory, since losing one is harmless."""
 
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions) -> None:
-        self._shared = shared
-        self._options = shared.options
-        self._state = state
-        self._log = log
-        self._adoptions = adoptions
+    def __init__(self, beneath: Beneath) -> None:
+        super().__init__(beneath)
         self._turns: dict[tuple[int, int], _Turn] = {}
 
     def pop(self, transaction: Transaction, request: PopRequest, picker: Picker | None) -> tuple[PopResult, Ticket]:
@@ -162,23 +159,21 @@ class Popping:
                 ticket = Ticket(max(transaction.commit().position, self._shared.kv.position))
                 return self._result(transaction, topic, group_id, request, again), ticket
         parts: list[QueueRecords] = []
-        wanted = request.max_messages
-        room = _POP_BYTES
-        look = _Look()
+        want = _Want(request, picker, request.max_messages)
         for source, queue, retry_flag in self._sources(transaction, topic, group_id, request):
             take = self._take_run if request.order and retry_flag == NO_RETRY else self._take
-            part = take(transaction, request, source, GroupQueue(group_id, source.id, queue), retry_flag, picker, wanted, room, look)
+            part = take(transaction, want, source, GroupQueue(group_id, source.id, queue), retry_flag)
             if part is not None:
                 parts.append(part)
-                wanted -= len(part.records)
-                room -= sum(map(len, part.records))
-            if wanted <= 0 or room <= 0:
+                want.messages -= len(part.records)
+                want.room -= sum(map(len, part.records))
+            if want.messages <= 0 or want.room <= 0:
                 break
         if request.attempt_id is not None and parts:
             self._remember(transaction, request, request.attempt_id)
         must_wait = bool(parts) or registered
         ticket = transaction.commit()
-        result = self._result(transaction, topic, group_id, request, parts, more=look.is_cut and not parts)
+        result = self._result(transaction, topic, group_id, request, parts, more=want.is_cut and not parts)
         return result, ticket if must_wait else Ticket(0)
 
     def _register(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
@@ -236,62 +231,42 @@ class Popping:
         if not retry_first:
             yield from retries
 
-    def _take(
-        self,
-        transaction: Transaction,
-        request: PopRequest,
-        source: Topic,
-        reader: GroupQueue,
-        retry_flag: int,
-        picker: Picker | None,
-        wanted: int,
-        room: int,
-        look: _Look,
-    ) -> QueueRecords | None:
+    def _take(self, transaction: Transaction, want: _Want, source: Topic, reader: GroupQueue, retry_flag: int) -> QueueRecords | None:
         """Lease what is ready on one queue, and move the group's offset behind what was looked at."""
-        progress = transaction.progress_or_new(reader)
+        progress, wanted = transaction.progress_or_new(reader), want.messages
         if self._options.max_in_flight:
             wanted = min(wanted, self._options.max_in_flight - progress.in_flight)
         if wanted <= 0 or progress.next_offset >= source.next_offsets[reader.queue]:
             return None
         # What was given to the group once is never dropped by a later filter.
-        taken = self._read_on(transaction, source, reader.queue, progress.next_offset, None if retry_flag else picker, wanted, room, look)
+        picker = None if retry_flag else want.picker
+        taken = self._read_on(transaction, want, source, reader.queue, progress.next_offset, wanted, want.room, picker)
         if not taken.records:
             transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))
             return None
-        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag, next_offset=taken.next_offset)
-        return self._part(lease, request, taken)
+        lease = transaction.grant(reader, taken.offsets, want.request.invisible_ms, retry_flag, next_offset=taken.next_offset)
+        return self._part(lease, want.request, taken)
 
-    def _take_run(
-        self,
-        transaction: Transaction,
-        request: PopRequest,
-        source: Topic,
-        reader: GroupQueue,
-        retry_flag: int,
-        picker: Picker | None,
-        wanted: int,
-        room: int,
-        look: _Look,
-    ) -> QueueRecords | None:
+    def _take_run(self, transaction: Transaction, want: _Want, source: Topic, reader: GroupQueue, retry_flag: int) -> QueueRecords | None:
         """Lease the next run of one queue (P9): nothing while the last one is leased, else what of it is not acked, then new messages."""
         progress = transaction.progress_or_new(reader)
         if progress.in_flight:
             return None
-        wanted = min(wanted, self._options.max_in_flight or wanted)
+        wanted = min(want.messages, self._options.max_in_flight or want.messages)
         run = transaction.fifo(reader)
-        taken = self._read_back(transaction, source, reader, run, wanted, room)
-        room -= sum(map(len, taken.records))
-        if not waiting_in(run) and len(taken.records) < wanted and room > 0:
-            new = self._read_on(transaction, source, reader.queue, progress.next_offset, picker, wanted - len(taken.records), room, look)
+        taken = self._read_back(transaction, source, reader, run, wanted, want.room)
+        wanted -= len(taken.records)
+        room = want.room - sum(map(len, taken.records))
+        if not waiting_in(run) and wanted and room > 0:
+            new = self._read_on(transaction, want, source, reader.queue, progress.next_offset, wanted, room, want.picker)
             for offset in new.offsets:
                 run[offset] = Unacked()
             transaction.set_progress(reader, Progress(new.next_offset, progress.last_pop_ms, progress.in_flight))
             taken = _Taken(taken.offsets + new.offsets, taken.records + new.records, taken.store_ms + new.store_ms, new.next_offset)
         if not taken.records:
             return None
-        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
-        return self._part(lease, request, taken)
+        lease = transaction.grant(reader, taken.offsets, want.request.invisible_ms, retry_flag)
+        return self._part(lease, want.request, taken)
 
     def _read_back(self, transaction: Transaction, source: Topic, reader: GroupQueue, run: FifoRun, wanted: int, room: int) -> _Taken:
         """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
@@ -312,21 +287,13 @@ class Popping:
         return taken
 
     def _read_on(
-        self,
-        transaction: Transaction,
-        source: Topic,
-        queue: int,
-        next_offset: int,
-        picker: Picker | None,
-        wanted: int,
-        room: int,
-        look: _Look,
+        self, transaction: Transaction, want: _Want, source: Topic, queue: int, start: int, wanted: int, room: int, picker: Picker | None
     ) -> _Taken:
-        """Read messages that pass from ``next_offset`` on; damaged runs on the way are parked."""
+        """Read messages that pass from ``start`` on; damaged runs on the way are parked."""
         offsets: list[int] = []
         records: list[bytes] = []
         stores: list[int] = []
-        offset = max(next_offset, transaction.first_kept(source.id, queue))
+        offset = max(start, transaction.first_kept(source.id, queue))
         for run in self._log.runs_from(source, queue, offset):
             if isinstance(run, DamagedRun):
                 transaction.park_run(source, queue, run)
@@ -338,14 +305,14 @@ class Popping:
                 taken = range(skip, skip + min(len(run.records) - skip, wanted - len(records)))
                 offset = first + taken.stop
             else:
-                if not look.left:
-                    look.is_cut = True
+                if not want.looks:
+                    want.is_cut = True
                     break
-                end = skip + look.left
+                end = skip + want.looks
                 taken, behind = picker.pick(run.records if end >= len(run.records) else run.records[:end], skip, wanted - len(records))
-                look.left -= behind - skip
+                want.looks -= behind - skip
                 offset = first + behind
-                look.is_cut |= behind < len(run.records) and not look.left
+                want.is_cut |= behind < len(run.records) and not want.looks
             passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]
             room -= sum(map(len, passed))
             if room < 0:
@@ -358,30 +325,16 @@ class Popping:
                 offsets += [first + at for at in taken]
             records += passed
             stores += [run.store_ms] * len(taken)
-            if len(records) >= wanted or look.is_cut or room <= 0:
+            if len(records) >= wanted or want.is_cut or room <= 0:
                 break
         else:
             offset = source.next_offsets[queue]
         return _Taken(offsets, records, stores, offset)
 
     def _part(self, lease: Lease, request: PopRequest, taken: _Taken) -> QueueRecords:
-        _, _, queue, ck_start, pop_ms = LEASE_KEY.unpack(lease.key)
-        return QueueRecords(
-            request.topic,
-            queue,
-            taken.offsets,
-            taken.records,
-            taken.store_ms,
-            request.group,
-            pop_ms,
-            lease.invisible_ms,
-            lease.retry_flag,
-            self._adoptions.broker_of(lease.granter),
-            lease.epoch,
-            ck_start,
-            lease.first_pop_ms,
-            ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else revive_qid_of(pop_ms),
-        )
+        broker = self._adoptions.broker_of(lease.granter)
+        proof = lease.receipt(taken.offsets[0], request.topic, request.group, broker, in_order=request.order)
+        return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, lease.first_pop_ms)
 
     def _result(
         self,

@@ -17,50 +17,34 @@ from rmqstore.message import PoppedMessage
 
 
 class QueueRecords(msgspec.Struct, frozen=True):
-    """Messages of one queue: ``topic`` as the consumer sees it, and what their receipts share; no lease when ``group`` is None."""
+    """Messages of one queue.
+
+    Attributes:
+        topic: as the consumer sees it.
+        proof: the receipt of the first message, which those of the others are like; None when they are not leased.
+        first_pop_ms: when they were popped first, as their lease has it; -1 when with this pop.
+    """
 
     topic: str
     queue_id: int
     offsets: Sequence[int]
     records: Sequence[bytes]
     store_ms: Sequence[int]
-    group: str | None = None
-    pop_time_ms: int = 0
-    invisible_ms: int = 0
-    retry_flag: int = 0
-    broker: str = ""
-    epoch: int = 0
-    ck_start: int = 0
+    proof: Receipt | None = None
     first_pop_ms: int = -1
-    revive_qid: int = 0
 
     def receipts(self) -> list[Receipt]:
-        """Return one receipt a message."""
-        return [] if self.group is None else list(map(self.receipt, self.offsets))
-
-    def receipt(self, offset: int) -> Receipt:
-        """Return the receipt of the message at ``offset``; it must be leased."""
-        return Receipt(
-            self.topic,
-            self.group or "",
-            self.queue_id,
-            offset,
-            self.ck_start,
-            self.pop_time_ms,
-            self.invisible_ms,
-            self.retry_flag,
-            self.broker,
-            self.epoch,
-            self.revive_qid,
-        )
+        """Return one receipt a message; none when they are not leased."""
+        if self.proof is None or len(self.offsets) == 1:
+            return [] if self.proof is None else [self.proof]
+        return [msgspec.structs.replace(self.proof, queue_offset=offset) for offset in self.offsets]
 
     @property
     def known_first_pop_ms(self) -> int | None:
         """When the messages were first popped, this pop included, unless their records say so; None when they never were."""
-        for candidate in (self.first_pop_ms, self.pop_time_ms if self.group is not None else -1):
-            if candidate >= 0:
-                return candidate
-        return None
+        if self.first_pop_ms >= 0:
+            return self.first_pop_ms
+        return None if self.proof is None else self.proof.pop_time_ms
 
 
 _records_of = attrgetter("records")
@@ -70,7 +54,7 @@ class PoppedReceipts(Sequence[Receipt]):
     """The receipts of all records of a pop; an ack of all of them looks up each check point once."""
 
     def __init__(self, parts: Sequence[QueueRecords]) -> None:
-        self.parts = [part for part in parts if part.group is not None]
+        self.parts = [part for part in parts if part.proof is not None]
         self._receipts: list[Receipt] | None = None
 
     def __len__(self) -> int:
@@ -105,7 +89,7 @@ class PoppedRecords(PoppedBatch):
         messages: list[PoppedMessage] = []
         for part in self.parts:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
-            delivery = Delivery(part.topic, part.queue_id, int(part.group is not None), part.known_first_pop_ms)
+            delivery = Delivery(part.topic, part.queue_id, int(part.proof is not None), part.known_first_pop_ms)
             messages += map(make, part.records, repeat(delivery), part.offsets, part.store_ms, proofs)
         return messages
 
@@ -139,7 +123,7 @@ class _Columns:
         columns["store_ms"] = pa.array([store_ms for part in parts for store_ms in part.store_ms], pa.int64())
         attempt_of, first_pop_of = record_format.attempt_of, record_format.first_pop_of
         columns["attempt"] = pa.array(
-            [attempt_of(record) + (part.group is not None) for part in parts for record in part.records], pa.int32()
+            [attempt_of(record) + (part.proof is not None) for part in parts for record in part.records], pa.int32()
         )
         first_pops = []
         for part in parts:

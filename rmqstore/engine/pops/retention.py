@@ -22,10 +22,7 @@ from msgspec import structs
 
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
 from rmqstore.engine.pops.offsets import GroupQueue, Topic, count_between
-from rmqstore.engine.pops.queue_log import QueueLog
-from rmqstore.engine.pops.state import PopState
-from rmqstore.engine.pops.transaction import Transaction
-from rmqstore.engine.shared import Shared
+from rmqstore.engine.pops.transaction import Beneath, Part, Transaction
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
 
 _LOOKED_AT = 256
@@ -43,13 +40,11 @@ _AGED_BYTES = 64 * 1024 * 1024
 """So much of a queue is looked at for its age in one call."""
 
 
-class Retention:
+class Retention(Part):
     """Reclaims queues in turn; it remembers the age of each queue's head, so an idle queue costs no read."""
 
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
-        self._options = shared.options
-        self._state = state
-        self._log = log
+    def __init__(self, beneath: Beneath) -> None:
+        super().__init__(beneath)
         self._round: Iterator[tuple[Topic, int]] | None = None
         self._head_ms: dict[tuple[int, int], tuple[int, int]] = {}
 

@@ -23,18 +23,14 @@ from rmqstore.contract import (
     RejectOutcome,
     ReleaseOutcome,
     ReviveReport,
-    revive_qid_of,
 )
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, MOVED, Lease
 from rmqstore.engine.pops.fifo import Unacked, as_delivered
 from rmqstore.engine.pops.offsets import GroupQueue
 from rmqstore.engine.pops.popped import PoppedReceipts
-from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
-from rmqstore.engine.pops.state import PopState
-from rmqstore.engine.pops.transaction import Transaction, origin_topic
+from rmqstore.engine.pops.queue_log import DamagedRun
+from rmqstore.engine.pops.transaction import Part, Transaction, origin_topic
 from rmqstore.engine.schema import LEASE, LEASE_KEY, LEASES, U64
-from rmqstore.engine.shared import Shared
-from rmqstore.engine.state.adopted import Adoptions
 from rmqstore.message import MAX_QUEUES, retry_topic
 
 _REVIVE_BYTES = 8 * 1024 * 1024
@@ -42,28 +38,18 @@ _REVIVE_GROUPS = 64
 """Of so many groups and topics one call gives messages back: each has a retry queue, which may have to be made."""
 _CHECK_POINT_OF = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "group", "topic", "retry_flag", "epoch", "broker")
 _ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
-_RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
-_REJECT = {LEASED: RejectOutcome.REJECTED, ACKED: RejectOutcome.ALREADY_ACKED, MOVED: RejectOutcome.STALE}
-_CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
 
 
 class NoLease(Enum):
-    """Why a receipt has no lease: it had one once, or none that is known. The names are those of the outcomes."""
+    """Why a receipt has no running lease: it was acked, it had one once, or none that is known. The names are those of the outcomes."""
 
+    ALREADY_ACKED = "ALREADY_ACKED"
     STALE = "STALE"
     UNKNOWN = "UNKNOWN"
 
 
-class Leasing:
+class Leasing(Part):
     """Stages the end of leases."""
-
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions) -> None:
-        self._shared = shared
-        self._options = shared.options
-        self._state = state
-        self._log = log
-        self._format = log.format
-        self._adoptions = adoptions
 
     def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | NoLease:
         """Find the check point of a receipt."""
@@ -89,18 +75,22 @@ class Leasing:
         return missing if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
 
     def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | NoLease:
-        """Find the leased message of a receipt."""
+        """Find the running lease of a receipt, and its message in that."""
         lease = self._check_point(transaction, receipt)
         if isinstance(lease, NoLease):
             return lease
         index = lease.index_of(receipt.queue_offset)
-        return (lease, index) if index is not None else NoLease.UNKNOWN
+        if index is None:
+            return NoLease.UNKNOWN
+        if lease.states[index] != LEASED:
+            return NoLease.ALREADY_ACKED if lease.states[index] == ACKED else NoLease.STALE
+        return lease, index
 
     def ack(self, transaction: Transaction, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
         """End leases for good, one outcome a receipt (P4, P5, P8)."""
         if type(receipts) is PoppedReceipts:
             return tuple(
-                each for part in receipts.parts for each in self._ack_run(transaction, part.receipt(part.offsets[0]), part.offsets)
+                each for part in receipts.parts if part.proof is not None for each in self._ack_run(transaction, part.proof, part.offsets)
             )
         if len(receipts) == 1:
             return tuple(self._ack_run(transaction, receipts[0], [receipts[0].queue_offset]))
@@ -141,31 +131,15 @@ class Leasing:
         if isinstance(found, NoLease):
             return ChangeResult(ChangeOutcome[found.name])
         lease, index = found
-        outcome = _CHANGE[lease.states[index]]
-        if outcome is not ChangeOutcome.CHANGED:
-            return ChangeResult(outcome)
         transaction.end(lease, index, MOVED)
         group_id, topic_id, queue, _, pop_ms = lease.place
         first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
         reader = GroupQueue(group_id, topic_id, queue)
         new = transaction.grant(reader, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
         new.is_backing_off, new.reason = change.is_backing_off, change.reason
-        new_pop_ms = new.place[4]
+        in_order = receipt.revive_qid == ORDERED_QID
         return ChangeResult(
-            outcome,
-            Receipt(
-                receipt.topic,
-                receipt.group,
-                queue,
-                receipt.queue_offset,
-                receipt.queue_offset,
-                new_pop_ms,
-                change.invisible_ms,
-                lease.retry_flag,
-                self._options.broker,
-                self._shared.epoch,
-                ORDERED_QID if receipt.revive_qid == ORDERED_QID else revive_qid_of(new_pop_ms),
-            ),
+            ChangeOutcome.CHANGED, new.receipt(receipt.queue_offset, receipt.topic, receipt.group, self._options.broker, in_order=in_order)
         )
 
     def release(self, transaction: Transaction, receipt: Receipt) -> ReleaseOutcome:
@@ -173,11 +147,8 @@ class Leasing:
         found = self._find(transaction, receipt)
         if isinstance(found, NoLease):
             return ReleaseOutcome[found.name]
-        lease, index = found
-        outcome = _RELEASE[lease.states[index]]
-        if outcome is ReleaseOutcome.RELEASED:
-            self._give_back(transaction, lease, index, receipt.group, receipt.topic, counted=False)
-        return outcome
+        self._give_back(transaction, *found, receipt.group, receipt.topic, counted=False)
+        return ReleaseOutcome.RELEASED
 
     def reject(self, transaction: Transaction, reject: Reject) -> RejectOutcome:
         """Make a leased message a dead letter at once (P7)."""
@@ -185,11 +156,8 @@ class Leasing:
         found = self._find(transaction, receipt)
         if isinstance(found, NoLease):
             return RejectOutcome[found.name]
-        lease, index = found
-        outcome = _REJECT[lease.states[index]]
-        if outcome is RejectOutcome.REJECTED:
-            self._give_back(transaction, lease, index, receipt.group, receipt.topic, counted=True, rejected=reject.reason or "rejected")
-        return outcome
+        self._give_back(transaction, *found, receipt.group, receipt.topic, counted=True, rejected=reject.reason or "rejected")
+        return RejectOutcome.REJECTED
 
     def _give_back(
         self,

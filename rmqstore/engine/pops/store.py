@@ -41,16 +41,16 @@ from rmqstore.contract import (
 from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
 from rmqstore.engine.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
-from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping, picker_of
-from rmqstore.engine.pops.listing import list_leases, progress_of, verify_pops
+from rmqstore.engine.pops.listing import Listing
 from rmqstore.engine.pops.offsets import Dead, Topic
 from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.state import PopState
-from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.pops.transaction import Beneath, Transaction
 from rmqstore.engine.pops.transfer import PopImport, export_pops
 from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.engine.shared import OrderedSide, Shared
@@ -90,11 +90,12 @@ class OrderedPops(OrderedSide, PopStore):
         self._state = PopState(kv)
         self._log = self._open_log(self._shared)
         self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
-        self._popping = Popping(self._shared, self._state, self._log, self._adoptions)
-        self._leasing = Leasing(self._shared, self._state, self._log, self._adoptions)
-        self._retention = Retention(self._shared, self._state, self._log)
-        self._administration = Administration(self._state, self._log)
-        self._deleting = Deleting(self._state, self._log)
+        beneath = Beneath(self._shared, self._state, self._log, self._adoptions)
+        self._popping = Popping(beneath)
+        self._leasing = Leasing(beneath)
+        self._retention = Retention(beneath)
+        self._administration = Administration(beneath)
+        self._listing = Listing(beneath)
         self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
         # What was read at open is durable: the epoch was synced behind it.
         self._durable_cursor = self._cursor
@@ -193,14 +194,14 @@ class OrderedPops(OrderedSide, PopStore):
     def delete_topic(self, name: str) -> Ticket:
         with self._lock, self._call:
             transaction = self._stage(0)
-            self._deleting.delete_topic(transaction, name)
+            self._administration.delete_topic(transaction, name)
             return self._resting(transaction.commit())
 
     def delete_group(self, name: str) -> Ticket:
         with self._lock, self._call:
             transaction = self._stage(0)
             self._administration.set_group(transaction, name, GroupSettings())
-            self._deleting.delete_group(transaction, name)
+            self._administration.delete_group(transaction, name)
             return self._resting(transaction.commit())
 
     def set_group(self, name: str, settings: GroupSettings) -> Ticket:
@@ -269,12 +270,12 @@ class OrderedPops(OrderedSide, PopStore):
 
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
         with self._lock, self._call:
-            return list_leases(self._shared, self._state, self._log, self._adoptions, topic, group)
+            return self._listing.leases(topic, group)
 
     def progress(self, topic: str, queue: int, offset: int) -> list[GroupProgress]:
         with self._lock, self._call:
             known = self._known_topic(topic, queue)
-            return progress_of(self._shared, self._state, self._log, self._adoptions, known, queue, offset)
+            return self._listing.progress(known, queue, offset)
 
     def offsets(self, group: str) -> list[GroupOffset]:
         with self._lock, self._call:
@@ -358,8 +359,8 @@ class OrderedPops(OrderedSide, PopStore):
             )
 
     def verify(self) -> list[str]:
-        with self._lock, self._call as kv:
-            return verify_pops(kv, self._state, self._log)
+        with self._lock, self._call:
+            return self._listing.verify()
 
     # ------------------------------------------------------------ state
 
@@ -374,7 +375,7 @@ class OrderedPops(OrderedSide, PopStore):
             if self._state.gone:
                 # What is taken in may have their names.
                 transaction = self._stage(now_ms)
-                self._deleting.remove_all(transaction)
+                self._administration.remove_left(transaction)
                 transaction.commit()
             write = WriteBatch()
             taken = PopImport(kv, write, self._state, self._log)
@@ -412,7 +413,7 @@ class OrderedPops(OrderedSide, PopStore):
                 transaction.write.delete_many(LEASES, sorted(gone))
                 done += len(over)
             if self._state.gone:
-                done += self._deleting.remove_left(transaction, max(budget - done, budget // 16))
+                done += self._administration.remove_left(transaction, max(budget - done, budget // 16))
             # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
             reclaimed = self._retention.reclaim(transaction, max(budget - done, budget // 16))
             transaction.commit()

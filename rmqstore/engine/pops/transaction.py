@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -37,6 +38,7 @@ from rmqstore.engine.schema import (
     U64,
 )
 from rmqstore.engine.shared import Shared
+from rmqstore.engine.state.adopted import Adoptions
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,
@@ -51,6 +53,24 @@ from rmqstore.message import (
 )
 
 _SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
+
+
+class Beneath(NamedTuple):
+    """What the parts of a pop side work on."""
+
+    shared: Shared
+    state: PopState
+    log: QueueLog
+    adoptions: Adoptions
+
+
+class Part:
+    """A part of the pop side: it reads what is beneath, and changes it by the transaction of a call."""
+
+    def __init__(self, beneath: Beneath) -> None:
+        self._shared, self._state, self._log, self._adoptions = beneath
+        self._options = self._shared.options
+        self._format = self._log.format
 
 
 class Transaction:

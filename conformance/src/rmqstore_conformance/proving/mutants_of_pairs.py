@@ -28,7 +28,7 @@ from rmqstore.contract import (
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.marks import TIMER_SIDE, find_mark
-from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.checkpoint import LEASED
 from rmqstore.engine.pops.fifo import Unacked, as_delivered
 from rmqstore.engine.pops.lease import Popping, _Taken
@@ -390,16 +390,16 @@ class WaitsInOrderOfEnds(Popping):
 class WaitsOpenTheQueue(Popping):
     """A FIFO queue gives new messages while the only leases of its run are waits for a next attempt."""
 
-    def _take_run(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
+    def _take_run(self, transaction: Transaction, want: Any, source: Any, reader: GroupQueue, *rest: Any) -> Any:
         progress = transaction.progress_or_new(reader)
         waits = self._state.backing_off.get(reader, set())
         if progress.in_flight and waits and waits >= self._state.running.get(reader, {}).keys():
             transaction.set_progress(reader, Progress(progress.next_offset, progress.last_pop_ms, 0))
-            part = super()._take_run(transaction, request, source, reader, *rest)
+            part = super()._take_run(transaction, want, source, reader, *rest)
             now = transaction.progress_or_new(reader)
             transaction.set_progress(reader, Progress(now.next_offset, now.last_pop_ms, now.in_flight + progress.in_flight))
             return part
-        return super()._take_run(transaction, request, source, reader, *rest)
+        return super()._take_run(transaction, want, source, reader, *rest)
 
 
 @mutant("P9", "P9.a_changed_lease_keeps_its_queue_closed", kind="pairs")
@@ -472,11 +472,11 @@ class RunsThatWaitGo(Retention):
 class LimitForgetsWaits(Popping):
     """Messages that back off do not count for the limit of leases."""
 
-    def _take(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
+    def _take(self, transaction: Transaction, want: Any, source: Any, reader: GroupQueue, *rest: Any) -> Any:
         limit = self._options.max_in_flight
         waiting = sum(lease.live for key in self._state.backing_off.get(reader, ()) if (lease := transaction.lease(key)) is not None)
         with with_options(self, max_in_flight=limit and limit + waiting):
-            return super()._take(transaction, request, source, reader, *rest)
+            return super()._take(transaction, want, source, reader, *rest)
 
 
 # ---------------------------------------------------------------- deleted and made anew
@@ -491,7 +491,7 @@ class DeletedGivesReceiptsAgain(Transaction):
 
 
 @mutant("P11", "P2.what_is_made_anew_is_as_new", kind="pairs")
-class RetriesOutliveTopics(Deleting):
+class RetriesOutliveTopics(Administration):
     """What waits in the retry topics of a deleted topic comes when the topic is made anew."""
 
     def delete_topic(self, transaction: Transaction, name: str) -> None:

@@ -66,8 +66,8 @@ class CursorsInMemoryOnly(Pops):
 class OffsetsWithoutLeases(Popping):
     """A pop moves the group's offset behind one message more than it leases."""
 
-    def _take(self, transaction: Transaction, request: PopRequest, source: Topic, reader: GroupQueue, *rest: Any) -> Any:
-        found = super()._take(transaction, request, source, reader, *rest)
+    def _take(self, transaction: Transaction, want: Any, source: Topic, reader: GroupQueue, *rest: Any) -> Any:
+        found = super()._take(transaction, want, source, reader, *rest)
         at = transaction.progress(reader)
         if found is not None and at is not None and at.next_offset < source.next_offsets[reader.queue]:
             transaction.set_progress(reader, Progress(at.next_offset + 1, at.last_pop_ms, at.in_flight))

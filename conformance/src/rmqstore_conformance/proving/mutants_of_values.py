@@ -26,7 +26,7 @@ from rmqstore.contract import (
     TimerReceipts,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
-from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.checkpoint import Lease
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.settle import Leasing
@@ -261,7 +261,7 @@ class AcksMixGroups(Leasing):
 
 
 @mutant("P11", "P2.topics_that_are_alike_are_told_apart", kind="data")
-class DeletesBySuffix(Deleting):
+class DeletesBySuffix(Administration):
     """To delete a topic takes every retry topic away whose name ends like the topic's."""
 
     def delete_topic(self, stage: Any, name: str) -> None:

@@ -39,7 +39,7 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import Adopted, StatePage
-from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
+from rmqstore.engine.kv.base import PAGE_BYTES
 from rmqstore.engine.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping, picker_of
@@ -377,13 +377,12 @@ class OrderedPops(OrderedSide, PopStore):
                 transaction = self._stage(now_ms)
                 self._administration.remove_left(transaction)
                 transaction.commit()
-            write = WriteBatch()
-            taken = PopImport(kv, write, self._state, self._log)
+            transaction = self._stage(now_ms)
+            taken = PopImport(kv, transaction, self._log)
             for table, rows in tables:
                 taken.take(table, rows)
-            taken.finish()
-            note_taken_in(write, POP_SIDE, marks)
-            ticket = self._shared.write(write)
+            note_taken_in(transaction.write, POP_SIDE, marks)
+            ticket = self._resting(transaction.commit())
             if taken.has_cursor:
                 # The timers reclaim by the cursor that a load of the state calls durable.
                 self._shared.sync(ticket)

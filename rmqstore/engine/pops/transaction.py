@@ -118,6 +118,10 @@ class Transaction:
             self._topics[name] = topic = topic.widened(queues)
         return topic
 
+    def set_topic(self, topic: Topic) -> None:
+        """Change a topic."""
+        self._topics[topic.name] = topic
+
     def arranged_topic(self, name: str, queues: int) -> Topic:
         """Return a topic with at least as many queues as somebody asked for."""
         self._topics[name] = topic = structs.replace(self.topic_with(name, queues), is_on_demand=False)

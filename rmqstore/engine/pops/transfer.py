@@ -15,28 +15,25 @@ from msgspec import structs
 
 from rmqstore.contract import GroupSettings
 from rmqstore.contract.state import POP_TABLES, StatePage
-from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.kv.base import OrderedKV
 from rmqstore.engine.marks import POP_SIDE, put_marks
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
-from rmqstore.engine.pops.fifo import FifoRun, Unacked, encode_fifo, fifo_key
+from rmqstore.engine.pops.fifo import Unacked
 from rmqstore.engine.pops.offsets import Dead, Gap, GroupQueue, Progress, Registered, Topic, group_settings_entry
 from rmqstore.engine.pops.queue_log import PlacedRun, QueueLog, Run
 from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import NONE
 from rmqstore.engine.schema import (
     ATTEMPT,
     CURSOR_KEY,
     DEAD,
     EXPIRY,
-    GROUP,
-    KEPT,
     LEASE,
     LEASE_KEY,
     LEASES,
     MARK_AGE,
     META,
-    NEXT_ID_KEY,
-    POP_FLOOR_KEY,
     PURGE,
     QUEUE_PREFIX,
     U64,
@@ -233,22 +230,17 @@ def _pop_mark(kv: OrderedKV, key: bytes) -> Rows:
 
 
 class PopImport:
-    """One call's rows of a pop side, on their way into a write."""
+    """One call's rows of a pop side, on their way into its transaction."""
 
-    def __init__(self, kv: OrderedKV, write: WriteBatch, state: PopState, log: QueueLog) -> None:
+    def __init__(self, kv: OrderedKV, transaction: Transaction, log: QueueLog) -> None:
         self._kv = kv
-        self._write = write
-        self._state = state
+        self._transaction = transaction
+        self._write = transaction.write
         self._log = log
-        self._next_id = state.next_id
-        self._topics: dict[str, Topic] = {}
-        self._groups: dict[str, int] = {}
-        self._progress: dict[GroupQueue, Progress] = {}
-        self._fifo: dict[GroupQueue, FifoRun] = {}
         self.has_cursor = False
 
     def take(self, table: str, rows: pa.RecordBatch) -> None:
-        """Transaction the rows of one table.
+        """Take the rows of one table.
 
         Raises:
             UnsupportedOperationError: there is no such table.
@@ -271,45 +263,23 @@ class PopImport:
         }
         taker(takers, table, POP_TABLES)(rows)
 
-    def finish(self) -> None:
-        """Transaction what several tables changed."""
-        for topic in self._topics.values():
-            self._write.put(META, *topic.entry())
-        for name, group_id in self._groups.items():
-            self._write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
-        if self._next_id != self._state.next_id:
-            self._write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
-        self._write.put_many(META, [progress.entry(reader) for reader, progress in self._progress.items()])
-        self._write.put_many(LEASES, [(fifo_key(reader), encode_fifo(run)) for reader, run in self._fifo.items()])
-
     # ------------------------------------------------------------ names
 
     def _topic(self, name: str) -> Topic:
-        topic = self._topics.get(name) or self._state.topics.get(name)
+        topic = self._transaction.topic(name)
         if topic is None:
             raise CorruptStoreError(f"a row names topic {name!r}, which no row of the table of topics makes")
         return topic
 
-    def _group(self, name: str) -> int:
-        known = self._groups.get(name) or self._state.groups.get(name)
-        if known is None:
-            known = self._groups[name] = self._next_id
-            self._next_id += 1
-        return known
-
     def _reader(self, row: dict[str, Any]) -> GroupQueue:
-        return GroupQueue(self._group(row["group"]), self._topic(row["topic"]).id, row["queue_id"])
-
-    def _progress_of(self, reader: GroupQueue) -> Progress:
-        return self._progress.get(reader) or self._state.all_progress.get(reader) or Progress(0)
+        return GroupQueue(self._transaction.group_id(row["group"]), self._topic(row["topic"]).id, row["queue_id"])
 
     # ------------------------------------------------------------ queues
 
     def _head(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             raise_epoch(self._kv, self._write, row["epoch"])
-            if row["pop_floor_ms"] > self._state.pop_floor_ms:
-                self._write.put(META, POP_FLOOR_KEY, U64.pack(row["pop_floor_ms"]))
+            self._transaction.raise_pop_floor([row["pop_floor_ms"]])
             if row["cursor"]:
                 self._write.put(META, CURSOR_KEY, row["cursor"])
                 self.has_cursor = True
@@ -317,17 +287,15 @@ class PopImport:
     def _take_topics(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             name, queue = row["topic"], row["queue_id"]
-            topic = self._topics.get(name) or self._state.topics.get(name)
-            if topic is None:
-                topic = Topic(self._next_id, name, (), is_on_demand=row["is_on_demand"])
-                self._next_id += 1
-            self._topics[name] = topic = topic.widened(queue + 1).moved(queue, row["next_offset"])
+            is_new = self._transaction.topic(name) is None
+            topic = self._transaction.topic_with(name, queue + 1).moved(queue, row["next_offset"])
+            self._transaction.set_topic(structs.replace(topic, is_on_demand=row["is_on_demand"]) if is_new else topic)
             if row["min_offset"]:
-                self._write.put(META, KEPT + QUEUE_PREFIX.pack(topic.id, queue), U64.pack(row["min_offset"]))
+                self._transaction.set_first_kept(topic.id, queue, row["min_offset"])
 
     def _group_queues(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            self._topics[row["topic"]] = structs.replace(self._topic(row["topic"]), group_queues=row["queues"])
+            self._transaction.set_topic(structs.replace(self._topic(row["topic"]), group_queues=row["queues"]))
 
     def _gaps(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
@@ -359,16 +327,16 @@ class PopImport:
     def _take_standings(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             reader = self._reader(row)
-            self._progress[reader] = Progress(row["next_offset"], row["last_pop_ms"], self._progress_of(reader).in_flight)
+            known = self._transaction.progress(reader) or Progress(0)
+            self._transaction.set_progress(reader, Progress(row["next_offset"], row["last_pop_ms"], known.in_flight))
 
     def _subscriptions(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            place = (self._group(row["group"]), self._topic(row["topic"]).id)
+            place = (self._transaction.group_id(row["group"]), self._topic(row["topic"]).id)
             if row["dead"]:
                 self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), Dead(row["dead"], row["dead_since"]).encode())
             if row["active_ms"] is not None:
-                how = Registered(row["is_ordered"], row["active_ms"], row["expired"])
-                self._write.put(META, Registered.key(*place), how.encode())
+                self._transaction.register(*place, Registered(row["is_ordered"], row["active_ms"], row["expired"]))
 
     def _group_settings(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
@@ -395,20 +363,20 @@ class PopImport:
             self._write.put(LEASES, LEASE + key, lease.encode())
             if LEASED in lease.states:
                 self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")
-                progress = self._progress_of(reader)
-                self._progress[reader] = Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight + lease.live)
+                known = self._transaction.progress(reader) or Progress(0)
+                in_flight = known.in_flight + lease.live
+                self._transaction.set_progress(reader, Progress(known.next_offset, known.last_pop_ms, in_flight))
             else:
                 self._write.put(LEASES, PURGE + U64.pack(row["keep_until_ms"]) + LEASE + key, b"")
 
     def _take_fifo(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             reader = self._reader(row)
-            run = self._fifo.setdefault(reader, dict(self._state.fifo.get(reader, {})))
-            run[row["queue_offset"]] = Unacked(row["delivered"], row["first_pop_ms"], row["waits"])
+            self._transaction.fifo(reader)[row["queue_offset"]] = Unacked(row["delivered"], row["first_pop_ms"], row["waits"])
 
     def _attempts(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            group_id = self._group(row["group"]) if row["topics"] else 0
+            group_id = self._transaction.group_id(row["group"]) if row["topics"] else 0
             places = zip(row["topics"], row["queue_ids"], row["ck_starts"], row["pop_times_ms"], strict=True)
             keys = [LEASE_KEY.pack(group_id, self._topic(name).id, *place) for name, *place in places]
             expiry, key = U64.pack(row["expiry_ms"]), ATTEMPT + row["attempt"]

@@ -29,7 +29,7 @@ queues      –        topic u32, queue u32, first offset (u64)            run o
 leases      ``l``    group u32, topic u32, queue u32, start, pop time    check point: leases of one pop on one queue
 leases      ``e``    expiry ms (u64), lease key                          check points with running leases: empty, or 1 = it is a wait
 leases      ``p``    time ms (u64), table, key                           empty: what ``maintain`` drops after that time
-leases      ``o``    group u32, topic u32, queue u32                     FIFO run: what is not acked (``fifo``)
+leases      ``o``    group u32, topic u32, queue u32                     FIFO run: what is not acked (``pops.state``)
 leases      ``a``    128-bit hash of (group, topic, attempt id)          the check points that the attempt was given
 ==========  =======  ==================================================  ==========================================
 """

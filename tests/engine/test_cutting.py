@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rmqstore.contract import EngineOptions
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.kv_queue_log import RunQueueLog
-from rmqstore.engine.pops.offsets import Topic
 from rmqstore.engine.pops.queue_log import Run
+from rmqstore.engine.pops.state import Topic
 from rmqstore.engine.schema import QUEUE, QUEUES, SPACES
 from rmqstore.engine.shared import Shared
 from rmqstore_memory.kv import MemoryKV

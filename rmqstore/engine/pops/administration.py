@@ -26,8 +26,7 @@ import msgspec
 
 from rmqstore.contract import GroupSettings, InitMode, Removal
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
-from rmqstore.engine.pops.offsets import Gap, GroupQueue, Progress, Topic, group_settings_entry
-from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.state import Gap, GroupQueue, PopState, Progress, Topic, group_settings_entry
 from rmqstore.engine.pops.transaction import Part, Transaction
 from rmqstore.engine.schema import (
     DEAD,

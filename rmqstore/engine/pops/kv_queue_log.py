@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rmqstore.engine import records as ordered_format
 from rmqstore.engine.kv.base import WriteBatch, is_last
-from rmqstore.engine.pops.offsets import Topic
 from rmqstore.engine.pops.queue_log import Aged, DamagedRun, PlacedRun, QueueLog, Run
+from rmqstore.engine.pops.state import Topic
 from rmqstore.engine.records import RecordFormat
 from rmqstore.engine.runs import (
     DamagedRunError,

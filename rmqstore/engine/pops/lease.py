@@ -13,11 +13,10 @@ import numpy as np
 
 from rmqstore.contract import NO_RETRY, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
-from rmqstore.engine.pops.fifo import FifoRun, Unacked, as_delivered, waiting_in
-from rmqstore.engine.pops.offsets import GroupQueue, Progress, Registered, Topic
 from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.retention import ACTIVITY_PARTS
+from rmqstore.engine.pops.state import FifoRun, GroupQueue, Progress, Registered, Topic, Unacked, as_delivered, waiting_in
 from rmqstore.engine.pops.transaction import Beneath, Part, Transaction
 from rmqstore.engine.records import RecordFormat
 from rmqstore.engine.schema import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest

@@ -11,10 +11,8 @@ from itertools import pairwise
 
 from rmqstore.contract import GroupProgress, LeaseInfo, MessageState
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
-from rmqstore.engine.pops.fifo import as_delivered
-from rmqstore.engine.pops.offsets import GroupQueue, Topic
 from rmqstore.engine.pops.queue_log import DamagedRun
-from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.state import GroupQueue, PopState, Topic, as_delivered
 from rmqstore.engine.pops.transaction import Part, origin_topic
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASES, U64, after_prefix
 from rmqstore.message import RETRY_PREFIX

@@ -15,7 +15,7 @@ import msgspec
 
 from rmqstore.batch import MessageBatch
 from rmqstore.engine.kv.base import WriteBatch
-from rmqstore.engine.pops.offsets import Topic
+from rmqstore.engine.pops.state import Topic
 from rmqstore.engine.records import RecordFormat
 
 

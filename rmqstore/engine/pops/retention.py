@@ -21,7 +21,7 @@ from operator import attrgetter
 from msgspec import structs
 
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
-from rmqstore.engine.pops.offsets import GroupQueue, Topic, count_between
+from rmqstore.engine.pops.state import GroupQueue, Topic, count_between
 from rmqstore.engine.pops.transaction import Beneath, Part, Transaction
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
 

@@ -25,10 +25,9 @@ from rmqstore.contract import (
     ReviveReport,
 )
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, MOVED, Lease
-from rmqstore.engine.pops.fifo import Unacked, as_delivered
-from rmqstore.engine.pops.offsets import GroupQueue
 from rmqstore.engine.pops.popped import PoppedReceipts
 from rmqstore.engine.pops.queue_log import DamagedRun
+from rmqstore.engine.pops.state import GroupQueue, Unacked, as_delivered
 from rmqstore.engine.pops.transaction import Part, Transaction, origin_topic
 from rmqstore.engine.schema import LEASE, LEASE_KEY, LEASES, U64
 from rmqstore.message import MAX_QUEUES, retry_topic

@@ -1,33 +1,289 @@
-"""What a pop store keeps in memory: small, loaded at open, and changed only after the write that changes it on disk."""
+"""What a pop store knows of topics, groups and queues: what it is made of, how it is stored, and the memory of it.
+
+The memory, :class:`PopState`, is small, loaded at open, and changed only after the write that changes it on disk.
+
+**FIFO runs**: per (group, topic, queue) the popped messages that are not acked yet, in their order (P9)::
+
+    key    group u32, topic u32, queue u32   (big-endian)
+    value  n × (u64 queue offset, i64 first pop ms, u32 deliveries counted, u8 1 = waits to be given again)   (little-endian)
+
+A message is in the run from its first pop until it is acked, dead-lettered or parked. While its lease runs it does not wait; the lease
+itself is an ordinary check point, so receipts, outcomes and expiry are those of any pop. When a lease ends otherwise than by an ack, the
+message waits in its place: the next pop of the queue takes the waiting ones first, in order, then new ones. No pop of the queue gives
+anything while any lease of the run goes on. RocketMQ (``ConsumerOrderInfoManager``) keeps the same facts in memory and writes them every
+10 s, and forgets at the next pop which messages behind the first un-acked one were acked; here they are part of every call's write.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import structs
 
 from rmqstore.contract import GroupSettings, TopicInfo
 from rmqstore.engine.kv.base import OrderedKV
-from rmqstore.engine.pops.fifo import FifoRun, load_fifo
-from rmqstore.engine.pops.offsets import (
-    Dead,
-    Gap,
-    GroupQueue,
-    Progress,
-    Registered,
-    Topic,
-    count_between,
-    load_dead,
-    load_gaps,
-    load_gone,
-    load_group_settings,
-    load_groups,
-    load_kept,
-    load_progress,
-    load_registered,
-    load_topics,
+from rmqstore.engine.records import NONE, RecordFormat
+from rmqstore.engine.schema import (
+    DEAD,
+    EXPIRY,
+    FIFO,
+    GAP,
+    GONE,
+    GROUP,
+    GROUP_QUEUE_KEY,
+    GROUP_SETTINGS,
+    KEPT,
+    LEASE_KEY,
+    LEASES,
+    META,
+    NEXT_ID_KEY,
+    POP_FLOOR_KEY,
+    PROGRESS,
+    QUEUE,
+    QUEUE_PREFIX,
+    REGISTERED,
+    TOPIC,
+    U64,
+    after_prefix,
 )
-from rmqstore.engine.schema import EXPIRY, LEASE_KEY, LEASES, META, NEXT_ID_KEY, POP_FLOOR_KEY, U64, after_prefix
 from rmqstore.message import retry_topic
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+_HEAD = struct.Struct(">IH?")
+_OFFSET = struct.Struct(">Q")
+_VALUE = struct.Struct(">QQI")
+_REGISTERED = struct.Struct(">?QQ")
+_GAP = struct.Struct(">Q?")
+_DEAD = struct.Struct(">QQ")
+_ENTRY = struct.Struct("<QqIB")
+
+
+class Topic(msgspec.Struct, frozen=True, gc=False):
+    """A topic as it is kept: ``next_offsets[q]`` is where the next message of queue ``q`` goes; the last two are as in ``TopicInfo``."""
+
+    id: int
+    name: str
+    next_offsets: tuple[int, ...]
+    group_queues: int = 0
+    is_on_demand: bool = False
+
+    @property
+    def queues(self) -> int:
+        """Number of queues."""
+        return len(self.next_offsets)
+
+    def entry(self) -> tuple[bytes, bytes]:
+        """Return its (key, value) in the space ``meta``."""
+        return TOPIC + self.name.encode(), _HEAD.pack(self.id, self.group_queues, self.is_on_demand) + b"".join(
+            map(_OFFSET.pack, self.next_offsets)
+        )
+
+    def widened(self, queues: int) -> Topic:
+        """Return the topic with at least ``queues`` queues."""
+        missing = queues - self.queues
+        return self if missing <= 0 else structs.replace(self, next_offsets=self.next_offsets + (0,) * missing)
+
+    def moved(self, queue: int, next_offset: int) -> Topic:
+        """Return the topic with one queue's next offset changed."""
+        offsets = list(self.next_offsets)
+        offsets[queue] = next_offset
+        return Topic(self.id, self.name, tuple(offsets), self.group_queues, self.is_on_demand)
+
+
+class GroupQueue(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Names one queue of one topic for one group that reads it, by ids."""
+
+    group_id: int
+    topic_id: int
+    queue: int
+
+    def key(self) -> bytes:
+        """Return the key in the space ``meta``."""
+        return PROGRESS + GROUP_QUEUE_KEY.pack(self.group_id, self.topic_id, self.queue)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where the group stands: ``next_offset`` to pop, the last pop time given (ms), and how many messages are leased."""
+
+    next_offset: int
+    last_pop_ms: int = 0
+    in_flight: int = 0
+
+    def entry(self, reader: GroupQueue) -> tuple[bytes, bytes]:
+        """Return the (key, value) in the space ``meta``."""
+        key = PROGRESS + GROUP_QUEUE_KEY.pack(reader.group_id, reader.topic_id, reader.queue)
+        return key, _VALUE.pack(self.next_offset, self.last_pop_ms, self.in_flight)
+
+
+def group_settings_entry(name: str, settings: GroupSettings) -> tuple[bytes, bytes]:
+    """Return the (key, value) of a group's settings in the space ``meta``."""
+    return GROUP_SETTINGS + name.encode(), msgspec.json.encode(settings)
+
+
+class Registered(msgspec.Struct, frozen=True, gc=False):
+    """How a group pops a topic: in order or not, which its first pop fixed, when it did last (ms), and what retention took from it."""
+
+    is_ordered: bool
+    active_ms: int
+    expired: int = 0
+
+    @staticmethod
+    def key(group_id: int, topic_id: int) -> bytes:
+        """Return the key in the space ``meta``."""
+        return REGISTERED + QUEUE_PREFIX.pack(group_id, topic_id)
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        return _REGISTERED.pack(self.is_ordered, self.active_ms, self.expired)
+
+
+class Gap(NamedTuple):
+    """Offsets ``first <= offset < behind`` hold nothing: a damaged run was parked, or messages were removed."""
+
+    first: int
+    behind: int
+    is_removal: bool = False
+
+    def entry(self, topic_id: int, queue: int) -> tuple[bytes, bytes]:
+        """Return its (key, value) in the space ``meta``."""
+        return GAP + QUEUE.pack(topic_id, queue, self.first), _GAP.pack(self.behind, self.is_removal)
+
+
+def count_between(gaps: Iterable[Gap], first: int, behind: int) -> int:
+    """Return how many messages are at ``first <= offset < behind`` of a queue with these gaps."""
+    return max(behind - first, 0) - sum(max(min(gap.behind, behind) - max(gap.first, first), 0) for gap in gaps)
+
+
+class Dead(NamedTuple):
+    """How many messages of a topic are in a group's dead letter queue, and from which offset on.
+
+    What is before ``since`` is of a topic of the same name that was deleted.
+    """
+
+    letters: int
+    since: int = 0
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        return _DEAD.pack(*self)
+
+
+# ---------------------------------------------------------------- FIFO runs
+
+
+class Unacked(NamedTuple):
+    """One message of a run: how often it was delivered before, when first (ms, -1 = with the lease that runs), and whether it waits."""
+
+    delivered: int = 0
+    first_pop_ms: int = NONE
+    waits: bool = False
+
+
+FifoRun: TypeAlias = dict[int, Unacked]
+"""The un-acked messages of a queue by their offset."""
+
+
+def fifo_key(reader: GroupQueue) -> bytes:
+    """Return the key in the space ``leases``."""
+    return FIFO + GROUP_QUEUE_KEY.pack(reader.group_id, reader.topic_id, reader.queue)
+
+
+def encode_fifo(run: FifoRun) -> bytes:
+    """Return the stored form, by offset."""
+    return b"".join(_ENTRY.pack(at, one.first_pop_ms, one.delivered, one.waits) for at, one in sorted(run.items()))
+
+
+def decode_fifo(value: bytes) -> FifoRun:
+    """Read a stored form."""
+    return {at: Unacked(delivered, first_pop_ms, bool(waits)) for at, first_pop_ms, delivered, waits in _ENTRY.iter_unpack(value)}
+
+
+def waiting_in(run: FifoRun) -> list[int]:
+    """Return the offsets that wait to be given again, in order."""
+    return sorted(at for at, one in run.items() if one.waits)
+
+
+def as_delivered(record: bytes, one: Unacked | None, record_format: RecordFormat) -> bytes:
+    """Return the record with the deliveries that the run counted; queue logs are never rewritten."""
+    if one is None or (not one.delivered and one.first_pop_ms < 0):
+        return record
+    first_pop_ms = record_format.first_pop_of(record)
+    return record_format.with_delivery(
+        record, record_format.attempt_of(record) + one.delivered, one.first_pop_ms if first_pop_ms < 0 else first_pop_ms
+    )
+
+
+# ---------------------------------------------------------------- reading the tables
+
+
+def _table(kv: OrderedKV, table: bytes, key_of: Callable[[bytes], _K], value_of: Callable[[bytes], _V], space: int = META) -> dict[_K, _V]:
+    """Read a table: what its keys name, and what it holds of that."""
+    return {key_of(key[1:]): value_of(value) for key, value in kv.scan_all(space, table, after_prefix(table))}
+
+
+def _reader_of(key: bytes) -> GroupQueue:
+    return GroupQueue(*GROUP_QUEUE_KEY.unpack(key))
+
+
+def _number_of(value: bytes) -> int:
+    return int.from_bytes(value, "big")
+
+
+def load_topics(kv: OrderedKV) -> dict[str, Topic]:
+    """Read every topic."""
+    topics = {}
+    for name, value in _table(kv, TOPIC, bytes.decode, bytes).items():
+        topic_id, group_queues, is_on_demand = _HEAD.unpack_from(value)
+        offsets = tuple(offset for (offset,) in _OFFSET.iter_unpack(value[_HEAD.size :]))
+        topics[name] = Topic(topic_id, name, offsets, group_queues, is_on_demand)
+    return topics
+
+
+def load_groups(kv: OrderedKV) -> dict[str, int]:
+    """Read every group: name → id."""
+    return _table(kv, GROUP, bytes.decode, _number_of)
+
+
+def load_progress(kv: OrderedKV) -> dict[GroupQueue, Progress]:
+    """Read where every group stands."""
+    return _table(kv, PROGRESS, _reader_of, lambda value: Progress(*_VALUE.unpack(value)))
+
+
+def load_kept(kv: OrderedKV) -> dict[tuple[int, int], int]:
+    """Read the first kept offset of every queue that lost messages to retention: by (topic id, queue)."""
+    return _table(kv, KEPT, QUEUE_PREFIX.unpack, _number_of)
+
+
+def load_fifo(kv: OrderedKV) -> dict[GroupQueue, FifoRun]:
+    """Read every FIFO run."""
+    return _table(kv, FIFO, _reader_of, decode_fifo, LEASES)
+
+
+def _load_registered(kv: OrderedKV) -> dict[tuple[int, int], Registered]:
+    """Read which groups have popped which topics: by (group id, topic id); the first version did not count what expired."""
+    return _table(kv, REGISTERED, QUEUE_PREFIX.unpack, lambda value: Registered(*_REGISTERED.unpack(value.ljust(_REGISTERED.size, b"\0"))))
+
+
+def _load_dead(kv: OrderedKV) -> dict[tuple[int, int], Dead]:
+    """Read the counts of dead letters by (group id, topic id); the first version kept no ``since``."""
+    return _table(kv, DEAD, QUEUE_PREFIX.unpack, lambda value: Dead(*_DEAD.unpack(value.ljust(_DEAD.size, b"\0"))))
+
+
+def _load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[Gap]]:
+    """Read the gaps in queues by (topic id, queue), each queue's by their first offset."""
+    gaps: dict[tuple[int, int], list[Gap]] = {}
+    for (topic_id, queue, first), (behind, is_removal) in _table(kv, GAP, QUEUE.unpack, _GAP.unpack).items():
+        gaps.setdefault((topic_id, queue), []).append(Gap(first, behind, is_removal))
+    return gaps
+
+
+# ---------------------------------------------------------------- the memory
+
 
 _NO_PROGRESS = Progress(0)
 
@@ -54,16 +310,18 @@ class PopState:
         self.topics: dict[str, Topic] = load_topics(kv)
         self._names: dict[int, str] = {}
         self.groups: dict[str, int] = load_groups(kv)
-        self.group_settings: dict[str, GroupSettings] = load_group_settings(kv)
+        self.group_settings: dict[str, GroupSettings] = _table(
+            kv, GROUP_SETTINGS, bytes.decode, lambda value: msgspec.json.decode(value, type=GroupSettings)
+        )
         self.all_progress: dict[GroupQueue, Progress] = load_progress(kv)
-        self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
+        self.dead: dict[tuple[int, int], Dead] = _load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}
         # Dicts, as one of plain numbers is nothing to Python's garbage collector, which would walk thousands of sets while all calls wait.
         self.groups_of: dict[int, dict[int, None]] = {}
-        for place, how in load_registered(kv).items():
+        for place, how in _load_registered(kv).items():
             self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
-        self.gaps: dict[tuple[int, int], list[Gap]] = load_gaps(kv)
+        self.gaps: dict[tuple[int, int], list[Gap]] = _load_gaps(kv)
         self.fifo: dict[GroupQueue, FifoRun] = load_fifo(kv)
         self.running: dict[GroupQueue, dict[bytes, int]] = {}
         self.backing_off: dict[GroupQueue, set[bytes]] = {}
@@ -71,7 +329,8 @@ class PopState:
             lease_key = key[1 + U64.size :]
             self.note_running(lease_key, LEASE_KEY.unpack(lease_key)[3], waits=bool(wait))
         self.gone: dict[str, Left] = {}
-        self.set_aside(load_gone(kv))
+        # The names of deleted topics, of which something is left (``administration``), by the ids that they had.
+        self.set_aside({topic_id: name for name, topic_id in _table(kv, GONE, bytes.decode, _number_of).items()})
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
         self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")

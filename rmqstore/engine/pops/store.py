@@ -44,12 +44,11 @@ from rmqstore.engine.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping, picker_of
 from rmqstore.engine.pops.listing import Listing
-from rmqstore.engine.pops.offsets import Dead, Topic
 from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
-from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.state import Dead, PopState, Topic
 from rmqstore.engine.pops.transaction import Beneath, Transaction
 from rmqstore.engine.pops.transfer import PopImport, export_pops
 from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix

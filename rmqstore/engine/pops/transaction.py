@@ -15,10 +15,8 @@ from msgspec import structs
 from rmqstore.contract import EngineOptions, Ticket
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
-from rmqstore.engine.pops.fifo import FifoRun, encode_fifo, fifo_key
-from rmqstore.engine.pops.offsets import Dead, Gap, GroupQueue, Progress, Registered, Topic
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
-from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.state import Dead, FifoRun, Gap, GroupQueue, PopState, Progress, Registered, Topic, encode_fifo, fifo_key
 from rmqstore.engine.runs import origins_in, parked_message
 from rmqstore.engine.schema import (
     DEAD,

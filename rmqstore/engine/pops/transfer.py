@@ -18,10 +18,8 @@ from rmqstore.contract.state import POP_TABLES, StatePage
 from rmqstore.engine.kv.base import OrderedKV
 from rmqstore.engine.marks import POP_SIDE, put_marks
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
-from rmqstore.engine.pops.fifo import Unacked
-from rmqstore.engine.pops.offsets import Dead, Gap, GroupQueue, Progress, Registered, Topic, group_settings_entry
 from rmqstore.engine.pops.queue_log import PlacedRun, QueueLog, Run
-from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.state import Dead, Gap, GroupQueue, PopState, Progress, Registered, Topic, Unacked, group_settings_entry
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import NONE
 from rmqstore.engine.schema import (

@@ -30,11 +30,10 @@ from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.marks import TIMER_SIDE, find_mark
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.checkpoint import LEASED
-from rmqstore.engine.pops.fifo import Unacked, as_delivered
 from rmqstore.engine.pops.lease import Popping, _Taken
-from rmqstore.engine.pops.offsets import GroupQueue, Progress
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing, NoLease
+from rmqstore.engine.pops.state import GroupQueue, Progress, Unacked, as_delivered
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import decode_message
 from rmqstore.engine.timers.ticks import Place

@@ -25,7 +25,7 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.engine.pops.lease import Popping
-from rmqstore.engine.pops.offsets import GroupQueue, Progress
+from rmqstore.engine.pops.state import GroupQueue, Progress
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore_conformance.proving.kinds import but, of_rows
 from rmqstore_conformance.proving.planting import Pops, Timers, mutant

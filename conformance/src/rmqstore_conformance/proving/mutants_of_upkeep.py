@@ -14,10 +14,9 @@ from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.checkpoint import MOVED, Lease
 from rmqstore.engine.pops.lease import Popping
-from rmqstore.engine.pops.offsets import GroupQueue, Progress, Registered, Topic
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
-from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.state import GroupQueue, PopState, Progress, Registered, Topic
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import META, SEAL_KEY
 from rmqstore.engine.timers.rows import TimerRuns

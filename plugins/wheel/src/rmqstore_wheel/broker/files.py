@@ -30,8 +30,7 @@ from typing import Final, TypeVar
 
 from rmqstore.contract import NO_RETRY
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
-from rmqstore.engine.pops.fifo import FifoRun, load_fifo
-from rmqstore.engine.pops.offsets import GroupQueue, load_groups, load_progress, load_topics
+from rmqstore.engine.pops.state import FifoRun, GroupQueue, load_fifo, load_groups, load_progress, load_topics
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.broker.revive_log import GROUP_NAME, ReviveLog

@@ -32,7 +32,7 @@ import numpy as np
 from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
-from rmqstore.engine.pops.offsets import Registered
+from rmqstore.engine.pops.state import Registered
 from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, PROGRESS, REGISTERED, TOPIC, U32, after_prefix
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log as log

@@ -25,7 +25,7 @@ from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.group_commit import CommittedKV, is_from_outside
-from rmqstore.engine.pops.offsets import load_kept, load_topics
+from rmqstore.engine.pops.state import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk

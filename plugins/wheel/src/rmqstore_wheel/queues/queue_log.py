@@ -15,8 +15,8 @@ import numpy as np
 
 from rmqstore.batch import MessageBatch
 from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
-from rmqstore.engine.pops.offsets import Topic
 from rmqstore.engine.pops.queue_log import Aged, DamagedRun, PlacedRun, QueueLog, Run
+from rmqstore.engine.pops.state import Topic
 from rmqstore.engine.records import RecordFormat
 from rmqstore.engine.schema import QUEUE
 from rmqstore.errors import CorruptStoreError

@@ -53,8 +53,7 @@ from rmqstore.engine.pops.transaction import Beneath, Transaction
 from rmqstore.engine.pops.transfer import PopImport, export_pops
 from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.engine.shared import OrderedSide, Shared
-from rmqstore.engine.state.adopted import Adoptions
-from rmqstore.engine.state.imports import is_taken_in, note_taken_in
+from rmqstore.engine.state import Adoptions, is_taken_in, note_taken_in
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import parse_filter
 from rmqstore.message import (

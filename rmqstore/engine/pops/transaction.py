@@ -36,7 +36,7 @@ from rmqstore.engine.schema import (
     U64,
 )
 from rmqstore.engine.shared import Shared
-from rmqstore.engine.state.adopted import Adoptions
+from rmqstore.engine.state import Adoptions
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,

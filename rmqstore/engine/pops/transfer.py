@@ -36,14 +36,27 @@ from rmqstore.engine.schema import (
     QUEUE_PREFIX,
     U64,
 )
-from rmqstore.engine.state.exports import Rows, adopted_rows, as_batch, epoch_of, listed, mark_of, scanned, schema_of
-from rmqstore.engine.state.imports import messages_in, numbers, put_all_adopted, raise_epoch, stretches, taker
+from rmqstore.engine.state import (
+    Rows,
+    adopted_rows,
+    as_batch,
+    epoch_of,
+    listed,
+    mark_of,
+    messages_in,
+    numbers,
+    of_table,
+    put_adopted,
+    raise_epoch,
+    scanned,
+    stretches,
+)
 from rmqstore.errors import CorruptStoreError
 
 
 def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after: bytes | None, limit: int) -> StatePage:
     """Answer ``export_state`` of a pop side."""
-    schema = schema_of(POP_TABLES, table)
+    schema = of_table(POP_TABLES, table)
     if table == "messages":
         return _messages(state, log, after, limit)
     topics, groups = state.names_by_id(), state.group_names()
@@ -257,9 +270,9 @@ class PopImport:
             "fifo": self._take_fifo,
             "attempts": self._attempts,
             "pop_marks": self._marks,
-            "pop_adopted": lambda found: put_all_adopted(self._write, POP_SIDE, found),
+            "pop_adopted": lambda found: put_adopted(self._write, POP_SIDE, found),
         }
-        taker(takers, table, POP_TABLES)(rows)
+        of_table(takers, table)(rows)
 
     # ------------------------------------------------------------ names
 

@@ -27,7 +27,7 @@ from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, drop_old_marks
 from rmqstore.engine.schema import PAIR
 from rmqstore.engine.shared import OrderedSide, Shared
-from rmqstore.engine.state.adopted import giver_of, place_of
+from rmqstore.engine.state import giver_of, place_of
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.ticks import Congestion, Place
 

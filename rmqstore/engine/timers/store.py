@@ -36,8 +36,7 @@ from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.engine.records import Records, deliver_at_of, encode_batch, has_keys, keys_of, route_of
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
 from rmqstore.engine.shared import Shared
-from rmqstore.engine.state.adopted import stored_adopted
-from rmqstore.engine.state.imports import is_taken_in, note_taken_in
+from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.engine.timers import pending as counting
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.cancel import cancel_all

@@ -22,8 +22,21 @@ from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, encode_ticks, put_ma
 from rmqstore.engine.records import decode_columns, encode_columns, has_keys
 from rmqstore.engine.runs import encode_run, run_lengths, runs_behind
 from rmqstore.engine.schema import MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES, U64
-from rmqstore.engine.state.exports import Rows, adopted_rows, as_batch, epoch_of, listed, mark_of, scanned, schema_of
-from rmqstore.engine.state.imports import messages_in, numbers, put_all_adopted, raise_epoch, stretches, taker
+from rmqstore.engine.state import (
+    Rows,
+    adopted_rows,
+    as_batch,
+    epoch_of,
+    listed,
+    mark_of,
+    messages_in,
+    numbers,
+    of_table,
+    put_adopted,
+    raise_epoch,
+    scanned,
+    stretches,
+)
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.counts import MINUTE_MS
 
@@ -32,7 +45,7 @@ def export_timers(kv: OrderedKV, table: str, after: bytes | None, limit: int, pr
     """Answer ``export_state`` of a timer side."""
     if table == "timers":
         return _puts(kv, after, limit)
-    schema = schema_of(TIMER_TABLES, table)
+    schema = of_table(TIMER_TABLES, table)
     if table == "timer_traces":
         return scanned(kv, TRACES, _traces, schema, after, limit, (tables.CANCELLED, tables.DELIVERED))
     if table == "timer_marks":
@@ -110,9 +123,9 @@ class TimerImport:
             "timer_traces": self._traces,
             "timer_marks": self._marks,
             "timer_head": self._head,
-            "timer_adopted": lambda found: put_all_adopted(self.write, TIMER_SIDE, found),
+            "timer_adopted": lambda found: put_adopted(self.write, TIMER_SIDE, found),
         }
-        taker(takers, table, TIMER_TABLES)(rows)
+        of_table(takers, table)(rows)
 
     def take_timers(self, rows: pa.RecordBatch) -> None:
         """Stage rows of the table of timers."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import MessageBatch
 from rmqstore.columns import constant_of
-from rmqstore.engine.state.imports import messages_in
+from rmqstore.engine.state import messages_in
 from rmqstore.engine.timers.ticks import tick_and_due, ticks_and_dues
 from rmqstore.message import Message
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages

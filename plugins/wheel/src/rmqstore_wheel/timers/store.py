@@ -40,8 +40,7 @@ from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.engine.schema import META, SEAL_KEY
 from rmqstore.engine.shared import Shared
-from rmqstore.engine.state.adopted import stored_adopted
-from rmqstore.engine.state.imports import is_taken_in, note_taken_in
+from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, reached
 from rmqstore.errors import IllegalArgumentError, StoreFullError

@@ -21,8 +21,7 @@ from rmqstore.contract import TimerCursor
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, U64
-from rmqstore.engine.state.exports import as_batch, epoch_of, listed, schema_of
-from rmqstore.engine.state.imports import numbers
+from rmqstore.engine.state import as_batch, epoch_of, listed, numbers, of_table
 from rmqstore.engine.timers.transfer import TimerImport, export_timers
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Ints
@@ -56,7 +55,7 @@ class TimerExport:
             UnsupportedOperationError: there is no such table.
             CorruptStoreError: a timer is damaged.
         """
-        schema = schema_of(TIMER_TABLES, table)
+        schema = of_table(TIMER_TABLES, table)
         if table == "timers":
             return self._timers(after, limit)
         if table == "timer_traces":

@@ -1,1 +1,0 @@
-"""What the exports and imports of both sides share."""

@@ -16,10 +16,9 @@ from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.records import deliver_at_of
 from rmqstore.engine.schema import TIMERS, TRACES
 from rmqstore.engine.timers import tombstones
-from rmqstore.engine.timers.counts import MINUTE_MS
 from rmqstore.engine.timers.rows import Located, TimerRuns
 from rmqstore.engine.timers.side import is_possible
-from rmqstore.engine.timers.ticks import Place
+from rmqstore.engine.timers.ticks import MINUTE_MS, Place
 
 _UNKNOWN, _CANCELLED, _DELIVERED = CancelOutcome.UNKNOWN, CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED
 _AT_ONCE: Final = 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from rmqstore.contract import TimerCursor
 from rmqstore.engine.runs import encode_run, encode_single, encode_singles, run_lengths
 from rmqstore.engine.schema import PAIR
-from rmqstore.engine.timers.counts import MINUTE_MS
 from rmqstore.errors import DelayTooLongError, FlowControlError
+
+MINUTE_MS: Final = 60_000
 
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Entries: TypeAlias = "list[tuple[bytes, bytes]]"

@@ -38,7 +38,7 @@ from rmqstore.engine.state import (
     stretches,
 )
 from rmqstore.engine.timers import tombstones
-from rmqstore.engine.timers.counts import MINUTE_MS
+from rmqstore.engine.timers.ticks import MINUTE_MS
 
 
 def export_timers(kv: OrderedKV, table: str, after: bytes | None, limit: int, precision_ms: int) -> StatePage:

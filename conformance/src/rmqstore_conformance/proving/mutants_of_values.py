@@ -30,7 +30,7 @@ from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.checkpoint import Lease
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.settle import Leasing
-from rmqstore.engine.timers.counts import MINUTE_MS
+from rmqstore.engine.timers.ticks import MINUTE_MS
 from rmqstore.message import Message
 from rmqstore_conformance.proving.kinds import ROWS_PUT, ROWS_SENT, SENT, answers, asks, but, with_column, with_rows
 from rmqstore_conformance.proving.planting import Pops, Timers, mutant, with_options

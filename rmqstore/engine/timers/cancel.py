@@ -1,4 +1,4 @@
-"""``cancel_all``: one call that cancels timers: what it answers for each, and what its one write changes.
+"""``Cancelling``: one call that cancels timers: what it answers for each, and what its one write changes.
 
 A cancelled timer leaves a tombstone. Its run goes when it held nothing else, otherwise a hole says which of its timers is no more.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
-
-import msgspec
 
 from rmqstore.contract import CancelOutcome, TimerCursor
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
@@ -25,64 +23,51 @@ _AT_ONCE: Final = 1024
 """The answers for so many are looked up together."""
 
 
-class Cancelled(msgspec.Struct):
-    """What a call that cancels does.
+class Cancelling:
+    """A call that cancels.
+
+    Args:
+        sealed: what was closed, and so is on its way.
 
     Attributes:
-        outcomes: what it answers, in the order in which it was asked.
-        write: what it changes, but for the counters.
         minutes: by how much it changes the counter of each minute.
         ticks: those of the timers that it ends.
     """
 
-    outcomes: list[CancelOutcome]
-    write: WriteBatch
-    minutes: Counter[int]
-    ticks: list[int]
-
-
-def cancel_all(kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor, places: Sequence[Place | None]) -> Cancelled:
-    """Look up some timers and cancel those that are pending; None is an unknown place.
-
-    Args:
-        sealed: what was closed, and so is on its way.
-    """
-    wanted = sorted({place for place in places if is_possible(place)})
-    call = _Cancelling(kv, runs, sealed)
-    for at in range(0, len(wanted), _AT_ONCE):
-        call.cancel(wanted[at : at + _AT_ONCE])
-    answers = call.answers
-    return Cancelled([answers[place] if is_possible(place) else _UNKNOWN for place in places], call.staged(), call.minutes, call.ticks)
-
-
-class _Cancelling:
     def __init__(self, kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor) -> None:
         self._kv = kv
         self._runs = runs
         self._sealed = sealed
-        self.answers: dict[Place, CancelOutcome] = {}
         self.minutes: Counter[int] = Counter()
         self.ticks: list[int] = []
+        self._answers: dict[Place, CancelOutcome] = {}
         self._ended: list[Place] = []
         self._gone: list[bytes] = []
         self._holes: list[tuple[bytes, bytes]] = []
         self._index: list[bytes] = []
 
-    def cancel(self, places: Sequence[Place]) -> None:
+    def cancel_all(self, places: Sequence[Place | None]) -> list[CancelOutcome]:
+        """Look up some timers and cancel those that are pending; None is an unknown place."""
+        wanted = sorted({place for place in places if is_possible(place)})
+        for at in range(0, len(wanted), _AT_ONCE):
+            self._cancel(wanted[at : at + _AT_ONCE])
+        return [self._answers[place] if is_possible(place) else _UNKNOWN for place in places]
+
+    def _cancel(self, places: Sequence[Place]) -> None:
         """Cancel timers at sorted places."""
         was = dict(zip(places, tombstones.which_cancelled(self._kv, places), strict=True))
         left = [place for place in places if not was[place]]
         holes = tombstones.which_holes(self._kv, left)
         found = self._runs.locate_each(left)
-        self.answers.update(dict.fromkeys(places, _CANCELLED))
+        self._answers.update(dict.fromkeys(places, _CANCELLED))
         for place, is_hole, located in zip(left, holes, found, strict=True):
             tick, seq, epoch = place
             if located is None or located.put.epoch != epoch:
-                self.answers[place] = _DELIVERED if tombstones.was_delivered(self._kv, *place) else _UNKNOWN
+                self._answers[place] = _DELIVERED if tombstones.was_delivered(self._kv, *place) else _UNKNOWN
             elif is_hole:
                 continue
             elif self._sealed.covers(tick, seq):
-                self.answers[place] = _DELIVERED
+                self._answers[place] = _DELIVERED
             else:
                 self._end(place, located)
 
@@ -99,7 +84,7 @@ class _Cancelling:
         self.minutes[(tick if due < 0 else due) // MINUTE_MS] -= 1
 
     def staged(self) -> WriteBatch:
-        """Return what the call changes."""
+        """Return what the call changes, but for the counters."""
         write = WriteBatch()
         write.delete_many(TIMERS, self._gone)
         write.put_many(TRACES, self._holes)

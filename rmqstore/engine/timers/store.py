@@ -39,7 +39,7 @@ from rmqstore.engine.shared import Shared
 from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.engine.timers import counts as counting
 from rmqstore.engine.timers import tombstones
-from rmqstore.engine.timers.cancel import cancel_all
+from rmqstore.engine.timers.cancel import Cancelling
 from rmqstore.engine.timers.counts import MinuteCounts
 from rmqstore.engine.timers.rows import LivePut, Removal, Seen, TimerRuns
 from rmqstore.engine.timers.side import TimerSide
@@ -146,10 +146,11 @@ class OrderedTimers(TimerSide):
             return self._cancel(places, now_ms)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        done = cancel_all(self._shared.kv, self._runs, self._sealed, places)
+        done = Cancelling(self._shared.kv, self._runs, self._sealed)
+        outcomes = done.cancel_all(places)
         position = max(self._change_position, self._seal_position)
         if done.ticks:
-            write = done.write
+            write = done.staged()
             staged = self._counts.stage(write, done.minutes)
             pending_left = self._pending - len(done.ticks)
             write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
@@ -158,7 +159,7 @@ class OrderedTimers(TimerSide):
             self._pending = pending_left
             self._change_position = position
             self._congestion.note(done.ticks, -1)
-        return done.outcomes, Ticket(position)
+        return outcomes, Ticket(position)
 
     # ------------------------------------------------------------ seal, due, forget
 

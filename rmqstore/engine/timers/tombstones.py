@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def put_cancelled(batch: WriteBatch, puts: Iterable[tuple[int, int, int]]) -> No
 
 def was_cancelled(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
     """Say whether the put was cancelled, as far as it is remembered."""
-    return kv.get(TRACES, CANCELLED + TICK_SEQ.pack(tick, seq)) == epoch.to_bytes(_EPOCH_BYTES, "big")
+    return which_cancelled(kv, [(tick, seq, epoch)])[0]
 
 
 def which_cancelled(kv: OrderedKV, puts: Sequence[tuple[int, int, int]]) -> list[bool]:
@@ -68,21 +69,15 @@ def was_delivered(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
     found = kv.floor(TRACES, DELIVERED + TICK_SEQ.pack(tick, seq))
     if found is None or found[0][: 1 + U64.size] != DELIVERED + U64.pack(tick):
         return False
-    key, value = found
-    count = int.from_bytes(value[:4], "big")
-    data = value[4 + _EPOCH_BYTES :]
-    steps = np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8")
-    step = seq - int.from_bytes(key[-U64.size :], "big")
-    at = int(np.searchsorted(steps, step))
-    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big") == epoch and at < count and int(steps[at]) == step
+    of_epoch, steps = delivered_of(found[1])
+    return of_epoch == epoch and seq - int.from_bytes(found[0][-U64.size :], "big") in steps
 
 
-def delivered_of(value: bytes) -> tuple[int, list[int]]:
-    """Return (epoch, seqs less the first one) of a tombstone of delivered puts."""
+def delivered_of(value: bytes) -> tuple[int, Any]:
+    """Return (epoch, seqs less the first one as an array) of a tombstone of delivered puts."""
     count = int.from_bytes(value[:4], "big")
     data = value[4 + _EPOCH_BYTES :]
-    steps: list[int] = np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8").tolist()
-    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), steps
+    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8")
 
 
 def drop_tombstones(floors: Floors, batch: WriteBatch, before_tick: int) -> bool:

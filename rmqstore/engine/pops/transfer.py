@@ -1,11 +1,14 @@
 """``export_state`` and ``import_state`` of the pop side: queues and leases as the engine-neutral tables of ``rmqstore.contract.state``.
 
+Columns of those tables are called what the fields are called here; of a row that has more, a table takes what it has columns for.
+
 An import adds to what earlier calls took in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,8 @@ from rmqstore.engine.state import (
     stretches,
 )
 from rmqstore.errors import CorruptStoreError
+
+_BY_READER = itemgetter("group", "topic", "queue_id")
 
 
 def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after: bytes | None, limit: int) -> StatePage:
@@ -124,7 +129,7 @@ def _topics(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str
 def _gaps(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     for (topic_id, queue), gaps in sorted(state.gaps.items(), key=lambda entry: (topics[entry[0][0]], entry[0][1])):
         for gap in gaps:
-            yield {"topic": topics[topic_id], "queue_id": queue, "first": gap.first, "behind": gap.behind, "is_removal": gap.is_removal}
+            yield {"topic": topics[topic_id], "queue_id": queue, **gap._asdict()}
 
 
 def _group_queues(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
@@ -138,11 +143,8 @@ def _names_of(reader: GroupQueue, topics: Mapping[int, str], groups: Mapping[int
 
 
 def _standings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
-    rows = [
-        {**_names_of(reader, topics, groups), "next_offset": progress.next_offset, "last_pop_ms": progress.last_pop_ms}
-        for reader, progress in state.all_progress.items()
-    ]
-    return sorted(rows, key=lambda row: (row["group"], row["topic"], row["queue_id"]))
+    rows = [{**_names_of(reader, topics, groups), **structs.asdict(progress)} for reader, progress in state.all_progress.items()]
+    return sorted(rows, key=_BY_READER)
 
 
 def _subscriptions(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
@@ -161,27 +163,21 @@ def _subscriptions(state: PopState, topics: Mapping[int, str], groups: Mapping[i
                 "expired": 0 if how is None else how.expired,
             }
         )
-    return sorted(rows, key=lambda row: (row["group"], row["topic"]))
+    return sorted(rows, key=itemgetter("group", "topic"))
 
 
 def _group_settings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     for group, settings in sorted(state.group_settings.items()):
-        yield {"group": group, "backoff_ms": list(settings.backoff_ms), "max_retries": settings.max_retries}
+        yield {"group": group, **structs.asdict(settings)}
 
 
 def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     rows = [
-        {
-            **_names_of(reader, topics, groups),
-            "queue_offset": offset,
-            "delivered": one.delivered,
-            "first_pop_ms": one.first_pop_ms,
-            "waits": one.waits,
-        }
+        {**_names_of(reader, topics, groups), "queue_offset": offset, **one._asdict()}
         for reader, run in state.fifo.items()
-        for offset, one in run.items()
+        for offset, one in sorted(run.items())
     ]
-    return sorted(rows, key=lambda row: (row["group"], row["topic"], row["queue_id"], row["queue_offset"]))
+    return sorted(rows, key=_BY_READER)
 
 
 def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], key: bytes) -> Rows:
@@ -201,18 +197,11 @@ def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], 
     return [
         {
             **_names_of(reader, topics, groups),
+            **structs.asdict(lease),
             "ck_start": ck_start,
             "pop_time_ms": pop_time_ms,
-            "invisible_ms": lease.invisible_ms,
-            "expiry_ms": lease.expiry_ms,
-            "first_pop_ms": lease.first_pop_ms,
-            "epoch": lease.epoch,
             "store_tag": lease.granter,
-            "retry_flag": lease.retry_flag,
-            "is_backing_off": lease.is_backing_off,
-            "reason": lease.reason,
             "keep_until_ms": -1 if is_running else U64.unpack_from(key, 1)[0],
-            "offsets": lease.offsets,
             "states": list(lease.states),
         }
     ]

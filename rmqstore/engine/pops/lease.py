@@ -318,10 +318,7 @@ class Popping(Part):
                 passed, room = _fitting(passed, room)
                 taken = taken[: len(passed)]
                 offset = first + taken[-1] + 1
-            if isinstance(taken, range):
-                offsets += range(first + taken.start, first + taken.stop)
-            else:
-                offsets += [first + at for at in taken]
+            offsets += map(first.__add__, taken)
             records += passed
             stores += [run.store_ms] * len(taken)
             if len(records) >= wanted or want.is_cut or room <= 0:

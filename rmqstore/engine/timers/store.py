@@ -108,8 +108,8 @@ class OrderedTimers(TimerSide):
             write = WriteBatch()
             write.put_many(TIMERS, placed.entries)
             staged = self._counts.stage(write, placed.by_minute)
-            if index := _index_entries(batch, records, ticks, first_seq):
-                write.put_many(TRACES, index)
+            if _is_any_keyed(batch, records):
+                write.put_many(TRACES, tombstones.index_entries(records, ticks, range(first_seq, first_seq + len(records))))
             last_seq = self._last_seq + len(records)
             write.put(META, SEQ_KEY, PAIR.pack(last_seq, self._pending + len(records)))
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
@@ -341,17 +341,8 @@ def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
     return [deliver_at_of(record) for record in records]
 
 
-def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequence[int], first_seq: int) -> list[tuple[bytes, bytes]]:
-    if len(records) == 1:
-        if not has_keys(records[0]):
-            return []
-    elif batch.has_columns and batch.columns.column("keys").null_count == len(batch):
-        return []
-    entries = [
-        (key, b"")
-        for row, record in enumerate(records)
-        if has_keys(record)
-        for key in tombstones.index_keys(record, ticks[row], first_seq + row)
-    ]
-    entries.sort()
-    return entries
+def _is_any_keyed(batch: MessageBatch, records: Sequence[bytes]) -> bool:
+    """Say whether a message of a batch may have keys."""
+    if len(records) > 1 and batch.has_columns:
+        return int(batch.columns.column("keys").null_count) < len(batch)
+    return any(map(has_keys, records))

@@ -18,7 +18,7 @@ import numpy as np
 
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
-from rmqstore.engine.records import key_bytes_of, route_of
+from rmqstore.engine.records import has_keys, key_bytes_of, route_of
 from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
 
 _EPOCH_BYTES = 4
@@ -118,6 +118,16 @@ def index_keys(record: bytes, tick: int, seq: int) -> list[bytes]:
     if len(keys) == 1:
         return [_prefix(topic, keys[0]) + place]
     return [_prefix(topic, key) + place for key in dict.fromkeys(keys)]
+
+
+def index_entries(records: Sequence[bytes], ticks: Iterable[int], seqs: Iterable[int]) -> list[tuple[bytes, bytes]]:
+    """Return the entries of the index for some puts, sorted."""
+    return sorted(
+        (key, b"")
+        for record, tick, seq in zip(records, ticks, seqs, strict=True)
+        if has_keys(record)
+        for key in index_keys(record, tick, seq)
+    )
 
 
 def key_prefix(topic: str, key: str) -> bytes:

@@ -19,7 +19,7 @@ from rmqstore.engine import schema as tables
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, encode_ticks, put_marks
-from rmqstore.engine.records import decode_columns, encode_columns, has_keys
+from rmqstore.engine.records import decode_columns, encode_columns
 from rmqstore.engine.runs import encode_run, run_lengths, runs_behind
 from rmqstore.engine.schema import MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES, U64
 from rmqstore.engine.state import (
@@ -148,13 +148,7 @@ class TimerImport:
         dues = pc.coalesce(rows.column("deliver_at_ms"), rows.column("tick")).to_numpy()
         minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
         self.by_minute.update(dict(zip(minutes.tolist(), counts.tolist(), strict=True)))
-        index = [
-            (key, b"")
-            for record, tick, seq in zip(records, ticks.tolist(), seqs.tolist(), strict=True)
-            if has_keys(record)
-            for key in tombstones.index_keys(record, tick, seq)
-        ]
-        self.write.put_many(TRACES, sorted(index))
+        self.write.put_many(TRACES, tombstones.index_entries(records, ticks.tolist(), seqs.tolist()))
         self.added += len(records)
         self.last_seq = max(self.last_seq, int(seqs.max()))
 

@@ -223,17 +223,6 @@ class Changes(SortedMap[bytes | None]):
             self.hidden = KeyRanges()
         self.hidden.add(start, stop)
 
-    def effect(self, space: int) -> SpaceChange:
-        """Return what to do to the database. Reads the dict only, so it may run beside readers of a closed overlay."""
-        deletes: list[bytes] = []
-        puts: list[tuple[bytes, bytes]] = []
-        for key, value in sorted(self.items.items()):
-            if value is None:
-                deletes.append(key)
-            else:
-                puts.append((key, value))
-        return SpaceChange(space, [] if self.hidden is None else self.hidden.pairs(), deletes, puts)
-
 
 class Overlay:
     """Changes of all spaces, with the position up to which they go and an upper estimate of their size."""
@@ -275,5 +264,17 @@ class Overlay:
                 self.count += 1
 
     def effects(self) -> list[SpaceChange]:
-        """Return what to do to the database, space by space."""
-        return [changes.effect(space) for space, changes in enumerate(self.spaces) if changes is not None]
+        """Return what to do to the database, space by space. Reads the dicts only, so it may run beside readers of a closed overlay."""
+        effects: list[SpaceChange] = []
+        for space, changes in enumerate(self.spaces):
+            if changes is None:
+                continue
+            deletes: list[bytes] = []
+            puts: list[tuple[bytes, bytes]] = []
+            for key, value in sorted(changes.items.items()):
+                if value is None:
+                    deletes.append(key)
+                else:
+                    puts.append((key, value))
+            effects.append(SpaceChange(space, [] if changes.hidden is None else changes.hidden.pairs(), deletes, puts))
+        return effects

@@ -199,8 +199,7 @@ class LmdbBase(Base):
                 was_full = self._free_bytes() < _LMDB_WRITE_BYTES
                 try:
                     with self._env.begin(write=True) as txn:
-                        for change in changes:
-                            _apply(txn, self._dbs[change.space], change)
+                        _apply(txn, self._dbs, changes)
                     return
                 except lmdb.MapFullError:
                     self._grow()
@@ -314,22 +313,23 @@ class LmdbView(View):
         self._txn.abort()
 
 
-def _apply(txn: lmdb.Transaction[bytes], db: _Database, change: SpaceChange) -> None:
-    """Apply one space's changes within ``txn``."""
-    cursor = txn.cursor(db)
-    for start, stop in change.ranges:
-        cursor.set_range(start or b"\x00")
-        key = cursor.key()
-        while key and key < stop:
-            cursor.delete()
+def _apply(txn: lmdb.Transaction[bytes], dbs: Sequence[_Database], changes: Sequence[SpaceChange]) -> None:
+    """Apply changes within ``txn``."""
+    for change in changes:
+        cursor = txn.cursor(dbs[change.space])
+        for start, stop in change.ranges:
+            cursor.set_range(start or b"\x00")
             key = cursor.key()
-    for key in change.deletes:
-        if cursor.set_key(key):
-            cursor.delete()
-    if change.puts:
-        # Past the last key, pages are filled to the brim instead of being split in half.
-        past_the_end = not cursor.last() or cursor.key() < change.puts[0][0]
-        cursor.putmulti(change.puts, dupdata=False, append=past_the_end)
+            while key and key < stop:
+                cursor.delete()
+                key = cursor.key()
+        for key in change.deletes:
+            if cursor.set_key(key):
+                cursor.delete()
+        if change.puts:
+            # Past the last key, pages are filled to the brim instead of being split in half.
+            past_the_end = not cursor.last() or cursor.key() < change.puts[0][0]
+            cursor.putmulti(change.puts, dupdata=False, append=past_the_end)
 
 
 _open_bases: weakref.WeakSet[LmdbBase] = weakref.WeakSet()

@@ -35,7 +35,7 @@ class Walk(NamedTuple):
 LIMITS = {
     "wheel": Walk(send=91, tick=398, pop=163, ack=106),  # counted: 88, 379, 155, 101
     "rocksdb": Walk(send=59, tick=208, pop=74, ack=47),  # counted: 57, 199, 71, 45
-    "lmdb": Walk(send=69, tick=233, pop=90, ack=57),  # counted: 66, 222, 86, 55
+    "lmdb": Walk(send=65, tick=228, pop=79, ack=53),  # counted: 62, 218, 76, 51
 }
 
 

@@ -21,6 +21,8 @@ MAX_KEY_BYTES = 511
 PAGE_BYTES = 8 * 1024 * 1024
 """A scan ends its page once it holds this many bytes of values, so that memory stays bounded (T8)."""
 
+Entry = tuple[bytes, bytes]
+
 Alone = Callable[[Callable[[], None]], None]
 """Runs a step while no other call is under way."""
 
@@ -147,6 +149,27 @@ def take_page(
 def is_last(page: Sequence[tuple[bytes, bytes]], limit: int, page_bytes: int = PAGE_BYTES) -> bool:
     """Say whether a page of a scan shows by itself that nothing follows: neither the limit nor the bytes have ended it."""
     return len(page) < limit and sum(map(len, map(_VALUE, page))) <= page_bytes
+
+
+class Readable(ABC):
+    """What an adapter of a database implements of its reads, when the kit does the rest: checks, merging, refusing."""
+
+    name: str
+    """What messages call it: the path of the engine's directory."""
+
+    @abstractmethod
+    def get(self, space: int, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None."""
+
+    @abstractmethod
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int
+    ) -> list[tuple[bytes, bytes]]:
+        """As ``OrderedKV.scan``, of one state; it is asked for one entry at least, of a range that is not empty."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files."""
 
 
 class OrderedKV(ABC):

@@ -33,7 +33,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once, is_last, take_page
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, Entry, Readable, WriteBatch, at_once, is_last, take_page
 from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.engine.kv.overlay import Changes, Overlay, SpaceChange
 
@@ -43,7 +43,6 @@ OVERLAY_BYTES: Final = 4 * 1024 * 1024
 OVERLAY_ENTRIES: Final = 16_384
 """Likewise for entries."""
 
-Entry = tuple[bytes, bytes]
 _KEY: Final = itemgetter(0)
 
 
@@ -63,19 +62,8 @@ class View(ABC):
         """Let go of the state."""
 
 
-class Base(ABC):
+class Base(Readable):
     """A database that commits durable transactions. Reads come from any thread, ``commit`` from one at a time, beside the reads."""
-
-    name: str
-    """What messages call it: its path."""
-
-    @abstractmethod
-    def get(self, space: int, key: bytes) -> bytes | None:
-        """Return the committed value of ``key``, or None."""
-
-    @abstractmethod
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        """As ``OrderedKV.scan``, of a view of its own."""
 
     @abstractmethod
     def view(self) -> View:
@@ -96,10 +84,6 @@ class Base(ABC):
     @abstractmethod
     def snapshot(self, path: Path) -> None:
         """Write a durable copy of what one commit left to the new directory ``path``. All other methods are called meanwhile."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the files."""
 
 
 class BufferedKV(CommittedKV):

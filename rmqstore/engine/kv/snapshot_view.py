@@ -5,39 +5,22 @@ The owner of the database may be another process that goes on writing. :meth:`Vi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from threading import RLock
 from typing import Never
 
-from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, Entry, Readable, WriteBatch, at_once
 from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.errors import UnsupportedOperationError
 
-Entry = tuple[bytes, bytes]
 
-
-class FixedView(ABC):
+class FixedView(Readable):
     """One state of a database that somebody else may own; called by one thread at a time."""
-
-    name: str
-    """What messages call it: the path of the engine's directory."""
-
-    @abstractmethod
-    def get(self, space: int, key: bytes) -> bytes | None:
-        """Return the value of ``key`` in this state, or None."""
-
-    @abstractmethod
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        """As ``OrderedKV.scan``, of this state."""
 
     @abstractmethod
     def renew(self) -> None:
         """Move on to the newest state; when that fails, the old one stays."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the files."""
 
 
 class ViewKV(CommittedKV):

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
-from rmqstore.engine.kv.buffered import Base, BufferedKV, Entry, View, ViewLostError
+from rmqstore.engine.kv.base import Entry
+from rmqstore.engine.kv.buffered import Base, BufferedKV, View, ViewLostError
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
-from rmqstore.engine.kv.base import take_page
-from rmqstore.engine.kv.buffered import Entry
+from rmqstore.engine.kv.base import Entry, take_page
 from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
+from rmqstore.engine.kv.base import Entry
 from rmqstore.engine.kv.directory import EngineHome
-from rmqstore.engine.kv.snapshot_view import Entry, FixedView, ViewKV
+from rmqstore.engine.kv.snapshot_view import FixedView, ViewKV
 from rmqstore.errors import CorruptStoreError, StoreError, StorePathError
 from rmqstore_lmdb.memory import stays_in_memory
 from rmqstore_lmdb.pages import page_of, translated

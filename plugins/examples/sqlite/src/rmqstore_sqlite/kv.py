@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from rmqstore.engine.kv.base import take_page
-from rmqstore.engine.kv.buffered import Base, BufferedKV, Entry, View
+from rmqstore.engine.kv.base import Entry, take_page
+from rmqstore.engine.kv.buffered import Base, BufferedKV, View
 from rmqstore.engine.kv.directory import EngineHome, sync_path
 from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import CorruptStoreError, StoreClosedError, StoreError, StoreFullError, StoreLockedError, StorePathError

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import EngineOptions
+from rmqstore.engine.kv.base import Entry
 from rmqstore.engine.kv.directory import EngineHome
-from rmqstore.engine.kv.snapshot_view import Entry, FixedView
+from rmqstore.engine.kv.snapshot_view import FixedView
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.check_point import CheckPoint

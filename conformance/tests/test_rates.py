@@ -34,7 +34,7 @@ def mutation(module: str, before: str, after: str) -> Mutation:
 
 
 FORGETS_NOTHING = mutation("rmqstore.store.handover", "timers.forget(pops.durable_cursor())", "pass")
-GIVES_NOTHING = mutation("rmqstore.store.handover", "not len(batch.messages)", "len(batch.messages)")
+GIVES_NOTHING = mutation("rmqstore.store.handover", "not count", "count")
 COPIES_NOTHING = mutation("rmqstore.engine.kv.directory", "copy_file(entry.path, copy / entry.name)", "pass")
 
 

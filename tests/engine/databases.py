@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, OrderedKV, PutMany, WriteBatch, take_page
-from rmqstore.engine.kv.buffered import Base, Entry, View, ViewLostError
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, Entry, OrderedKV, PutMany, WriteBatch, take_page
+from rmqstore.engine.kv.buffered import Base, View, ViewLostError
 from rmqstore.engine.kv.overlay import SpaceChange
 
 SPACES = ("meta", "timers", "queues")

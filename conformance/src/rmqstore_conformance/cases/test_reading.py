@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -50,43 +49,24 @@ for line in sys.stdin:
 """
 
 
-class _Owner:
-    """Another process that has the store open."""
-
-    def __init__(self, path: Path, pair: Pair) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _OWNER, str(path), pair.timers, pair.pops, str(START_MS), json.dumps(GIVEN)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def send(self, message_id: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{message_id}\n")
-        self.process.stdin.flush()
-        assert self._line() == "sent"
-
-    def end(self, number: int) -> None:
-        self.process.send_signal(number)
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-
 @contextmanager
-def _owner(path: Path, pair: Pair) -> Iterator[_Owner]:
-    owner = _Owner(path, pair)
-    try:
-        yield owner
-    finally:
-        owner.end(signal.SIGKILL)
+def _owner(path: Path, pair: Pair) -> Iterator[Callable[[str], None]]:
+    """Have the store open in another process, which is killed at the end; gives what makes it send a message of an id."""
+    command = [sys.executable, "-c", _OWNER, str(path), pair.timers, pair.pops, str(START_MS), json.dumps(GIVEN)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        to_owner, from_owner = process.stdin, process.stdout
+        assert to_owner is not None
+        assert from_owner is not None
+
+        def send(message_id: str) -> None:
+            print(message_id, file=to_owner, flush=True)
+            assert from_owner.readline() == "sent\n"
+
+        try:
+            assert from_owner.readline() == "ready\n"
+            yield send
+        finally:
+            process.kill()
 
 
 def _reader(stores: Stores, name: str = "store", **settings: Any) -> ReadStore:
@@ -155,10 +135,10 @@ def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> N
 
 def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
     """X1: the owner is another process; the reader neither waits for it nor stops it."""
-    with stores_of(durable_pair) as stores, _owner(stores.root / "store", durable_pair) as owner, _reader(stores) as reader:
+    with stores_of(durable_pair) as stores, _owner(stores.root / "store", durable_pair) as send, _reader(stores) as reader:
         assert reader.pending().total == 20
         assert reader.lag("t", "g").in_flight == 4
-        owner.send("more")
+        send("more")
         assert len(reader.read("t", limit=100)) == 10
         reader.refresh()
         assert ids(reader.read("t", limit=100).messages)[-1] == "more"
@@ -172,8 +152,8 @@ def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
 def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair) -> None:
     """X1: after kill -9 a reader finds everything that was acknowledged, changes no file, and the next owner finds it too."""
     with stores_of(durable_pair) as stores:
-        with _owner(stores.root / "store", durable_pair) as owner:
-            owner.send("last")
+        with _owner(stores.root / "store", durable_pair) as send:
+            send("last")
         before = _files(stores.root)
         with _reader(stores) as reader:
             assert reader.pending().total == 20

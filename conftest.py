@@ -26,7 +26,6 @@ _NEEDS = {
 }
 
 _LONG = (
-    "conformance/tests/test_disk_mutants.py",
     "conformance/tests/test_mutants.py",
     "conformance/tests/test_runs.py",
     "tests/spark/test_spark.py",

@@ -139,7 +139,7 @@ def _summary(rates: Rates) -> str:
 
 
 def _meaning(operator: str) -> str:
-    return f": {' '.join((OPERATORS[operator].__doc__ or '').replace('``', '`').split())}"
+    return f": {OPERATORS[operator].replace('``', '`')}"
 
 
 def _tallies(name: str, tallies: Iterable[Tally], meaning: Callable[[str], str]) -> str:

@@ -25,17 +25,6 @@ Results = dict[tuple[str, str], list[dict[str, Any]]]
 _OWN_FAULT = re.compile(r"^E +(AttributeError|NameError|TypeError|ImportError|RecursionError)\b", re.MULTILINE)
 """What a mutant must not fail with: then it would be broken, not wrong."""
 
-PARTS_OF_ALL = 6
-"""Every sixth mutant is tried in each run of the tests, the others by ``make crash``."""
-
-
-def in_parts(mutants: Sequence[Any]) -> list[Any]:
-    """Return the parameters of a test: (part, mutant), all but those of part 0 for the slow tier."""
-    return [
-        pytest.param(at % PARTS_OF_ALL, each, id=each.name, marks=() if at % PARTS_OF_ALL == 0 else pytest.mark.slow)
-        for at, each in enumerate(mutants)
-    ]
-
 
 def results_of(plugin: str, mutants: Sequence[WrongEngine], *options: str, sound: tuple[str, tuple[str, ...]] | None = None) -> Results:
     """Run the cases of each mutant on it, and those of ``sound`` on the engine that is named there."""

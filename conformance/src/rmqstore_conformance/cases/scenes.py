@@ -1,12 +1,10 @@
-"""What many cases begin with: a queue with messages, messages that died, threads that start at once; and how much a call does."""
+"""What many cases begin with: a queue with messages, messages that died, threads that start at once."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
 from typing import Any
 
 from rmqstore import DeadLetter, PoppedMessage, Store
@@ -50,21 +48,3 @@ def together(work: Callable[[int], None], count: int = THREADS) -> None:
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(started, number) for number in range(count)]:
             future.result(timeout=100)
-
-
-def steps_of(call: Callable[[], object]) -> int:
-    """Return how many lines of Python the call runs, each turn of a loop counted: what it does, on any machine."""
-    steps = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal steps
-        steps += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return steps

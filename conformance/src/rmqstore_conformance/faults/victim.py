@@ -28,7 +28,7 @@ from rmqstore_conformance.power.replaying import MARK
 from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import announce
 
-Report = Callable[..., object]
+Report = Callable[..., None]
 
 
 def mark(event: str, number: int, prefix: str = MARK) -> None:
@@ -162,13 +162,8 @@ def _look(look: Callable[[], Shown], allowed: list[Shown]) -> str:
     return "unchanged" if shown in allowed else f"changed: {difference(shown, allowed[0])}"
 
 
-def _in_a_fork(folder: Path, number: int, play: Callable[[Path, Report], None]) -> None:
-    """Play in a process of its own, with a store and a file for its report."""
-    if (child := os.fork()) == 0:
-        lines = os.open(folder / f"report-{number}", os.O_WRONLY | os.O_CREAT)
-        play(folder / f"store-{number}", lambda *words: os.writev(lines, [(json.dumps(words) + "\n").encode()]))
-        os._exit(0)
-    os.waitpid(child, 0)
+def _write(file: int, *words: str) -> None:
+    os.writev(file, [(json.dumps(words) + "\n").encode()])
 
 
 def play_with_failures(job: dict[str, Any]) -> None:
@@ -176,14 +171,15 @@ def play_with_failures(job: dict[str, Any]) -> None:
     folder = Path(job["folder"])
     make = _calls_of(job["kind"], folder / "scratch")
     for number in job["numbers"]:
-
-        def play(path: Path, report: Report, number: int = number) -> None:
-            report("process", str(os.getpid()))
+        child = os.fork()
+        if child == 0:
+            lines = os.open(folder / f"report-{number}", os.O_WRONLY | os.O_CREAT)
+            _write(lines, "process", str(os.getpid()))
             for _ in range(job["at"] - number):
                 make()
-            play_with_a_failure(job, path, report)
-
-        _in_a_fork(folder, number, play)
+            play_with_a_failure(job, folder / f"store-{number}", partial(_write, lines))
+            os._exit(0)
+        os.waitpid(child, 0)
 
 
 # ---------------------------------------------------------------- all syncs of several threads fail
@@ -236,8 +232,14 @@ def play_in_a_crowd(job: dict[str, Any], names: list[str], path: Path, report: R
 
 def play_crowds(job: dict[str, Any]) -> None:
     """Play once for each crowd."""
+    folder = Path(job["folder"])
     for number, names in enumerate(job["crowds"]):
-        _in_a_fork(Path(job["folder"]), number, partial(play_in_a_crowd, job, names))
+        child = os.fork()
+        if child == 0:
+            lines = os.open(folder / f"report-{number}", os.O_WRONLY | os.O_CREAT)
+            play_in_a_crowd(job, names, folder / f"store-{number}", partial(_write, lines))
+            os._exit(0)
+        os.waitpid(child, 0)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import importlib
 import os
 import signal
 import subprocess
@@ -246,17 +246,6 @@ def judge_mutation(mutation: Mutation, reaches: dict[str, Reach], level: str) ->
 # ---------------------------------------------------------------- engines
 
 
-_LISTED: Final = """
-import importlib, json, sys
-
-module = importlib.import_module(sys.argv[1])
-lists = [value for value in vars(module).values() if isinstance(value, (list, tuple))]
-wrong = [each for values in lists for each in values if hasattr(each, "engine") and hasattr(each, "clause")]
-print(json.dumps([[each.engine, each.what, str(getattr(each, "kind", "")), each.clause] for each in wrong]))
-"""
-"""Runs in a process of its own, so that a plug-in module changes nothing in this one."""
-
-
 def wrong_engines(plugin: str) -> list[WrongEngine]:
     """Return the wrong engines that a plug-in module has in a list or a tuple: what says its ``engine``, ``what`` and ``clause``.
 
@@ -265,10 +254,14 @@ def wrong_engines(plugin: str) -> list[WrongEngine]:
     Raises:
         IllegalArgumentError: there is none.
     """
-    run = subprocess.run([sys.executable, "-c", _LISTED, plugin], capture_output=True, text=True)
-    if run.returncode or not (found := json.loads(run.stdout)):
-        raise IllegalArgumentError(f"{plugin} has no wrong engines: {run.stderr.strip()[-300:]}")
-    return [WrongEngine(engine=name, plugin=plugin, what=what, kind=kind, clause=clause) for name, what, kind, clause in found]
+    values = vars(importlib.import_module(plugin)).values()
+    found = [each for value in values if isinstance(value, list | tuple) for each in value if hasattr(each, "engine")]
+    if not found:
+        raise IllegalArgumentError(f"{plugin} has no wrong engines")
+    return [
+        WrongEngine(engine=each.engine, plugin=plugin, what=each.what, kind=str(getattr(each, "kind", "")), clause=each.clause)
+        for each in found
+    ]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import pyarrow as pa
 from rmqstore import MessageBatch
 from rmqstore.batch import columns_of
 from rmqstore.contract import DueBatch, Engine, EngineOptions, EngineSession, PoppedBatch, PopResult, PopTxn, Receipt, Ticket
+from rmqstore.contract.state import StatePage
 from rmqstore.message import Message, PoppedMessage
 from rmqstore_conformance.proving.planting import Pops, Timers, Whole, in_two
 
@@ -25,10 +26,29 @@ but = msgspec.structs.replace
 
 
 def _fault(side: type, made_of: Callable[..., Any], call: str, faulty: Callable[..., Any]) -> type:
-    def instead(self: Any, *args: Any, **options: Any) -> Any:
-        return faulty(self, getattr(super(side, self), call), *args, **options)
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        return faulty(self, getattr(super(fault, self), call), *args, **options)
 
-    return type(made_of.__name__, (side,), {call: instead, "__doc__": made_of.__doc__, "__module__": made_of.__module__})
+    fault = type(made_of.__name__, (side,), {call: called, "__doc__": made_of.__doc__, "__module__": made_of.__module__})
+    return fault
+
+
+def instead(side: type, call: str) -> Maker:
+    """Do something else in place of a call; it is given the side, the sound call and what that is given."""
+    return lambda faulty: _fault(side, faulty, call, faulty)
+
+
+def by_the_latest_clock(side: type, call: str) -> Maker:
+    """Make a call with the latest time that it was ever told."""
+
+    def made(named: Callable[..., Any]) -> type:
+        def faulty(self: Any, sound: Callable[..., Any], now_ms: int, *more: Any) -> Any:
+            self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
+            return sound(self.noted["latest"], *more)
+
+        return _fault(side, named, call, faulty)
+
+    return made
 
 
 def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Maker:
@@ -77,6 +97,30 @@ def two_writes(side: type, call: str) -> Maker:
         return _fault(side, is_behind, call, faulty)
 
     return made
+
+
+def exports(side: type, table: str) -> Maker:
+    """Change the rows of one table of the exported state."""
+
+    def made(change: _Change) -> type:
+        def faulty(self: Any, sound: Callable[..., StatePage], asked: str, *more: Any) -> StatePage:
+            page = sound(asked, *more)
+            return but(page, rows=change(page.rows)) if asked == table else page
+
+        return _fault(side, change, "export_state", faulty)
+
+    return made
+
+
+def cancels_by_key(fits: Callable[[str, str, str, str], bool]) -> type:
+    """Let a cancel by key take the timers that fit: it is given the topic and the key of the cancel, and then those of a timer."""
+
+    def cancel_key(self: Any, sound: Callable[..., Any], topic: str, key: str, now_ms: int) -> Any:
+        timers = self.scan(0, 2**62, limit=100_000).timers
+        found = [each.handle for each in timers if any(fits(topic, key, each.message.topic, other) for other in each.message.keys)]
+        return self.cancel(sorted(found, key=lambda handle: handle.seq), now_ms)
+
+    return _fault(Timers, fits, "cancel_key", cancel_key)
 
 
 # ---------------------------------------------------------------- sessions
@@ -155,11 +199,12 @@ def holding(due: DueBatch, messages: MessageBatch) -> DueBatch:
 
 
 class _Edited(PoppedBatch):
-    """Popped messages, each changed on its way out."""
+    """Popped messages, each changed on its way out, or one of their columns alone."""
 
-    def __init__(self, popped: PoppedBatch, edit: Callable[[PoppedMessage], PoppedMessage]) -> None:
+    def __init__(self, popped: PoppedBatch, edit: Callable[[PoppedMessage], PoppedMessage], column: str, values: _Change) -> None:
         self._popped = popped
         self._edit = edit
+        self._column = column, values
 
     def __len__(self) -> int:
         return len(self._popped)
@@ -168,15 +213,23 @@ class _Edited(PoppedBatch):
         return [self._edit(each) for each in self._popped.messages()]
 
     def columns(self) -> MessageBatch:
-        return MessageBatch(columns=columns_of(self.messages()))
+        batch = MessageBatch(columns=columns_of(self.messages()))
+        name, values = self._column
+        return with_column(batch, name, values(values_of(batch, name))) if name else batch
 
     def receipts(self) -> Sequence[Receipt]:
         return self._popped.receipts()
 
 
-def edited(result: PopResult, edit: Callable[[PoppedMessage], PoppedMessage]) -> PopResult:
-    """Return the answer to a pop with its messages changed, in both forms."""
-    return but(result, messages=_Edited(result.messages, edit))
+def _same(value: Any) -> Any:
+    return value
+
+
+def edited(
+    result: PopResult, edit: Callable[[PoppedMessage], PoppedMessage] = _same, column: str = "", values: _Change = _same
+) -> PopResult:
+    """Return the answer to a pop with its messages changed, in both forms, or with other values in a column."""
+    return but(result, messages=_Edited(result.messages, edit, column, values))
 
 
 def _of_appends(change: Callable[[MessageBatch], MessageBatch]) -> Callable[[PopTxn], PopTxn]:

@@ -8,36 +8,24 @@ from typing import Final
 from rmqstore.contract import EngineInfo
 from rmqstore.hookspecs import hookimpl
 from rmqstore_conformance.proving import (
-    mutants_of_attempts,
-    mutants_of_cancels,
-    mutants_of_copies,
-    mutants_of_costs,
-    mutants_of_handover,
     mutants_of_pairs,
     mutants_of_pops,
     mutants_of_queues,
     mutants_of_races,
     mutants_of_rules,
     mutants_of_timers,
-    mutants_of_upkeep,
     mutants_of_values,
 )
 from rmqstore_conformance.proving.planting import MEMORY, WrongEngine, mutants_in
 
 PARTS: Final[tuple[ModuleType, ...]] = (
     mutants_of_timers,
-    mutants_of_cancels,
-    mutants_of_handover,
     mutants_of_pops,
-    mutants_of_attempts,
     mutants_of_queues,
-    mutants_of_costs,
     mutants_of_races,
     mutants_of_pairs,
     mutants_of_values,
-    mutants_of_copies,
     mutants_of_rules,
-    mutants_of_upkeep,
 )
 
 MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(each for each in mutants_in(PARTS) if each.base == MEMORY)

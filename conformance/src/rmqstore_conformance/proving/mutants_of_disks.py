@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -26,16 +26,17 @@ from rmqstore.contract import (
     PopTxnResult,
     Ticket,
     TimerHandle,
-    TimerReceipts,
-    UpkeepReport,
     WriteStatus,
 )
+from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, find_mark
+from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.schema import CURSOR_KEY, META
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
-from rmqstore_conformance.proving import mutants_of_answers, mutants_of_writes
-from rmqstore_conformance.proving.kinds import Opened, Sync, asks, at_once, but, opens, synced_by, syncs, two_writes
+from rmqstore_conformance.proving import mutants_of_durability
+from rmqstore_conformance.proving.editing import Edit, edit
+from rmqstore_conformance.proving.kinds import Opened, Sync, asks, at_once, but, instead, opens, synced_by, syncs, two_writes
 from rmqstore_conformance.proving.mutants import PARTS
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, WrongEngine, mutant, mutants_in
 
@@ -61,17 +62,16 @@ def answers_before_it_is_durable(directory: Path) -> Sync:
     return late
 
 
-@disk_mutant("R2", "R1.power_loss_at_every_call")
-class CancelsOneByOne(Timers):
+@disk_mutant("R2", "R1.power_loss_at_every_call", at=instead(Timers, "cancel"))
+def cancels_one_by_one(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
     """Of a cancel of many handles, each is durable by itself."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, ticket = [], Ticket(0)
-        for handle in handles:
-            each, ticket = super().cancel([handle], now_ms)
-            self.sync(ticket)
-            outcomes += each
-        return outcomes, ticket
+    outcomes: list[CancelOutcome] = []
+    ticket = Ticket(0)
+    for handle in handles:
+        each, ticket = cancel([handle], now_ms)
+        self.sync(ticket)
+        outcomes += each
+    return outcomes, ticket
 
 
 # ---------------------------------------------------------------- answers that rest on what is not durable
@@ -96,47 +96,33 @@ def says_too_late_before_the_seal_is_durable(handles: Sequence[TimerHandle], out
 
 
 @disk_mutant("R1", "R1.each_answer_is_durable")
-class TakesItsPositionForDurable(Pops):
-    """A sync that the pops are asked for on behalf of what another call wrote returns at once, and says that all is durable."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        before = self._shared.kv.position
-        result, ticket = super().apply(txn, now_ms)
-        if ticket.position <= before:
-            self.noted[ticket.position] = True
-        return result, ticket
-
-    def sync(self, ticket: Ticket | None = None) -> None:
-        if ticket is None or ticket.position not in self.noted:
-            super().sync(ticket)
+def takes_its_position_for_durable() -> Edit:
+    """The pops take what another call wrote for durable, and let no answer wait for it."""
+    return edit(OrderedPops._resting, "Ticket(self._shared.kv.position)", "Ticket(0)")
 
 
 # ---------------------------------------------------------------- calls that are two writes
 
 
-class _MarksBehind(Pops):
-    def between(self, ticket: Ticket) -> None:
-        """Called between the two writes."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if not txn.marks or find_mark(self._shared.kv, POP_SIDE, txn.marks) is not None:
-            return super().apply(txn, now_ms)
-        result, ticket = super().apply(but(txn, marks=()), now_ms)
-        self.between(ticket)
-        return result, super().apply(PopTxn(marks=txn.marks), now_ms)[1]
+def _marks_behind(side: Any, apply: Any, txn: PopTxn, now_ms: int, between: Callable[[Ticket], None] = lambda ticket: None) -> Any:
+    """Store the marks of a call behind the call."""
+    if not txn.marks or find_mark(side._shared.kv, POP_SIDE, txn.marks) is not None:
+        return apply(txn, now_ms)
+    result, ticket = apply(but(txn, marks=()), now_ms)
+    between(ticket)
+    return result, apply(PopTxn(marks=txn.marks), now_ms)[1]
 
 
-@disk_mutant("I1", "R2.a_call_is_cut_between_two_writes")
-class StoresMarksInASecondTransaction(_MarksBehind):
+@disk_mutant("I1", "R2.a_call_is_cut_between_two_writes", at=instead(Pops, "apply"))
+def stores_marks_in_a_second_transaction(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """The marks of a send for now are made durable behind its messages."""
-
-    def between(self, ticket: Ticket) -> None:
-        self.sync(ticket)
+    return _marks_behind(self, apply, txn, now_ms, self.sync)
 
 
-@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")
-class StoresMarksByASecondWrite(_MarksBehind):
+@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs", at=instead(Pops, "apply"))
+def stores_marks_by_a_second_write(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """The marks of a send for now are a write of their own; mostly one transaction takes both."""
+    return _marks_behind(self, apply, txn, now_ms)
 
 
 @disk_mutant("H1", "R2.an_everyday_call_is_cut_between_two_writes", at=two_writes(Pops, "apply"))
@@ -145,33 +131,25 @@ def stores_the_cursor_in_a_second_transaction(space: int, key: bytes) -> bool:
     return space == META and key == CURSOR_KEY
 
 
-@disk_mutant("R2", "R2.a_call_is_cut_between_two_writes")
-class SplitsLargeBatches(Timers):
+@disk_mutant("R2", "R2.a_call_is_cut_between_two_writes", at=instead(Timers, "put"))
+def splits_large_batches(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
     """Of more than 512 timers, each 512 are a transaction of their own; the last one has the marks."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        rows = batch.messages
-        if len(rows) <= _SPLIT or find_mark(self._shared.kv, TIMER_SIDE, marks) is not None:
-            return super().put(batch, now_ms, marks)
-        receipts = []
-        for at in range(0, len(rows), _SPLIT):
-            part = MessageBatch(messages=rows[at : at + _SPLIT])
-            given, ticket = super().put(part, now_ms, marks if at + _SPLIT >= len(rows) else ())
-            receipts.append(given)
-            self.sync(ticket)
-        return but(receipts[0], ticks=[tick for each in receipts for tick in each.ticks]), ticket
+    rows = batch.messages
+    if len(rows) <= _SPLIT or find_mark(self._shared.kv, TIMER_SIDE, marks) is not None:
+        return put(batch, now_ms, marks)
+    receipts = []
+    for at in range(0, len(rows), _SPLIT):
+        given, ticket = put(MessageBatch(messages=rows[at : at + _SPLIT]), now_ms, marks if at + _SPLIT >= len(rows) else ())
+        receipts.append(given)
+        self.sync(ticket)
+    return but(receipts[0], ticks=[tick for each in receipts for tick in each.ticks]), ticket
 
 
-@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")
-class CancelsManyBySeveralWrites(Timers):
+@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs", at=instead(Timers, "cancel"))
+def cancels_many_by_several_writes(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
     """Of a cancel of more than 512 handles, each 512 are a write of their own."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, ticket = super().cancel(handles[:_SPLIT], now_ms)
-        for at in range(_SPLIT, len(handles), _SPLIT):
-            more, ticket = super().cancel(handles[at : at + _SPLIT], now_ms)
-            outcomes += more
-        return outcomes, ticket
+    parts = [cancel(handles[at : at + _SPLIT], now_ms) for at in range(0, len(handles), _SPLIT)] or [cancel((), now_ms)]
+    return [outcome for outcomes, _ in parts for outcome in outcomes], parts[-1][1]
 
 
 # ---------------------------------------------------------------- opens
@@ -261,71 +239,71 @@ def copies_what_lies_on_the_disk(directory: Path) -> Opened:
 # ---------------------------------------------------------------- syncs that fail, and files of its own
 
 
-@disk_mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk", at=syncs)
-def says_nothing_of_a_full_disk(directory: Path) -> Sync:
+def _silent(error: type[Exception]) -> Callable[[Callable[..., Any]], type]:
+    """Let a sync that ends with an error return as if it were done."""
+
+    def sync(sound: Callable[..., None], ticket: Ticket | None) -> None:
+        with suppress(error):
+            sound(ticket)
+
+    return lambda named: syncs(functools.wraps(named)(lambda directory: sync))
+
+
+@disk_mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk", at=_silent(StoreFullError))
+def says_nothing_of_a_full_disk() -> None:
     """A sync that finds no room returns as if it were done."""
 
-    def silent(sound: Callable[..., None], ticket: Ticket | None) -> None:
-        with suppress(StoreFullError):
-            sound(ticket)
 
-    return silent
-
-
-@disk_mutant("F2", "F2.a_sync_that_fails", at=syncs)
-def shrugs_at_a_failed_sync(directory: Path) -> Sync:
+@disk_mutant("F2", "F2.a_sync_that_fails", at=_silent(StorePoisonedError))
+def shrugs_at_a_failed_sync() -> None:
     """A sync that failed returns as if it were done."""
 
-    def silent(sound: Callable[..., None], ticket: Ticket | None) -> None:
-        with suppress(StorePoisonedError):
+
+def _before_syncs(fault: Callable[[Path], Callable[[], object]]) -> type:
+    """Do something before each sync of a session, which is made of its directory."""
+
+    @functools.wraps(fault)
+    def made(directory: Path) -> Sync:
+        step = fault(directory)
+
+        def sync(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            step()
             sound(ticket)
 
-    return silent
+        return sync
+
+    return syncs(made)
 
 
 def _journal(directory: Path) -> int:
     return os.open(directory / "db" / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
-@disk_mutant("F2", "F2.a_sync_that_fails", at=syncs)
-def asks_for_a_failed_sync_again(directory: Path) -> Sync:
+@disk_mutant("F2", "F2.a_sync_that_fails", at=_before_syncs)
+def asks_for_a_failed_sync_again(directory: Path) -> Callable[[], None]:
     """A journal is synced again when that failed."""
     journal = _journal(directory)
 
-    def journaled(sound: Callable[..., None], ticket: Ticket | None) -> None:
+    def journaled() -> None:
         os.write(journal, b"a call\n")
         try:
             os.fdatasync(journal)
         except OSError:
             os.fdatasync(journal)
-        sound(ticket)
 
     return journaled
 
 
-@disk_mutant("F3", "F3.a_call_that_fails", at=syncs)
-def raises_what_comes(directory: Path) -> Sync:
+@disk_mutant("F3", "F3.a_call_that_fails", at=_before_syncs)
+def raises_what_comes(directory: Path) -> Callable[[], int]:
     """A journal that cannot be written raises the error of the system as it is."""
-    journal = _journal(directory)
-
-    def journaled(sound: Callable[..., None], ticket: Ticket | None) -> None:
-        os.write(journal, b"a call\n")
-        sound(ticket)
-
-    return journaled
+    return functools.partial(os.write, _journal(directory), b"a call\n")
 
 
-@disk_mutant("X5", "X5.a_store_may_be_renamed", at=syncs)
-def goes_by_its_path(directory: Path) -> Sync:
-    """A journal of the calls is opened anew for each, by the path that the store had when it was opened."""
-    journal = Path(os.path.realpath(directory)) / "journal"
-
-    def journaled(sound: Callable[..., None], ticket: Ticket | None) -> None:
-        with journal.open("ab") as file:
-            file.write(b"a call\n")
-        sound(ticket)
-
-    return journaled
+@disk_mutant("X5", "X5.a_store_may_be_renamed", at=_before_syncs)
+def goes_by_its_path(directory: Path) -> Callable[[], int]:
+    """A journal of the calls is written anew by each, by the path that the store had when it was opened."""
+    return functools.partial((Path(os.path.realpath(directory)) / "journal").write_bytes, b"a call\n")
 
 
 @disk_mutant("R1", "R1.power_loss_at_every_call", recorder="fuse", at=opens)
@@ -350,9 +328,9 @@ def writes_through_a_mapping(directory: Path) -> Opened:
     return change
 
 
-@disk_mutant("F2", "F2.threads_that_wait_for_a_sync_that_fails", at=syncs)
+@disk_mutant("F2", "F2.threads_that_wait_for_a_sync_that_fails", "X3.no_answer_before_its_sync", at=syncs)
 def who_waited_for_a_sync_is_told_that_it_went_well(directory: Path) -> Sync:
-    """A call that comes while another one syncs waits for that, and is acknowledged however it ended."""
+    """A call that comes while another one syncs waits for that, takes it for a sync of its own, and is acknowledged however it ended."""
     leading = threading.Lock()
 
     def sync(sound: Callable[..., None], ticket: Ticket | None) -> None:
@@ -368,25 +346,14 @@ def who_waited_for_a_sync_is_told_that_it_went_well(directory: Path) -> Sync:
     return sync
 
 
-@disk_mutant("F1", "F1.there_may_be_more_queues_than_descriptors", at=opens)
-def keeps_a_file_open_for_each_topic(directory: Path) -> Opened:
+@disk_mutant("F1", "F1.there_may_be_more_queues_than_descriptors", at=instead(Pops, "apply"))
+def keeps_a_file_open_for_each_topic(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """Each topic has a file, which stays open from its first message on."""
-    files: dict[str, IO[bytes]] = {}
-
-    def change(session: Any) -> None:
-        pops = session.pops()
-        sound = pops.apply
-
-        def apply(txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-            result: tuple[PopTxnResult, Ticket] = sound(txn, now_ms)
-            for topic in pops.topics():
-                if topic.name not in files:
-                    files[topic.name] = (directory / f"topic-{topic.name}").open("ab")
-            return result
-
-        pops.apply = apply
-
-    return change
+    answer = apply(txn, now_ms)
+    for topic in self.topics():
+        if topic.name not in self.noted:
+            self.noted[topic.name] = Path(os.devnull).open("ab")  # noqa: SIM115 - that is what is wrong
+    return answer
 
 
 @disk_mutant("P7", "P7.the_longest_names_have_retry_topics_and_dead_letters", at=asks(Pops, "pop"))
@@ -395,24 +362,17 @@ def cuts_long_names(request: PopRequest) -> PopRequest:
     return but(request, group=request.group[:120])
 
 
-@disk_mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing", at=opens)
-def writes_at_every_tick(directory: Path) -> Opened:
+@disk_mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing", at=instead(Pops, "maintain"))
+def writes_at_every_tick(self: Any, maintain: Any, now_ms: int, budget: int) -> Any:
     """Each step of upkeep writes down where it is, whether it did anything or not."""
-
-    def change(session: Any) -> None:
-        for side in session.timers(), session.pops():
-
-            def maintain(now_ms: int, budget: int, sound: Callable[..., UpkeepReport] = side.maintain) -> UpkeepReport:
-                (directory / "upkeep").write_bytes(now_ms.to_bytes(8) * 512)
-                return sound(now_ms, budget)
-
-            side.maintain = maintain
-
-    return change
+    batch = WriteBatch()
+    batch.put(META, b"upkeep", now_ms.to_bytes(8) * 512)
+    self._shared.write(batch)
+    return maintain(now_ms, budget)
 
 
 MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(
-    each for each in mutants_in([sys.modules[__name__], mutants_of_answers, mutants_of_writes, *PARTS]) if each.base == LMDB
+    each for each in mutants_in([sys.modules[__name__], mutants_of_durability, *PARTS]) if each.base == LMDB
 )
 """All of them, in their order."""
 

@@ -1,26 +1,29 @@
-"""Mutants of leases, receipts and their outcomes (P1–P6, P8, K1, I1), and of interrupted calls (F4)."""
+"""Mutants of leases, receipts and their outcomes, of interrupted calls, of attempts, dead letters and pops in order (P1-P9, K1, I1, F4)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from rmqstore.contract import (
     AckOutcome,
     Change,
-    ChangeOutcome,
     ChangeResult,
+    EngineOptions,
     PopRequest,
-    PopResult,
     PopTxn,
     PopTxnResult,
     Receipt,
-    ReviveReport,
-    Ticket,
 )
-from rmqstore_conformance.proving.kinds import answers, asks, but
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.store import OrderedPops
+from rmqstore.engine.shared import Call
+from rmqstore.message import PROPERTY_ORIGIN_TOPIC, PoppedMessage
+from rmqstore_conformance.proving.editing import Edit, edit
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, answers, asks, but, by_the_latest_clock, instead
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _ACKED, _AGAIN, _STALE, _UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
-_Applied = tuple[PopTxnResult, Ticket]
-_Popped = tuple[PopResult, Ticket]
 
 
 def _saying(result: PopTxnResult, old: AckOutcome, new: AckOutcome) -> PopTxnResult:
@@ -28,52 +31,35 @@ def _saying(result: PopTxnResult, old: AckOutcome, new: AckOutcome) -> PopTxnRes
     return but(result, acks=tuple(new if each is old else each for each in result.acks))
 
 
-def _end_of(receipt: Receipt) -> int:
-    return receipt.pop_time_ms + receipt.invisible_ms
-
-
-class _WithLeases(Pops):
-    def running(self, topic: str | None = None, group: str | None = None) -> list[Receipt]:
-        """Return the receipts of running leases."""
-        found = (Receipt.parse(each.receipt) for each in self.leases(topic, group))
-        return [each for each in found if each is not None]
-
-
 # ---------------------------------------------------------------- interrupts (F4)
 
 
+def _running(side: Any, topic: str | None = None, group: str | None = None) -> list[Receipt]:
+    """Return the receipts of running leases."""
+    return [found for each in side.leases(topic, group) if (found := Receipt.parse(each.receipt)) is not None]
+
+
+def _place(receipt: Receipt) -> tuple[str, int, int]:
+    return receipt.topic, receipt.queue_id, receipt.queue_offset
+
+
 @mutant("F4", "F4.an_interrupted_call_happened_or_did_not")
-class MemoryIsTrustedAfterAnInterrupt(Pops):
+def memory_is_trusted_after_an_interrupt() -> Edit:
     """An interrupted call is not noticed: what memory took over of it stays, and what it did not take over is missing."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        try:
-            return super().apply(txn, now_ms)
-        except BaseException:
-            self._call.__exit__(None, None, None)
-            raise
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        try:
-            return super().pop(request, now_ms)
-        except BaseException:
-            self._call.__exit__(None, None, None)
-            raise
+    return edit(Call.__exit__, "kind is None or issubclass(kind, RmqstoreError)", "True")
 
 
 # ---------------------------------------------------------------- leases (P1, P2, P3, K1)
 
 
-@mutant("P1", "P1.leased_messages_are_not_given_again")
-class LeasedIsGivenAgain(_WithLeases):
+@mutant("P1", "P1.leased_messages_are_not_given_again", at=instead(Pops, "pop"))
+def leased_is_given_again(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
     """A pop that finds nothing takes what others of its group hold."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        result, ticket = super().pop(request, now_ms)
-        if len(result.messages) or request.order or not (held := self.running(request.topic, request.group)):
-            return result, ticket
-        self.release(held, now_ms)
-        return super().pop(request, now_ms)
+    result, ticket = pop(request, now_ms)
+    if len(result.messages) or request.order or not (held := _running(self, request.topic, request.group)):
+        return result, ticket
+    self.release(held, now_ms)
+    return pop(request, now_ms)
 
 
 @mutant("P1", "P1.leased_messages_are_not_given_again", at=asks(Pops, "revive"))
@@ -89,38 +75,30 @@ def attempts_have_no_ids(request: PopRequest) -> PopRequest:
 
 
 @mutant("P1", "P1.a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked")
-class AttemptsEndWithTheirLeases(Pops):
+def attempts_end_with_their_leases() -> Edit:
     """An attempt id of which all is acked is taken for a new one."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        result, ticket = super().pop(request, now_ms)
-        return (result, ticket) if len(result.messages) else super().pop(but(request, attempt_id=None), now_ms)
+    return edit(Popping.pop, "again is not None", "again")
 
 
-@mutant("P2", "P2.groups_do_not_disturb_each_other")
-class AnAckEndsTheLeasesOfAll(_WithLeases):
+@mutant("P2", "P2.groups_do_not_disturb_each_other", at=instead(Pops, "apply"))
+def an_ack_ends_the_leases_of_all(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """An ack ends the leases of all groups on the message."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        answer = super().apply(txn, now_ms)
-        places = {(each.topic, each.queue_id, each.queue_offset) for each in txn.acks}
-        if others := [each for each in self.running() if (each.topic, each.queue_id, each.queue_offset) in places]:
-            super().apply(PopTxn(acks=others), now_ms)
-        return answer
+    answer = apply(txn, now_ms)
+    places = set(map(_place, txn.acks))
+    if others := [each for each in _running(self) if _place(each) in places]:
+        apply(PopTxn(acks=others), now_ms)
+    return answer
 
 
-@mutant("P2", "P2.groups_do_not_disturb_each_other")
-class GroupsShareMessages(_WithLeases):
+@mutant("P2", "P2.groups_do_not_disturb_each_other", at=instead(Pops, "pop"))
+def groups_share_messages(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
     """What one group holds, no other group gets."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        taken = {(each.queue_id, each.queue_offset) for each in self.running(request.topic) if each.group != request.group}
-        result, ticket = super().pop(request, now_ms)
-        both = [each for each in result.messages.receipts() if (each.queue_id, each.queue_offset) in taken]
-        if not both:
-            return result, ticket
+    taken = {_place(each) for each in _running(self, request.topic) if each.group != request.group}
+    result, ticket = pop(request, now_ms)
+    if both := [each for each in result.messages.receipts() if _place(each) in taken]:
         self.ack(both, now_ms)
-        return super().pop(request, now_ms)
+        return pop(request, now_ms)
+    return result, ticket
 
 
 @mutant(
@@ -137,53 +115,43 @@ def leases_end_late(now_ms: int) -> int:
     return now_ms - 1
 
 
-@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic")
-class ALongLeaseHoldsBackOthers(Pops):
+@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=instead(Pops, "revive"))
+def a_long_lease_holds_back_others(self: Any, revive: Any, now_ms: int, limit: int) -> Any:
     """Leases end in the order in which they were given, so that a long one keeps shorter ones from ending."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        oldest = min(self.leases(), key=lambda lease: lease.pop_time_ms, default=None)
-        return super().revive(now_ms if oldest is None or oldest.expiry_ms <= now_ms else 0, limit)
+    oldest = min(self.leases(), key=lambda lease: lease.pop_time_ms, default=None)
+    return revive(now_ms if oldest is None or oldest.expiry_ms <= now_ms else 0, limit)
 
 
-@mutant("P3", "P3.all_of_many_expired_leases_come_back_in_one_tick", "P3.an_expired_lease_comes_back_through_the_retry_topic")
-class OneReviveATick(Pops):
+@mutant(
+    "P3",
+    "P3.all_of_many_expired_leases_come_back_in_one_tick",
+    "P3.an_expired_lease_comes_back_through_the_retry_topic",
+    at=instead(Pops, "revive"),
+)
+def one_revive_a_tick(self: Any, revive: Any, now_ms: int, limit: int) -> Any:
     """A revive gives back one message, and says that there are no more."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        report, ticket = super().revive(now_ms, 1)
-        return but(report, more=False), ticket
+    report, ticket = revive(now_ms, 1)
+    return but(report, more=False), ticket
 
 
 @mutant("P3", "P3.the_store_wakes_for_the_end_of_a_lease")
-class NobodyIsWokenForALease(Pops):
+def nobody_is_woken_for_a_lease() -> Edit:
     """The time at which the first lease ends is never told, so a service that sleeps until then sleeps on."""
-
-    def next_expiry_ms(self) -> int | None:
-        return None
+    return edit(OrderedPops.next_expiry_ms, "U64.unpack_from(first[0][0], 1)[0] if first else None", "None")
 
 
-@mutant("K1", "K1.a_lease_that_is_given_after_a_step_back_lasts_its_time")
-class LeasesNeverTurnBack(Pops):
+@mutant("K1", "K1.a_lease_that_is_given_after_a_step_back_lasts_its_time", at=by_the_latest_clock(Pops, "revive"))
+def leases_never_turn_back() -> None:
     """A lease ends by the latest time that was ever seen, so after a step back it ends at once."""
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
-        return super().revive(self.noted["latest"], limit)
 
 
 # ---------------------------------------------------------------- acks and outcomes (P4, P5, P8)
 
 
 @mutant("P4", "P4.acked_is_final", "P1.a_repeated_attempt_gets_the_same_leases")
-class AcksAreNotWritten(_WithLeases):
+def acks_are_not_written() -> Edit:
     """An ack of a running lease is answered, and forgotten."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        running = set(self.running()) if txn.acks else set()
-        result, ticket = super().apply(but(txn, acks=[each for each in txn.acks if each not in running]), now_ms)
-        others = iter(result.acks)
-        return but(result, acks=tuple(_ACKED if each in running else next(others) for each in txn.acks)), ticket
+    return edit(OrderedPops.apply, "leasing.ack(transaction, txn.acks)", "leasing.ack(self._stage(now_ms), txn.acks)")
 
 
 @mutant("P5", "P5.outcomes_are_true", at=answers(Pops, "apply"))
@@ -198,14 +166,11 @@ def forged_receipts_say_acked(result: PopTxnResult) -> PopTxnResult:
     return _saying(result, _UNKNOWN, _ACKED)
 
 
-@mutant("P5", "P5.garbage_or_forged_is_unknown")
-class ReceiptsAreFoundByPlace(_WithLeases):
+@mutant("P5", "P5.garbage_or_forged_is_unknown", at=instead(Pops, "apply"))
+def receipts_are_found_by_place(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """A receipt ends the lease at its place in the queue, whoever's it is and whenever it was given."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        places = {(each.topic, each.queue_id, each.queue_offset): each for each in self.running()} if txn.acks else {}
-        acks = [places.get((each.topic, each.queue_id, each.queue_offset), each) for each in txn.acks]
-        return super().apply(but(txn, acks=acks), now_ms)
+    places = {_place(each): each for each in _running(self)} if txn.acks else {}
+    return apply(but(txn, acks=[places.get(_place(each), each) for each in txn.acks]), now_ms)
 
 
 @mutant(
@@ -220,15 +185,14 @@ def a_second_ack_says_acked(result: PopTxnResult) -> PopTxnResult:
     return _saying(result, _AGAIN, _ACKED)
 
 
-@mutant("P5", "P5.outcomes_are_true")
-class EndedLeasesCannotBeAcked(Pops):
-    """An ack that comes when the time of its lease has ended is STALE, though nobody has revived it."""
+_LEASE = "self._check_point(transaction, receipt)"
 
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        in_time = [_end_of(each) > now_ms for each in txn.acks]
-        result, ticket = super().apply(but(txn, acks=[each for each, good in zip(txn.acks, in_time, strict=True) if good]), now_ms)
-        others = iter(result.acks)
-        return but(result, acks=tuple(next(others) if good else _STALE for good in in_time)), ticket
+
+@mutant("P5", "P5.outcomes_are_true")
+def ended_leases_cannot_be_acked() -> Edit:
+    """An ack that comes when the time of its lease has ended is STALE, though nobody has revived it."""
+    in_time = f"found if getattr(found := {_LEASE}, 'expiry_ms', 2**63) > transaction.now_ms else NoLease.STALE"
+    return edit(Leasing._ack_run, _LEASE, in_time)
 
 
 @mutant("P5", "P5.outcomes_are_remembered_ten_minutes_past_expiry", at=asks(Pops, "maintain"))
@@ -237,30 +201,16 @@ def outcomes_are_forgotten_at_once(now_ms: int) -> int:
     return now_ms + 600_000
 
 
-class _BatchEnds(Pops):
-    ends_at: AckOutcome
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(but(txn, acks=txn.acks[:1]), now_ms)
-        outcomes = list(result.acks)
-        for each in txn.acks[1:]:
-            goes_on = outcomes[-1] is not self.ends_at
-            outcomes.append(super().apply(PopTxn(acks=[each]), now_ms)[0].acks[0] if goes_on else self.ends_at)
-        return but(result, acks=tuple(outcomes)), ticket
-
-
 @mutant("P8", "P8.an_unknown_receipt_stops_no_other")
-class ABatchEndsAtAnUnknownReceipt(_BatchEnds):
-    """What stands behind an unknown receipt in a batch of acks is left alone, and answered UNKNOWN."""
-
-    ends_at = _UNKNOWN
+def a_batch_ends_at_an_unknown_receipt() -> Edit:
+    """What stands behind an unknown receipt in a batch of acks of one pop is left alone, and answered UNKNOWN."""
+    return edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.UNKNOWN in outcomes")
 
 
 @mutant("P8", "P8.batches_of_columns_are_acked_as_they_are")
-class ABatchEndsAtADuplicate(_BatchEnds):
-    """A receipt that was acked before ends a batch of acks; what stands behind it is left alone."""
-
-    ends_at = _AGAIN
+def a_batch_ends_at_a_duplicate() -> Edit:
+    """A receipt that was acked before ends a batch of acks of one pop; what stands behind it is left alone."""
+    return edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.ALREADY_ACKED in outcomes")
 
 
 @mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true", at=answers(Pops, "apply"))
@@ -273,52 +223,120 @@ def outcomes_are_sorted(result: PopTxnResult) -> PopTxnResult:
 
 
 @mutant("P6", "P6.change_longer_and_shorter", "P6.changed_again_and_again")
-class OldReceiptsStillAck(Pops):
-    """After a change of the invisible time the old receipt acks the new lease."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        acks = []
-        for receipt in txn.acks:
-            latest = receipt
-            while latest in self.noted:
-                latest = self.noted[latest]
-            acks.append(latest)
-        result, ticket = super().apply(but(txn, acks=acks), now_ms)
-        self.noted.update((asked.receipt, done.receipt) for asked, done in zip(txn.changes, result.changes, strict=False) if done.receipt)
-        return result, ticket
+def old_receipts_still_ack() -> Edit:
+    """After a change of the invisible time the old receipt acks, as its lease goes on."""
+    return edit(Leasing.change, "transaction.end(lease, index, MOVED)", "")
 
 
-@mutant("P6", "P6.change_longer_and_shorter", "P9.a_changed_lease_keeps_its_queue_closed")
-class ChangesGiveNoReceipt(Pops):
+@mutant("P6", "P6.change_longer_and_shorter", "P9.a_changed_lease_keeps_its_queue_closed", at=instead(Leasing, "change"))
+def changes_give_no_receipt(self: Any, change: Any, transaction: Any, asked: Change) -> ChangeResult:
     """A change of the invisible time is answered with the old receipt."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        pairs = zip(txn.changes, result.changes, strict=False)
-        return but(result, changes=tuple(but(done, receipt=done.receipt and asked.receipt) for asked, done in pairs)), ticket
+    done: ChangeResult = change(transaction, asked)
+    return but(done, receipt=done.receipt and asked.receipt)
 
 
 @mutant("P6", "P6.change_longer_and_shorter")
-class LeasesOnlyGetLonger(Pops):
+def leases_only_get_longer() -> Edit:
     """A change never ends a lease before it would have ended without."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        changes = [Change(each.receipt, max(each.invisible_ms, _end_of(each.receipt) - now_ms)) for each in txn.changes]
-        return super().apply(but(txn, changes=changes), now_ms)
+    return edit(Leasing.change, "change.invisible_ms", "max(change.invisible_ms, lease.expiry_ms - transaction.now_ms)")
 
 
 @mutant("P6", "P6.changed_again_and_again")
-class EndedLeasesCannotChange(Pops):
+def ended_leases_cannot_change() -> Edit:
     """A change of a lease whose time has ended is STALE, though nobody has revived it."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        running = [_end_of(each.receipt) > now_ms for each in txn.changes]
-        result, ticket = super().apply(but(txn, changes=[each for each, good in zip(txn.changes, running, strict=True) if good]), now_ms)
-        others = iter(result.changes)
-        return but(result, changes=tuple(next(others) if good else ChangeResult(ChangeOutcome.STALE) for good in running)), ticket
+    ended = "isinstance(found := self._find(transaction, receipt), tuple) and found[0].expiry_ms <= transaction.now_ms"
+    return edit(Leasing.change, "self._find(transaction, receipt)", f"NoLease.STALE if {ended} else found")
 
 
 @mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.the_first_answer_holds_the_first_ids", at=asks(Pops, "apply"))
 def sends_have_no_marks(txn: PopTxn) -> PopTxn:
     """A send for now with a mark is stored every time."""
     return but(txn, marks=())
+
+
+# ---------------------------------------------------------------- attempts and dead letters (P7)
+
+
+@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue")
+def one_delivery_too_many(options: EngineOptions) -> EngineOptions:
+    """The dead letter queue gets a message one delivery late."""
+    return but(options, max_retries=options.max_retries + 1)
+
+
+@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=ROWS_POPPED)
+def attempts_are_not_told(message: PoppedMessage) -> PoppedMessage:
+    """Every delivery says that it is the first."""
+    return but(message, attempt=1)
+
+
+@mutant("P7", "P7.released_pops_do_not_count", "P9.whatever_is_given_back_keeps_its_place")
+def releases_count() -> Edit:
+    """A released message comes back with the next attempt number."""
+    release = "self._give_back(transaction, *found, receipt.group, receipt.topic, counted=False)"
+    return edit(Leasing.release, release, release.replace("False", "True"))
+
+
+@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", at=ROWS_POPPED)
+def dead_letters_do_not_tell_their_origin(message: PoppedMessage) -> PoppedMessage:
+    """A message of a dead letter queue does not say which topic it comes from."""
+    return but(message, properties={name: value for name, value in message.properties.items() if name != PROPERTY_ORIGIN_TOPIC})
+
+
+@mutant("P7", "P7.dropped_letters_are_gone", "P7.a_letter_that_somebody_works_on_can_be_dropped")
+def letters_are_not_dropped() -> Edit:
+    """A dead letter that is dropped stays where it is."""
+    removal = "self._administration.remove(transaction, txn.removals)"
+    return edit(
+        OrderedPops.apply,
+        removal,
+        f"{removal} if txn.removals[0].resend_to is not None else {removal.replace('transaction', 'self._stage(now_ms)')}",
+    )
+
+
+@mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it", at=asks(Pops, "apply"))
+def letters_are_found_by_place(txn: PopTxn) -> PopTxn:
+    """A removal takes whatever lies at its place by now."""
+    return but(txn, removals=[but(each, message_id=None) for each in txn.removals])
+
+
+@mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it", at=answers(Pops, "apply"))
+def removals_always_say_success(result: PopTxnResult) -> PopTxnResult:
+    """A letter that is not there any more is answered as if it had gone just now."""
+    return but(result, removals=(True,) * len(result.removals))
+
+
+@mutant("P7", "P7.removals_are_for_dead_letters_and_parked_entries_only", at=instead(Pops, "apply"))
+def refused_removals_are_half_done(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+    """A call with a removal that is refused has done those before it."""
+    done = [removed for each in txn.removals[:-1] for removed in apply(PopTxn(removals=[each]), now_ms)[0].removals]
+    result, ticket = apply(but(txn, removals=txn.removals[-1:]), now_ms)
+    return but(result, removals=(*done, *result.removals)), ticket
+
+
+# ---------------------------------------------------------------- in order (P9)
+
+
+@mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.whatever_is_given_back_keeps_its_place", at=asks(Pops, "pop"))
+def order_is_ignored(request: PopRequest) -> PopRequest:
+    """A pop in order is taken for any other, so a second run is given while one is leased."""
+    return but(request, order=False)
+
+
+@mutant(
+    "P9",
+    "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up",
+    "P9.a_repeated_attempt_gets_the_same_run",
+    at=instead(Pops, "apply"),
+)
+def runs_are_acked_as_a_whole(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+    """Acks of a run in order count when all of it is acked, so what was acked comes again when the rest was not."""
+    acks: list[Receipt] = []
+    for receipt in txn.acks:
+        leased = {each.receipt for each in self.leases(receipt.topic, receipt.group) if each.queue_id == receipt.queue_id}
+        waiting = self.noted.setdefault((receipt.topic, receipt.group, receipt.queue_id), {})
+        waiting[receipt.text()] = receipt
+        if leased <= set(waiting):
+            acks += waiting.values()
+            waiting.clear()
+    result, ticket = apply(but(txn, acks=acks), now_ms)
+    return but(result, acks=(AckOutcome.ACKED,) * len(txn.acks)), ticket

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rmqstore.contract import (
-    AckOutcome,
     EngineOptions,
     InitMode,
-    Lag,
     LeaseInfo,
     PopRequest,
-    PopResult,
-    PopTxn,
-    PopTxnResult,
-    Receipt,
     Reclaim,
     Support,
-    Ticket,
 )
+from rmqstore.engine.pops.administration import Administration
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.message import retry_topic
-from rmqstore_conformance.proving.kinds import answers, asks, but
+from rmqstore_conformance.proving.editing import Edit, edit
+from rmqstore_conformance.proving.kinds import answers, asks, but, instead
 from rmqstore_conformance.proving.planting import Pops, mutant
-
-_Applied = tuple[PopTxnResult, Ticket]
-_Popped = tuple[PopResult, Ticket]
-
 
 # ---------------------------------------------------------------- filters (P10)
 
@@ -42,31 +37,16 @@ def one_tag_of_all(request: PopRequest) -> PopRequest:
 
 
 @mutant("P10", "P10.tag_expressions")
-class WhatIsLeftOutStalls(Pops):
+def what_is_left_out_stalls() -> Edit:
     """A pop whose filter leaves out all that it saw begins at the same place again."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        before = {each.queue_id: each.next_offset for each in self.offsets(request.group) if each.topic == request.topic}
-        result, ticket = super().pop(request, now_ms)
-        if not len(result.messages) and request.filter.strip() != "*" and self.topic(request.topic) is not None:
-            for each in self.offsets(request.group):
-                if each.topic == request.topic and not each.in_flight:
-                    self.reset_offset(request.topic, request.group, each.queue_id, before.get(each.queue_id, 0), now_ms)
-        return result, ticket
+    move = "transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))"
+    return edit(Popping._take, move, f"taken.records and {move}")
 
 
 @mutant("P10", "P10.retries_are_not_filtered")
-class RetriesAreFiltered(Pops):
-    """What comes back and does not pass the filter of the pop is dropped."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        result, ticket = super().pop(request, now_ms)
-        wanted = request.filter.replace(" ", "").split("||")
-        unwanted = [each for each in result.messages.messages() if each.attempt > 1 and wanted != ["*"] and each.tag not in wanted]
-        if not unwanted:
-            return result, ticket
-        self.ack([each.proof for each in unwanted if isinstance(each.proof, Receipt)], now_ms)
-        return super().pop(request, now_ms)
+def retries_are_filtered() -> Edit:
+    """What comes back and does not pass the filter of the pop is passed over."""
+    return edit(Popping._take, "None if retry_flag else want.picker", "want.picker")
 
 
 # ---------------------------------------------------------------- offsets (P11)
@@ -79,36 +59,24 @@ def every_group_starts_at_the_beginning(request: PopRequest) -> PopRequest:
 
 
 @mutant("P11", "P11.reset_of_one_queue_leaves_the_others")
-class ResetsReachEveryQueue(Pops):
+def resets_reach_every_queue() -> Edit:
     """A reset of one queue resets the others too."""
-
-    def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
-        return super().reset_offset(topic, group, None, offset, now_ms)
+    return edit(OrderedPops.reset_offset, "range(known.queues) if queue is None else (queue,)", "range(known.queues)")
 
 
 @mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries", "P9.a_reset_voids_a_run")
-class ResetsKeepLeases(Pops):
+def resets_keep_leases() -> Edit:
     """A receipt from before a reset is answered ACKED still."""
-
-    def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
-        self.noted.update(dict.fromkeys(each.receipt for each in self.leases(topic, group)))
-        return super().reset_offset(topic, group, queue, offset, now_ms)
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        pairs = zip(result.acks, txn.acks, strict=False)
-        acks = tuple(AckOutcome.ACKED if each is AckOutcome.STALE and at.text() in self.noted else each for each, at in pairs)
-        return but(result, acks=acks), ticket
+    void = "transaction.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)"
+    return edit(Administration.reset, void, "")
 
 
-@mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries")
-class ResetsDropRetries(Pops):
+@mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries", at=instead(Pops, "reset_offset"))
+def resets_drop_retries(self: Any, reset_offset: Any, topic: str, group: str, *where: Any) -> Any:
     """A reset takes what waits in the retry topic of the group with it."""
-
-    def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
-        if self.topic(retry_topic(group, topic)) is not None:
-            super().reset_offset(retry_topic(group, topic), group, None, InitMode.MAX, now_ms)
-        return super().reset_offset(topic, group, queue, offset, now_ms)
+    if self.topic(retry_topic(group, topic)) is not None:
+        reset_offset(retry_topic(group, topic), group, None, InitMode.MAX, where[-1])
+    return reset_offset(topic, group, *where)
 
 
 # ---------------------------------------------------------------- limits and shares (P12, P13)
@@ -121,16 +89,13 @@ def leases_have_no_limit(options: EngineOptions) -> EngineOptions:
 
 
 @mutant("P12", "P12.in_flight_limit_per_group_topic_and_queue")
-class TheLimitIsForTheGroup(Pops):
+def the_limit_is_for_the_group() -> Edit:
     """The limit of leases counts for all queues of a topic together."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        limit = self._options.max_in_flight
-        if not limit:
-            return super().pop(request, now_ms)
-        left = limit - self.lag(request.topic, request.group).in_flight
-        result, ticket = super().pop(but(request, max_messages=max(min(request.max_messages, left), 1)), now_ms)
-        return result, ticket
+    return edit(
+        Popping._take,
+        "self._options.max_in_flight - progress.in_flight",
+        "self._options.max_in_flight - self._state.in_flight(source, reader.group_id)",
+    )
 
 
 @mutant("P13", "P13.retries_get_their_share_under_full_load")
@@ -140,75 +105,42 @@ def retries_starve(options: EngineOptions) -> EngineOptions:
 
 
 @mutant("P13", "P13.retries_come_when_there_is_room")
-class RetriesWaitForTheTopic(Pops):
-    """A pop that found anything in the topic does not look at the retry topic."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        ready = self.lag(request.topic, request.group).ready
-        return super().pop(but(request, max_messages=min(request.max_messages, ready)) if ready else request, now_ms)
+def retries_wait_for_the_topic() -> Edit:
+    """A pop that finds anything in the topic does not look at the retry topic."""
+    return edit(Popping._sources, "not retry_first", "not retry_first and not self._state.waiting(topic, group_id)")
 
 
 @mutant("P13", "P13.the_start_queue_is_uniform", "P13.two_topics_in_turn_do_not_fix_the_start_queue")
-class TheFirstQueueFirst(Pops):
+def the_first_queue_first() -> Edit:
     """Every pop starts with queue 0."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        known = self.topic(request.topic)
-        for queue in range(known.queues) if known is not None and request.queue is None else ():
-            answer = super().pop(but(request, queue=queue), now_ms)
-            if len(answer[0].messages):
-                return answer
-        return super().pop(request, now_ms)
+    return edit(Popping._sources, "turn.queue = (start + 1) % queues", "")
 
 
 @mutant("P13", "P13.no_empty_answer_while_another_queue_has_messages")
-class OneQueueAPop(Pops):
+def one_queue_a_pop() -> Edit:
     """A pop looks at one queue, each in its turn, and comes back empty when that is."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        known = self.topic(request.topic)
-        if known is None or request.queue is not None:
-            return super().pop(request, now_ms)
-        at = self.noted[request.topic] = self.noted.get(request.topic, -1) + 1
-        return super().pop(but(request, queue=at % known.queues), now_ms)
+    return edit(Popping._sources, "range(queues)", "range(1)")
 
 
 # ---------------------------------------------------------------- counts (P14)
 
 
 @mutant("P14", "P14.lag_and_rest_are_exact")
-class LagCountsTheAcked(Pops):
+def lag_counts_the_acked() -> Edit:
     """What was acked counts as waiting."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
-        result, ticket = super().apply(txn, now_ms)
-        for each, receipt in zip(result.acks, txn.acks, strict=False):
-            key = (receipt.topic, receipt.group)
-            self.noted[key] = self.noted.get(key, 0) + (each is AckOutcome.ACKED)
-        return result, ticket
-
-    def lag(self, topic: str, group: str) -> Lag:
-        lag = super().lag(topic, group)
-        return but(lag, ready=lag.ready + self.noted.get((topic, group), 0))
+    return edit(OrderedPops.lag, "state.waiting(known, group_id)", "state.messages(known) - state.in_flight(known, group_id)")
 
 
 @mutant("P14", "P14.lag_and_rest_are_exact")
-class RestIsThatOfAllQueues(Pops):
+def rest_is_that_of_all_queues() -> Edit:
     """The rest of a pop of one queue counts what is ready in the others."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        result, ticket = super().pop(request, now_ms)
-        lag = self.lag(request.topic, request.group)
-        return PopResult(result.messages, lag.ready + lag.retry), ticket
+    return edit(Popping._rest, "state.waiting(topic, group_id, request.queue)", "state.waiting(topic, group_id)")
 
 
-@mutant("P14", "P14.ready_names_the_end_of_a_lease_of_the_group")
-class AnyLeaseWakesAll(Pops):
+@mutant("P14", "P14.ready_names_the_end_of_a_lease_of_the_group", at=instead(Pops, "ready"))
+def any_lease_wakes_all(self: Any, ready: Any, *asked: Any) -> bool | int | None:
     """Who waits is told to look when the lease of any group ends."""
-
-    def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
-        said = super().ready(topic, group, filter, now_ms)
-        return said if said is True else self.next_expiry_ms()
+    return True if ready(*asked) is True else self.next_expiry_ms()
 
 
 @mutant("P14", "P14.leases_say_who_holds_what_until_when", at=answers(Pops, "leases"))
@@ -241,12 +173,7 @@ def nothing_goes_when_it_is_consumed(options: EngineOptions) -> EngineOptions:
 # ---------------------------------------------------------------- what is declared (S1)
 
 
-@mutant(
-    "S1",
-    "S1.declared_is_offered_and_absent_is_refused",
-    "S1.declared_capabilities_are_there",
-    snapshot=Support.FULL,
-)
+@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", "S1.declared_capabilities_are_there", snapshot=Support.FULL)
 class SnapshotsAreNotThere(Pops):
     """Snapshots are declared, and refused when one is asked for."""
 

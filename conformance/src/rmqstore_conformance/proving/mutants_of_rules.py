@@ -1,273 +1,352 @@
-"""Mutants that mistake a rule: what a bound bounds, what a page leaves, from when a time counts, what is counted."""
+"""Mutants that mistake a rule: what a bound bounds, from when a time counts, what is counted, what is kept, for whom and how long.
+
+Those made from ``lmdb`` show when the store is opened again.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from rmqstore.contract import (
-    AckOutcome,
     CancelOutcome,
-    PendingTimer,
+    EngineOptions,
+    PopRequest,
     PopTxn,
-    PopTxnResult,
-    ScanPage,
-    Ticket,
-    TimerCursor,
     TimerHandle,
-    UpkeepReport,
 )
-from rmqstore.contract.timers import EMPTY_CURSOR
-from rmqstore.engine.pops.kv_queue_log import RunQueueLog
+from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping
-from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.state import GroupQueue, Progress
+from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.pops.transaction import Transaction
-from rmqstore.engine.timers.ticks import Place
-from rmqstore_conformance.proving.kinds import but
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, mutant, with_options
+from rmqstore.engine.timers.rows import TimerRuns
+from rmqstore.engine.timers.store import OrderedTimers
+from rmqstore.engine.timers.ticks import Congestion
+from rmqstore_conformance.proving.editing import Edit, edit
+from rmqstore_conformance.proving.kinds import but, instead
+from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers
 
 
 @mutant("T10", "X3.a_page_holds_a_bounded_number_of_bytes")
-class LargePagesEndScans(Timers):
+def large_pages_end_scans() -> Edit:
     """A page of a scan that its bytes end, and not its limit, says that nothing follows."""
-
-    def scan(
-        self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
-    ) -> ScanPage:
-        page = super().scan(from_ms, to_ms, after, limit, handed)
-        return page if len(page.timers) >= limit else but(page, next_after=None)
+    place = "(found[-1].tick, found[-1].seq) if is_more else None"
+    return edit(OrderedTimers.scan, place, place.replace("is_more", "is_more and len(found) == limit"))
 
 
-@mutant("T10")
-class GetSeesCancelled(Timers):
+@mutant("T10", CORE_HISTORY)
+def get_sees_cancelled() -> Edit:
     """A look-up by handle gives a cancelled timer as long as others of its call and tick are pending."""
-
-    def get(self, handle: TimerHandle) -> PendingTimer | None:
-        with self._lock, self._call:
-            place = self._place_of(handle)
-            found = None if place is None else self._runs.locate(place[0], place[1])
-            return None if found is None or place is None or found.put.epoch != place[2] else self._pending_timer(found.put)
+    return edit(OrderedTimers.get, "kv.get(TRACES, tombstones.hole_key(tick, seq)) is not None", "False")
 
 
 @mutant("C4", "C4.a_list_is_answered_handle_by_handle")
-class CancelsTwiceInACall(Timers):
+def cancels_twice_in_a_call() -> Edit:
     """A handle that is twice in a call that cancels is CANCELLED and then UNKNOWN."""
-
-    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, ticket = super()._cancel(places, now_ms)
-        seen: set[Place | None] = set()
-        for at, place in enumerate(places):
-            if place in seen and outcomes[at] is CancelOutcome.CANCELLED:
-                outcomes[at] = CancelOutcome.UNKNOWN
-            seen.add(place)
-        return outcomes, ticket
+    outcomes = "done.cancel_all(places)"
+    once = f"CancelOutcome.UNKNOWN if place in places[:at] else outcome for at, (place, outcome) in enumerate(zip(places, {outcomes}))"
+    return edit(OrderedTimers._cancel, outcomes, f"[{once}]")
 
 
-@mutant("T2")
-class SleepsThroughPuts(Timers):
+@mutant("T2", CORE_HISTORY, at=instead(Timers, "next_tick_ms"))
+def sleeps_through_puts(self: Any, next_tick_ms: Any) -> int | None:
     """The time of the next tick is worked out once and kept until the next seal, whatever is put meanwhile."""
-
-    def next_tick_ms(self) -> int | None:
-        if self.noted.get("next") is None:
-            self.noted["next"] = super().next_tick_ms()
-        found: int | None = self.noted["next"]
-        return found
-
-    def seal(self, until_ms: int) -> None:
-        self.noted.clear()
-        super().seal(until_ms)
+    if self.noted.get(self._until_ms) is None:
+        self.noted[self._until_ms] = next_tick_ms()
+    return self.noted[self._until_ms]  # type: ignore[no-any-return]
 
 
 @mutant("T9", "T9.refusals_follow_the_formula")
-class CallsDoNotCount(Timers):
+def calls_do_not_count() -> Edit:
     """A put is held against the limit of its slot by what is in there already, without its own timers."""
-
-    def planted(self) -> None:
-        congestion: Any = self._congestion
-        plain = congestion.check
-
-        def check(ticks: Sequence[int]) -> None:
-            plain(list(ticks[:1]) if len(set(ticks)) == 1 else ticks)
-
-        congestion.check = check
+    return edit(Congestion.check, "count = added[tick] + self._count(tick)", "count = self._count(tick)")
 
 
 @mutant("T11", "T11.overdue_after_any_time_closed", base=LMDB)
-class LooksBackAWeek(Timers):
-    """After an open, timers that fell due more than a week before the first tick are taken for done."""
-
-    def seal(self, until_ms: int) -> None:
-        if not self.noted:
-            self.noted["first"] = until_ms
-            with self._lock:
-                self._low_tick = max(self._low_tick, until_ms - 7 * 86_400_000)
-        super().seal(until_ms)
+def looks_back_a_week() -> Edit:
+    """Timers that fell due more than a week before a tick are taken for done."""
+    return edit(OrderedTimers.due, "self._low_tick", "max(self._low_tick, self._until_ms - 7 * 86_400_000)")
 
 
 # ---------------------------------------------------------------- pops
 
 
-@mutant("P7")
-class ZeroRetriesAreDefault(Leasing):
+@mutant("P7", CORE_HISTORY)
+def zero_retries_are_default() -> Edit:
     """A group that is set to no retries at all has as many as the store."""
-
-    def _give_back(self, transaction: Transaction, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
-        settings = self._state.group_settings
-        own = settings.get(group)
-        if own is None or own.max_retries != 0:
-            return super()._give_back(transaction, lease, index, group, topic, **how)
-        settings[group] = but(own, max_retries=None)
-        try:
-            return super()._give_back(transaction, lease, index, group, topic, **how)
-        finally:
-            settings[group] = own
+    return edit(Leasing._give_back, "own is None or own.max_retries is None", "own is None or not own.max_retries")
 
 
-@mutant("P14")
-class ExpiryWithoutWaits(Pops):
+@mutant("P14", CORE_HISTORY)
+def expiry_without_waits() -> Edit:
     """When the first lease ends is worked out without the leases that back off, so nothing wakes for them."""
-
-    def next_expiry_ms(self) -> int | None:
-        ends = [each.expiry_ms for each in self.leases() if not each.is_backing_off]
-        return min(ends, default=None)
+    first = "self._shared.floors.before(LEASES, EXPIRY, after_prefix(EXPIRY), 1)"
+    return edit(OrderedPops.next_expiry_ms, first, f"[each for each in {first.replace('1)', '1000)')} if not each[1]]")
 
 
-@mutant("P13")
-class ReadyWithoutRetries(Pops):
+@mutant("P13", CORE_HISTORY)
+def ready_without_retries() -> Edit:
     """Whether a pop could return something is told by the topic alone, without the retry topic."""
-
-    def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
-        found = super().ready(topic, group, filter, now_ms)
-        lag = self.lag(topic, group)
-        return None if found is True and not lag.ready and not self._is_ordered(topic, group) else found
-
-    def _is_ordered(self, topic: str, group: str) -> bool:
-        return any(each.is_ordered for each in self.subscriptions(group) if each.topic == topic)
+    return edit(OrderedPops.ready, "state.topics_of_group(topic, group)", "[state.topics[topic]] if topic in state.topics else []")
 
 
-@mutant("I1")
-class MarksOfSendsAgeEarly(Pops):
+@mutant("I1", CORE_HISTORY)
+def marks_of_sends_age_early() -> Edit:
     """Marks of sends for now are kept as long as outcomes of acks, and not as long as marks."""
-
-    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        options = self._options
-        with self._lock, with_options(self, mark_memory_ms=min(options.mark_memory_ms, options.outcome_memory_ms)):
-            return super().maintain(now_ms, budget)
+    return edit(OrderedPops.maintain, "self._options.mark_memory_ms", "self._options.outcome_memory_ms")
 
 
-@mutant("P5")
-class OutcomesAgeFromAck(Pops):
+@mutant("P5", CORE_HISTORY)
+def outcomes_age_from_ack() -> Edit:
     """What became of a lease is remembered from its ack on, so that of a long lease is forgotten before it would have expired."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        result, ticket = super().apply(txn, now_ms)
-        acks = list(result.acks)
-        for at, receipt in enumerate(txn.acks):
-            is_acked = acks[at] in (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED)
-            if is_acked and self.noted.setdefault(receipt, now_ms) + self._options.outcome_memory_ms < now_ms:
-                acks[at] = AckOutcome.UNKNOWN
-        return but(result, acks=tuple(acks)), ticket
+    return edit(Transaction._write_leases, "max(lease.expiry_ms, self.now_ms)", "self.now_ms")
 
 
-@mutant("Q1")
-class ExpiredOfOneGroup(Retention):
+@mutant("Q1", ANY_HISTORY)
+def expired_of_one_group() -> Edit:
     """What retention takes is counted for one of the groups that had not popped it."""
-
-    def _count_expired(self, transaction: Transaction, topic: Any, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
-        found = super()._count_expired(transaction, topic, queue, first, target)
-        return Counter(dict(sorted(found.items())[:1]))
+    expired = "expired[group_id, topic.id] = messages"
+    return edit(Retention._count_expired, expired, f"if not expired:\n    {expired}")
 
 
-@mutant("Q3")
-class EmptyPopsAreIdle(Popping):
+@mutant("Q3", ANY_HISTORY)
+def empty_pops_are_idle() -> Edit:
     """A group that finds nothing when it pops counts as one that does not pop."""
-
-    def _register(self, transaction: Transaction, topic: Any, group_id: int, request: Any) -> bool:
-        how = transaction.registered(group_id, topic.id)
-        must_wait = super()._register(transaction, topic, group_id, request)
-        if how is not None and not self._state.waiting(topic, group_id):
-            transaction.register(group_id, topic.id, how)
-        return must_wait
+    expiry = "self._options.group_expiry_ms"
+    return edit(Popping._register, expiry, f"{expiry} if self._state.waiting(topic, group_id) else 0")
 
 
-@mutant("P11")
-class ResetToTheEndForgetsQueues(Pops):
+@mutant("P11", ANY_HISTORY)
+def reset_to_the_end_forgets_queues() -> Edit:
     """A reset to the next message moves the group to the end of queue 0 on each queue that has as much."""
-
-    def reset_offset(self, topic: str, group: str, queue: int | None, offset: Any, now_ms: int) -> Ticket:
-        known = self.topic(topic)
-        if queue is None and known is not None and not isinstance(offset, int) and offset.value == "max":
-            ticket = Ticket(0)
-            for number, end in enumerate(known.max_offsets):
-                ticket = super().reset_offset(topic, group, number, max(min(end, known.max_offsets[0]), known.min_offsets[number]), now_ms)
-            return ticket
-        return super().reset_offset(topic, group, queue, offset, now_ms)
+    return edit(
+        Administration.reset,
+        "first if offset is InitMode.MIN else end",
+        "first if offset is InitMode.MIN else max(min(end, topic.next_offsets[0]), first)",
+    )
 
 
-@mutant("P14", "P7.dropped_letters_are_gone")
-class RemovedTwiceCountsTwice(Pops):
+@mutant("P14", "P7.dropped_letters_are_gone", at=instead(Pops, "apply"))
+def removed_twice_counts_twice(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """A dead letter that was dropped already is counted off once more when it is dropped again."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        with self._lock:
-            result, ticket = super().apply(txn, now_ms)
-            if not all(result.removals):
-                for place, dead in list(self._state.dead.items()):
-                    if any(self._state.groups.get(each.topic.removeprefix("%DLQ%")) == place[0] for each in txn.removals):
-                        self._state.dead[place] = dead._replace(letters=max(dead.letters - 1, 0))
-            return result, ticket
+    with self._lock:
+        result, ticket = apply(txn, now_ms)
+        asked = {self._state.groups.get(each.topic.removeprefix("%DLQ%")) for each in txn.removals}
+        for place, dead in list(self._state.dead.items()):
+            if not all(result.removals) and place[0] in asked:
+                self._state.dead[place] = dead._replace(letters=max(dead.letters - 1, 0))
+        return result, ticket
 
 
 # ---------------------------------------------------------------- other stores, other clocks, damage
 
 
-@mutant("C3", "C3.never_put_is_unknown")
-class HandlesOfAnyStore(Timers):
+@mutant("C3", "C3.never_put_is_unknown", at=instead(Timers, "_place_of"))
+def handles_of_any_store(self: Any, place_of: Any, handle: TimerHandle) -> Any:
     """A handle of another store cancels the timer that has its numbers here."""
-
-    def _place_of(self, handle: TimerHandle) -> Place | None:
-        return super()._place_of(but(handle, store_tag=self._options.store_tag))
+    return place_of(but(handle, store_tag=self._options.store_tag))
 
 
 @mutant("P5", "P5.garbage_or_forged_is_unknown")
-class ReceiptsOfAnyStore(Leasing):
+def receipts_of_any_store() -> Edit:
     """A receipt of another store ends the lease that has its numbers here."""
-
-    def _check_point(self, transaction: Transaction, receipt: Any) -> Any:
-        return super()._check_point(transaction, but(receipt, broker=self._options.broker))
+    return edit(Leasing._check_point, "receipt.broker != self._options.broker", "False")
 
 
-@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory")
-class TracesAgeFromCancel(Timers):
+@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=instead(Timers, "cancel"))
+def traces_age_from_cancel(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
     """A cancel is remembered for some time from the call on, so that of a far timer is forgotten long before the timer would be due."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, ticket = super().cancel(handles, now_ms)
-        for at, handle in enumerate(handles):
-            is_cancelled = outcomes[at] is CancelOutcome.CANCELLED
-            if is_cancelled and self.noted.setdefault(handle, now_ms) + self._options.cancel_memory_ms < now_ms:
-                outcomes[at] = CancelOutcome.UNKNOWN
-        return outcomes, ticket
+    outcomes, ticket = cancel(handles, now_ms)
+    for at, handle in enumerate(handles):
+        is_cancelled = outcomes[at] is CancelOutcome.CANCELLED
+        if is_cancelled and self.noted.setdefault(handle, now_ms) + self._options.cancel_memory_ms < now_ms:
+            outcomes[at] = CancelOutcome.UNKNOWN
+    return outcomes, ticket
 
 
-@mutant("K1", kind="pairs")
-class LeasesEndByPopTime(Transaction):
+@mutant("K1", CORE_HISTORY, kind="pairs")
+def leases_end_by_pop_time() -> Edit:
     """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
-
-    def grant(self, *lease_of: Any, **how: Any) -> Any:
-        lease = super().grant(*lease_of, **how)
-        lease.expiry_ms = lease.place[4] + lease.invisible_ms
-        return lease
+    return edit(Transaction.grant, "self.now_ms + invisible_ms", "pop_ms + invisible_ms")
 
 
 @mutant("T12", "T12.a_damaged_queue_entry_is_parked_by_the_pop", base=LMDB)
-class SkipsDamage(RunQueueLog):
+def skips_damage() -> Edit:
     """A pop passes over messages that cannot be read, and parks nothing."""
+    return edit(Popping._read_on, "transaction.park_run(source, queue, run)", "")
 
-    def runs_from(self, topic: Any, queue: int, offset: int) -> Any:
-        return (run for run in super().runs_from(topic, queue, offset) if not isinstance(run, DamagedRun))
+
+# ---------------------------------------------------------------- what is closed or cancelled (C1, C5, H1)
+
+
+@mutant("C1", "C1.cancelled_before_its_tick_is_sealed_never_comes")
+def cancelled_rows_of_a_kept_call_go_out() -> Edit:
+    """The hand-over does not look which rows of a call were cancelled."""
+    return edit(TimerRuns._live_of, "(tick, first_seq + step) not in holes", "True")
+
+
+@mutant("C5", "C5.a_sealed_tick_is_too_late_also_after_a_reopen", base=LMDB)
+def seals_in_memory_only() -> Edit:
+    """What was closed is not written down."""
+    return edit(OrderedTimers.seal, "write.put(META, SEAL_KEY, sealed.to_bytes())", "")
+
+
+@mutant("H1", "H1.closing_after_any_step", base=LMDB)
+def cursors_in_memory_only() -> Edit:
+    """What a tick hands over is written down without the cursor that says so."""
+    return edit(OrderedPops.apply, "transaction.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())", "")
+
+
+# ---------------------------------------------------------------- leases and runs (P1, P5, P9)
+
+
+@mutant("P1", "P1.leased_messages_are_not_given_again")
+def offsets_without_leases() -> Edit:
+    """A pop moves the group's offset behind one message more than it leases."""
+    return edit(Popping._take, "taken.next_offset", "min(taken.next_offset + 1, source.next_offsets[reader.queue])")
+
+
+@mutant("P5", "P5.outcomes_are_true")
+def revived_receipts_go_on() -> Edit:
+    """An expired message goes to the retry topic, and its old receipt goes on working."""
+    ends = "transaction.end(lease, index, MOVED)"
+    return edit(Leasing._give_back, ends, f"lease.expiry_ms <= transaction.now_ms or {ends}")
+
+
+@mutant("P9", ANY_HISTORY, base=LMDB)
+def the_mode_is_not_fixed() -> Edit:
+    """A group that began to pop in order may pop otherwise, and the other way round."""
+    return edit(Popping._register, "registered is not None and registered.is_ordered != request.order", "False")
+
+
+@mutant("P9", "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up")
+def the_whole_run_dies_with_its_head() -> Edit:
+    """Each message of a run goes to the dead letters when its own attempts are used up."""
+    return edit(Leasing._give_back, "is_head", "True")
+
+
+# ---------------------------------------------------------------- retention (Q1-Q3)
+
+
+@mutant("Q1", ANY_HISTORY, "Q2.consumed_messages_go_once_every_group_has_them", base=LMDB)
+def leases_do_not_pin() -> Edit:
+    """What is leased goes when it is old, or when every group has popped it, acked or not."""
+    return edit(Retention._pinned, "running.get(reader)", "None")
+
+
+@mutant("Q1", "Q1.kept_until_older_than_the_retention")
+def one_old_message_takes_all() -> Edit:
+    """When the head of a queue is too old, all of the queue goes."""
+    return edit(Retention._aged, "max(aged.behind, first)", "topic.next_offsets[queue] if aged.behind > first else first")
+
+
+@mutant("Q1", ANY_HISTORY, base=LMDB)
+def retry_topics_go_by_age() -> Edit:
+    """What waits to be given again goes when it is old."""
+    return edit(Retention._wanted, "topic.name.startswith(RETRY_PREFIX)", "False")
+
+
+@mutant("Q2", "Q2.consumed_messages_go_once_every_group_has_them", base=LMDB)
+def without_a_group_all_is_consumed() -> Edit:
+    """Where no group counts, nobody is waited for."""
+    return edit(Retention._consumed, "0", "topic.next_offsets[queue]")
+
+
+@mutant("Q2", "Q2.consumed_messages_go_once_every_group_has_them", base=LMDB)
+def one_group_is_enough() -> Edit:
+    """What one group has consumed goes."""
+    return edit(Retention._consumed, "min", "max")
+
+
+@mutant("Q3", ANY_HISTORY, base=LMDB)
+def idle_groups_count(options: EngineOptions) -> EngineOptions:
+    """A group that was registered once holds messages back for ever."""
+    return but(options, group_expiry_ms=0)
+
+
+@mutant("Q3", "Q3.an_idle_group_goes_on_where_it_stood", at=instead(Popping, "_register"))
+def idle_groups_forget_their_position(self: Any, register: Any, transaction: Any, topic: Any, group_id: int, request: PopRequest) -> Any:
+    """A group that comes back after its expiry starts like a new one."""
+    known, expiry_ms = transaction.registered(group_id, topic.id), self._options.group_expiry_ms
+    if known is not None and expiry_ms and transaction.now_ms - known.active_ms > expiry_ms:
+        for queue in range(topic.queues):
+            transaction.set_progress(GroupQueue(group_id, topic.id, queue), Progress(0, transaction.now_ms))
+    return register(transaction, topic, group_id, request)
+
+
+# ---------------------------------------------------------------- what is there still (P11, P14, P7)
+
+
+@mutant("P11", "P11.a_late_group_starts_within_a_call_that_was_half_consumed")
+def late_groups_start_at0() -> Edit:
+    """A pop begins at offset 0, and finds what of a run was reclaimed but lies there still."""
+    return edit(Popping._read_on, "transaction.first_kept(source.id, queue)", "0")
+
+
+@mutant("P11", "P11.late_groups_start_with_the_first_kept_message")
+def resets_go_back_to0() -> Edit:
+    """A reset takes offset 0 for the first kept one."""
+    return edit(Administration.reset, "transaction.first_kept(topic.id, number)", "0")
+
+
+@mutant("Q1", "Q1.kept_until_older_than_the_retention")
+def lag_counts_what_was_reclaimed() -> Edit:
+    """A group's lag goes by its position alone."""
+    behind = "sum(end - state.progress(group_id, known.id, at).next_offset for at, end in enumerate(known.next_offsets))"
+    return edit(OrderedPops.lag, "state.waiting(known, group_id)", behind)
+
+
+@mutant("P7", ANY_HISTORY, base=LMDB)
+def resent_letters_stay() -> Edit:
+    """What was sent back or dropped lies among the dead letters still."""
+    return edit(Administration._remove_from, "transaction.write", "type(transaction.write)()")
+
+
+@mutant("P7", "P7.dropped_letters_are_gone")
+def dropped_letters_are_counted() -> Edit:
+    """What leaves the dead letters stays in the count of them."""
+    return edit(Administration._count_off, "transaction.count_off_dead(group_id, topic.id, offsets)", "")
+
+
+@mutant("P14", "P14.dead_letters_of_a_topic_that_was_made_anew_are_counted_right")
+def letters_of_a_deleted_topic_count() -> Edit:
+    """Every letter that goes is taken off the count of the topic that has its topic's name now."""
+    return edit(Transaction.count_off_dead, "at >= known.since", "True")
+
+
+@mutant("P5", "P5.what_is_remembered_does_not_grow_with_the_load", at=instead(Pops, "maintain"))
+def upkeep_is_slower_than_the_load(self: Any, maintain: Any, now_ms: int, budget: int) -> Any:
+    """A step of upkeep removes ten things, and says that there is nothing more."""
+    return but(maintain(now_ms, min(budget, 10)), more=False)
+
+
+@mutant("X3", "X3.a_call_does_no_work_for_pairs_of_other_topics_and_groups", at=instead(Pops, "lag"))
+def each_count_looks_at_each_pair(self: Any, lag: Any, topic: str, group: str) -> Any:
+    """A count of what waits for one group in one topic looks through every topic for every group."""
+    for each, other in product(self.topics(), self.groups()):
+        self.noted[each.name] = other
+    return lag(topic, group)
+
+
+@mutant("X3", "X3.a_pop_holds_a_bounded_number_of_bytes")
+def pops_of_any_size() -> Edit:
+    """A pop gives as many messages as were asked for, however large they are."""
+    return edit(Popping.pop, "_Want(request, picker, request.max_messages)", "_Want(request, picker, request.max_messages, room=2**62)")
+
+
+@mutant("X3", "X3.a_page_holds_a_bounded_number_of_bytes")
+def pages_of_any_size() -> Edit:
+    """A page of a queue has as many messages as were asked for, however large they are."""
+    return edit(OrderedPops.read, "PAGE_BYTES", "2**62")
+
+
+@mutant("X3", "X3.a_pop_that_passes_over_everything_lets_others_in_between")
+def filters_go_on_to_the_end() -> Edit:
+    """A pop whose filter passes over everything looks at all of a topic in one call."""
+    return edit(Popping.pop, "_Want(request, picker, request.max_messages)", "_Want(request, picker, request.max_messages, looks=2**62)")

@@ -1,20 +1,47 @@
-"""Mutants of when timers come out and in which order, and of how they are put (T, K, F, I)."""
+"""Mutants of timers: when they come out and in which order, how they are put, handed over, cancelled and counted (T, H, C, K, F, I)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pyarrow as pa
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rmqstore import MessageBatch
-from rmqstore.contract import DueBatch, Ticket, TimerCursor, TimerReceipts, UpkeepReport, WriteStatus
-from rmqstore.errors import DelayTooLongError, FlowControlError
-from rmqstore_conformance.proving.kinds import answers, asks, but, holding, of_rows, times_put, values_of, with_column
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    CancelOutcome,
+    DueBatch,
+    PendingCounts,
+    ScanPage,
+    Support,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    WriteStatus,
+)
+from rmqstore.engine.timers.side import TimerSide
+from rmqstore.engine.timers.store import OrderedTimers
+from rmqstore.engine.timers.ticks import Congestion
+from rmqstore.errors import DelayTooLongError, FlowControlError, UnsupportedOperationError
+from rmqstore.message import PARKED_TOPIC
+from rmqstore_conformance.proving.editing import Edit, edit
+from rmqstore_conformance.proving.kinds import (
+    answers,
+    asks,
+    but,
+    by_the_latest_clock,
+    cancels_by_key,
+    holding,
+    instead,
+    of_rows,
+    times_put,
+    values_of,
+    with_column,
+)
 from rmqstore_conformance.proving.planting import Timers, mutant
 
 _HOUR_MS = 3_600_000
 _FAR_MS = 2 * 24 * _HOUR_MS
-_Put = tuple[TimerReceipts, Ticket]
+_PRECISION_MS = 1000
 
 
 # ---------------------------------------------------------------- when (T1, T2, T4, T5, K)
@@ -26,15 +53,10 @@ def fires_early(until_ms: int) -> int:
     return until_ms + 1000
 
 
-@mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits")
-class RoundsDown(Timers):
+@mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits", at=times_put)
+def rounds_down(at: int | None, now_ms: int) -> int | None:
     """A deliver time is rounded down to the precision, not up."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        width = self.precision_ms
-        return super().put(
-            with_column(batch, "deliver_at_ms", [at and at // width * width for at in values_of(batch, "deliver_at_ms")]), now_ms, marks
-        )
+    return at and at // _PRECISION_MS * _PRECISION_MS
 
 
 @mutant("T2", "T1.t2_never_early_and_by_the_first_tick", "T2.a_broken_off_tick_does_not_hide_what_it_closed", at=asks(Timers, "seal"))
@@ -44,11 +66,9 @@ def fires_late(until_ms: int) -> int:
 
 
 @mutant("T2", "T2.a_broken_off_tick_does_not_hide_what_it_closed")
-class NobodyIsWokenForATimer(Timers):
+def nobody_is_woken_for_a_timer() -> Edit:
     """The time of the next tick is never told, so a service that sleeps until then sleeps on."""
-
-    def next_tick_ms(self) -> int | None:
-        return None
+    return edit(TimerSide.next_tick_ms, "min(ticks) if ticks else None", "None")
 
 
 @mutant("T4", "T4.null_or_past_is_in_the_topic_at_the_next_tick", "T4.the_tick_of_a_past_row", at=times_put)
@@ -64,93 +84,72 @@ def long_delays_wrap_round(at: int | None, now_ms: int) -> int | None:
 
 
 @mutant("T5", "T5.above_the_set_horizon_nothing_is_stored")
-class TakesAnyDelay(Timers):
+def takes_any_delay() -> Edit:
     """A delay beyond the horizon that was set is taken like any other."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        try:
-            return super().put(batch, now_ms, marks)
-        except DelayTooLongError:
-            return super().put(batch, max(values_of(batch, "deliver_at_ms")), marks)
+    return edit(OrderedTimers.put, "self._options.max_delay_ms", "0")
 
 
-@mutant("K1", "K1.a_day_ahead_and_back")
-class TimersNeverTurnBack(Timers):
+@mutant("K1", "K1.a_day_ahead_and_back", at=by_the_latest_clock(Timers, "seal"))
+def timers_never_turn_back() -> None:
     """A tick closes what is due by the latest time that was ever seen, so after a step back all is early."""
 
-    def seal(self, until_ms: int) -> None:
-        self.noted["latest"] = max(until_ms, self.noted.get("latest", 0))
-        super().seal(self.noted["latest"])
 
-
-@mutant("K1", "K1.a_day_ahead_and_back", "T3.a_later_seal_may_bring_an_earlier_tick")
-class OneTickIsTheCursor(Timers):
+@mutant("K1", "K1.a_day_ahead_and_back", "T3.a_later_seal_may_bring_an_earlier_tick", at=asks(Timers, "due"))
+def one_tick_is_the_cursor(after: TimerCursor) -> TimerCursor:
     """Whatever lies under the latest tick that was handed over counts as handed over, when it was put later too."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        return super().due(TimerCursor.of([(after.highest_tick, 2**62)]), limit)
+    return TimerCursor.of([(after.highest_tick, 2**62)])
 
 
-@mutant("K2", "K2.forward_delivers_all_due_in_order")
-class AnHourATick(Timers):
+@mutant("K2", "K2.forward_delivers_all_due_in_order", at=instead(Timers, "seal"))
+def an_hour_a_tick(self: Any, seal: Any, until_ms: int) -> None:
     """A tick works off at most an hour of what is overdue."""
-
-    def seal(self, until_ms: int) -> None:
-        first = self.next_tick_ms()
-        super().seal(until_ms if first is None else min(until_ms, first + _HOUR_MS))
+    first = self.next_tick_ms()
+    seal(until_ms if first is None else min(until_ms, first + _HOUR_MS))
 
 
 # ---------------------------------------------------------------- order and batches (T3, T8)
+
+
+def _sorted(found: DueBatch, key: Callable[[int], Any]) -> DueBatch:
+    """Return a batch with its rows in another order."""
+    return holding(found, of_rows(found.messages, sorted(range(len(found.messages)), key=key)))
+
+
+def _ticks(found: DueBatch) -> list[int]:
+    return [-(-(at or 0) // _PRECISION_MS) for at in values_of(found.messages, "deliver_at_ms")]
 
 
 @mutant("T3", "T3.by_tick_then_by_put", at=answers(Timers, "due"))
 def order_within_a_tick_by_time(found: DueBatch) -> DueBatch:
     """Within a tick timers go by their exact deliver times, not in the order of their puts."""
     delivers = values_of(found.messages, "deliver_at_ms")
-    return holding(found, of_rows(found.messages, sorted(range(len(delivers)), key=lambda row: delivers[row] or 0)))
+    return _sorted(found, lambda row: delivers[row] or 0)
 
 
-@mutant("T3", "T3.by_tick_then_by_put", "T8.one_tick_goes_out_in_bounded_batches")
-class SlotsAreTurnedRound(Timers):
+@mutant("T3", "T3.by_tick_then_by_put", "T8.one_tick_goes_out_in_bounded_batches", at=answers(Timers, "due"))
+def slots_are_turned_round(found: DueBatch) -> DueBatch:
     """What is due in one tick comes last put first."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        ticks = [-(-(at or 0) // self.precision_ms) for at in values_of(found.messages, "deliver_at_ms")]
-        return holding(found, of_rows(found.messages, sorted(range(len(ticks)), key=lambda row: (ticks[row], -row))))
+    ticks = _ticks(found)
+    return _sorted(found, lambda row: (ticks[row], -row))
 
 
-@mutant("T3", "T3.by_tick_then_by_put")
-class TimesAreComparedAsText(Timers):
+@mutant("T3", "T3.by_tick_then_by_put", at=answers(Timers, "due"))
+def times_are_compared_as_text(found: DueBatch) -> DueBatch:
     """Timers go by their distance from the first one, compared as text."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        ticks = [-(-(at or 0) // self.precision_ms) for at in values_of(found.messages, "deliver_at_ms")]
-        return holding(found, of_rows(found.messages, sorted(range(len(ticks)), key=lambda row: str(8 + ticks[row] - ticks[0]))))
+    ticks = _ticks(found)
+    return _sorted(found, lambda row: str(8 + ticks[row] - ticks[0]))
 
 
 @mutant("T8", "T8.one_tick_goes_out_in_bounded_batches", "H1.due_is_a_pure_read_and_its_cursor_says_it_all")
-class BatchesHaveNoLimit(Timers):
+def batches_have_no_limit() -> Edit:
     """A tick goes out in one batch, whatever the limit."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        return super().due(after, 1_000_000)
+    return edit(OrderedTimers.due, "len(records) == limit", "False")
 
 
 @mutant("T8", "T8.a_batch_of_large_messages_is_bounded_in_bytes")
-class BatchesOfAnySize(Timers):
+def batches_of_any_size() -> Edit:
     """A batch is as large as the bodies of its messages make it."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        parts = [found.messages.columns]
-        while len(found.messages) and (left := limit - sum(map(len, parts))) > 0:
-            found = super().due(found.cursor, left)
-            parts.append(found.messages.columns)
-        table = pa.Table.from_batches(parts).combine_chunks()
-        whole = next(iter(table.to_batches()), parts[0])
-        return holding(found, MessageBatch(columns=whole))
+    return edit(OrderedTimers.due, "size >= _DUE_BYTES", "False")
 
 
 # ---------------------------------------------------------------- far timers (T6, T7)
@@ -162,77 +161,62 @@ def far_timers_come_back_sooner(at: int | None, now_ms: int) -> int | None:
     return at and min(at, now_ms + _FAR_MS)
 
 
-@mutant("T7", "T7.what_is_removed_by_age_is_never_a_pending_timer")
-class TimersGoByAge(Timers):
-    """Upkeep drops pending timers that were put more than three days ago, as if they were old messages."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        receipts, ticket = super().put(batch, now_ms, marks)
-        self.noted.update((receipts.handle(row), now_ms) for row in range(len(receipts)))
-        return receipts, ticket
-
-    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        super().cancel([handle for handle, put_ms in self.noted.items() if now_ms - put_ms > 3 * 24 * _HOUR_MS], now_ms)
-        return super().maintain(now_ms, budget)
+@mutant("T7", "T7.what_is_removed_by_age_is_never_a_pending_timer", at=instead(Timers, "maintain"))
+def timers_go_by_age(self: Any, maintain: Any, now_ms: int, budget: int) -> Any:
+    """Upkeep drops pending timers that were made more than three days ago, as if they were old messages."""
+    timers = self.scan(0, 2**62).timers
+    self.cancel([each.handle for each in timers if now_ms - (each.message.born_ms or now_ms) > 3 * 24 * _HOUR_MS], now_ms)
+    return maintain(now_ms, budget)
 
 
 # ---------------------------------------------------------------- congestion (T9)
 
 
 @mutant("T9", "T9.one_draw_a_batch_at_its_fullest_slot")
-class RefusedPutsAreTriedAgain(Timers):
+def refused_puts_are_tried_again() -> Edit:
     """A put that is refused for congestion draws a second time."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        try:
-            return super().put(batch, now_ms, marks)
-        except FlowControlError:
-            return super().put(batch, now_ms, marks)
+    draw = "self._random.random() < min(max((count - self._limit) / self._limit, 0.0), 1.0)"
+    return edit(Congestion.check, draw, f"all({draw} for _ in range(2))")
 
 
 # ---------------------------------------------------------------- all or nothing (F3), marks (I1)
 
 
-@mutant("F3", "T5.above_the_set_horizon_nothing_is_stored")
-class GoodRowsOfARefusedBatchStay(Timers):
+@mutant("F3", "T5.above_the_set_horizon_nothing_is_stored", at=instead(Timers, "put"))
+def good_rows_of_a_refused_batch_stay(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
     """A batch with a row beyond the horizon is refused, and its other rows are stored."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        try:
-            return super().put(batch, now_ms, marks)
-        except DelayTooLongError:
-            latest = max(values_of(batch, "deliver_at_ms"), key=lambda at: at or 0)
-            if good := [row for row, at in enumerate(values_of(batch, "deliver_at_ms")) if at != latest]:
-                super().put(of_rows(batch, good), now_ms)
-            raise
+    try:
+        return put(batch, now_ms, marks)
+    except DelayTooLongError:
+        delivers = values_of(batch, "deliver_at_ms")
+        if good := [row for row, at in enumerate(delivers) if at != max(delivers, key=lambda at: at or 0)]:
+            put(of_rows(batch, good), now_ms)
+        raise
 
 
-@mutant("F3", "T9.a_refused_send_leaves_no_topic_behind")
-class CongestedRowsStay(Timers):
+@mutant("F3", "T9.a_refused_send_leaves_no_topic_behind", at=instead(Timers, "put"))
+def congested_rows_stay(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
     """A put that is refused for congestion leaves its first row behind."""
+    try:
+        return put(batch, now_ms, marks)
+    except FlowControlError:
+        put(of_rows(batch, [0]), now_ms)
+        raise
 
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        try:
-            return super().put(batch, now_ms, marks)
-        except FlowControlError:
-            super().put(of_rows(batch, [0]), now_ms)
-            raise
+
+_FOUND = "find_mark(kv, TIMER_SIDE, marks)"
 
 
 @mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")
-class TimersHaveNoMarks(Timers):
+def timers_have_no_marks() -> Edit:
     """A put with a mark is stored every time."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        return super().put(batch, now_ms)
+    return edit(OrderedTimers.put, _FOUND, "None")
 
 
 @mutant("I1", "I1.a_repeated_mark_stores_nothing")
-class OneMarkOfAll(Timers):
-    """Of the marks of a put only the first counts."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        return super().put(batch, now_ms, marks[:1])
+def one_mark_of_all() -> Edit:
+    """Of the marks of a put only the first is looked up."""
+    return edit(OrderedTimers.put, _FOUND, "find_mark(kv, TIMER_SIDE, marks[:1])")
 
 
 @mutant("I1", "I1.a_repeated_mark_stores_nothing", at=answers(Timers, "put"))
@@ -242,11 +226,219 @@ def repeats_say_applied(receipts: TimerReceipts) -> TimerReceipts:
 
 
 @mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")
-class RepeatsGetHandlesOfTheirOwn(Timers):
+def repeats_get_handles_of_their_own() -> Edit:
     """A repeated put stores nothing, and answers with handles that were never given."""
+    return edit(TimerSide._repeated, "first_seq", "(first_seq + 1_000_000)")
 
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> _Put:
-        receipts, ticket = super().put(batch, now_ms, marks)
-        if receipts.status is WriteStatus.REPEATED:
-            receipts = but(receipts, first_seq=self.stats().last_seq + 1)
-        return receipts, ticket
+
+# ---------------------------------------------------------------- the hand-over (H, T12)
+
+
+@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "due"))
+def the_cursor_lags_behind(self: Any, due: Any, after: TimerCursor, limit: int) -> DueBatch:
+    """The cursor of a batch leaves out its last message, which is handed over twice."""
+    found: DueBatch = due(after, limit)
+    count = len(found.messages)
+    return found if count < 2 else holding(due(after, count - 1), found.messages)
+
+
+@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "seal"))
+def forgotten_before_it_is_handed_over(self: Any, seal: Any, until_ms: int) -> None:
+    """What a seal closes is reclaimed at once, before anybody has it."""
+    seal(until_ms)
+    self.forget(self.stats().sealed)
+
+
+@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "due"))
+def read_only_once(self: Any, due: Any, after: TimerCursor, limit: int) -> DueBatch:
+    """What ``due`` has given it does not give again, though the hand-over of it may have failed."""
+    found: DueBatch = due(self.noted.get("given", after), limit)
+    self.noted["given"] = found.cursor
+    return found
+
+
+@mutant("H2", "H2.everything_about_a_message_is_restored", at=answers(Timers, "due"))
+def properties_are_lost(found: DueBatch) -> DueBatch:
+    """A message comes out of the hand-over without its properties."""
+    return holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))
+
+
+@mutant("H2", "H2.everything_about_a_message_is_restored", "H2.the_queue_is_chosen_when_it_is_sent", at=answers(Timers, "due"))
+def the_queue_is_chosen_anew(found: DueBatch) -> DueBatch:
+    """The hand-over puts all messages into the first queue of their topics."""
+    return holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))
+
+
+@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches", at=answers(Timers, "due"))
+def the_first_batch_is_all(found: DueBatch) -> DueBatch:
+    """The first batch of a tick says that nothing more is due, so the rest of a large tick waits for the next one."""
+    return DueBatch(found.messages, found.cursor, found.soft, more=False)
+
+
+@mutant("H2", "H2.a_deliver_time_within_a_tick_is_kept", at=answers(Timers, "due"))
+def deliver_times_are_rounded(found: DueBatch) -> DueBatch:
+    """A message comes out of the hand-over with its tick in place of its deliver time."""
+    delivers = [at and -(-at // 1000) * 1000 for at in values_of(found.messages, "deliver_at_ms")]
+    return holding(found, with_column(found.messages, "deliver_at_ms", delivers))
+
+
+@mutant("H4", "H4.every_call_at_every_place")
+def puts_during_a_tick_are_lost() -> Edit:
+    """The cursor of a batch covers every put that was made until it is read, not only what the seal closed."""
+    cursor = "self._trimmed(reached_to, is_receivers=True)"
+    return edit(OrderedTimers.due, cursor, f"{cursor}.join([(reached_to.highest_tick, self._last_seq)] if records else [])")
+
+
+@mutant("T12", "T12.a_damaged_timer_is_parked", at=answers(Timers, "due"))
+def what_cannot_be_read_is_skipped(found: DueBatch) -> DueBatch:
+    """A timer that cannot be read is stepped over without a word."""
+    topics = values_of(found.messages, "topic")
+    return holding(found, of_rows(found.messages, [row for row, topic in enumerate(topics) if topic != PARKED_TOPIC]))
+
+
+_DAY_MS = 86_400_000
+_CANCELLED, _LATE, _UNKNOWN = CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN
+
+
+def _saying(outcomes: list[CancelOutcome], old: CancelOutcome, new: CancelOutcome) -> list[CancelOutcome]:
+    """Return outcomes with one in place of another."""
+    return [new if each is old else each for each in outcomes]
+
+
+# ---------------------------------------------------------------- by handle (C1–C4, C6)
+
+
+@mutant("C1", "C1.cancelled_before_its_tick_is_sealed_never_comes", "C1.due_but_not_yet_sealed_can_be_cancelled")
+def cancels_are_not_done() -> Edit:
+    """A cancel says CANCELLED, and the timer comes all the same."""
+    return edit(OrderedTimers._cancel, "done.ticks", "[]")
+
+
+@mutant("C1", "C1.due_but_not_yet_sealed_can_be_cancelled")
+def due_is_too_late() -> Edit:
+    """A timer whose time has come is not cancelled any more, though no tick has sealed it."""
+    return edit(OrderedTimers._cancel, "self._sealed", "self._sealed.join([(now_ms, self._last_seq)])")
+
+
+@mutant("C2", "C2.after_the_seal_it_is_too_late", "C2.what_was_sealed_stays_so_when_the_clock_goes_back", at=answers(Timers, "cancel"))
+def late_cancels_say_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
+    """Whatever was sealed is answered CANCELLED."""
+    return _saying(outcomes, _LATE, _CANCELLED)
+
+
+@mutant("C2", "C2.after_the_seal_it_is_too_late", at=answers(Timers, "cancel"))
+def delivered_is_forgotten(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
+    """What was delivered is UNKNOWN."""
+    return _saying(outcomes, _LATE, _UNKNOWN)
+
+
+@mutant("C3", "C3.never_put_is_unknown", at=answers(Timers, "cancel"))
+def any_cancel_says_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
+    """A cancel of what was never put says CANCELLED, since a wish was stored."""
+    return _saying(outcomes, _UNKNOWN, _CANCELLED)
+
+
+@mutant("C3", "C3.never_put_is_unknown", "C4.beyond_the_memory_the_answer_is_never_a_lie", at=instead(Timers, "cancel"))
+def the_handle_tells_the_answer(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+    """What is not found and lies back by its handle is called delivered, also when it was never put."""
+    outcomes, ticket = cancel(handles, now_ms)
+    pairs = zip(outcomes, handles, strict=True)
+    return [_LATE if each is _UNKNOWN and handle.tick <= now_ms else each for each, handle in pairs], ticket
+
+
+@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=instead(Timers, "cancel"))
+def a_repeat_is_unknown(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+    """A second cancel of the same timer says UNKNOWN."""
+    repeated = self.noted.keys() & set(handles)
+    self.noted.update(dict.fromkeys(handles))
+    outcomes, ticket = cancel(handles, now_ms)
+    pairs = zip(outcomes, handles, strict=True)
+    return [_UNKNOWN if each is _CANCELLED and handle in repeated else each for each, handle in pairs], ticket
+
+
+@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=asks(Timers, "maintain"))
+def memory_ends_with_the_timer(now_ms: int) -> int:
+    """What was cancelled is remembered until the timer was due, and no longer."""
+    return now_ms + _DAY_MS
+
+
+@mutant("C4", "K1.every_call_after_a_leap", at=by_the_latest_clock(Timers, "maintain"))
+def memory_goes_by_the_latest_clock() -> None:
+    """What was cancelled or delivered is forgotten by the latest time that was ever told, also when the clock was set back since."""
+
+
+@mutant("C6", "C6.messages_of_one_id_share_no_cancel", at=instead(Timers, "cancel"))
+def handles_name_messages(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+    """A cancel takes all timers with the message id of the one that the handle names."""
+    named = {found.message.message_id for handle in handles if (found := self.get(handle)) is not None}
+    same = [each.handle for each in self.scan(0, 2**62).timers if each.message.message_id in named]
+    outcomes, ticket = cancel([*handles, *same], now_ms)
+    return outcomes[: len(handles)], ticket
+
+
+@mutant("T6", "T6.a_timer_that_was_moved_can_be_cancelled")
+def far_timers_escape() -> Edit:
+    """A cancel of what is more than two days ahead says CANCELLED and is lost."""
+    return edit(OrderedTimers._cancel, "done.ticks", "[tick for tick in done.ticks if tick <= now_ms + 2 * 86_400_000]")
+
+
+# ---------------------------------------------------------------- by key (C6)
+
+
+@mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")
+def a_key_takes_the_first() -> Edit:
+    """A cancel by key takes the first timer that carries it, and no other."""
+    return edit(OrderedTimers.cancel_key, "self._cancel(places, now_ms)", "self._cancel(places[:1], now_ms)")
+
+
+@mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key", at=cancels_by_key)
+def a_key_takes_what_begins_with_it(topic: str, key: str, other_topic: str, other: str) -> bool:
+    """A cancel by key takes timers whose keys only begin with it, too."""
+    return topic == other_topic and other.startswith(key)
+
+
+@mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key", at=cancels_by_key)
+def a_key_reaches_other_topics(topic: str, key: str, other_topic: str, other: str) -> bool:
+    """A cancel by key takes timers of every topic."""
+    return key == other
+
+
+@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", cancel_by_key=Support.NOT_YET)
+class KeysWorkUndeclared(Timers):
+    """A cancel by key is not declared, and is done all the same."""
+
+
+@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", at=instead(Timers, "cancel_key"), cancel_by_key=Support.NOT_YET)
+def keys_are_refused_too_late(self: Any, cancel_key: Any, topic: str, key: str, now_ms: int) -> None:
+    """A cancel by key is not declared, and is refused when it is done."""
+    cancel_key(topic, key, now_ms)
+    raise UnsupportedOperationError("this engine does not cancel by key")
+
+
+# ---------------------------------------------------------------- what is pending (T10)
+
+
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact")
+def cancelled_stays_pending() -> Edit:
+    """What was cancelled is counted as pending still."""
+    return edit(OrderedTimers._cancel, "self._pending = pending_left", "")
+
+
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=instead(Timers, "pending"))
+def edges_are_counted_twice(self: Any, pending: Any, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+    """What is due at the very end of a bucket is counted in it, and in the next one too."""
+    found = pending(edges_ms, handed)
+    at_edges = [len(self.scan(edge, edge + 1, handed=handed).timers) for edge in edges_ms[1:]]
+    return but(found, counts=tuple(a + b for a, b in zip(found.counts, at_edges, strict=True)))  # type: ignore[no-any-return]
+
+
+@mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over", "T10.what_is_handed_over_is_not_pending")
+def handed_over_is_pending_until_reclaimed() -> Edit:
+    """A timer that was handed over is counted until its space is reclaimed."""
+    return edit(OrderedTimers.pending, "self._unforgotten(handed)", "EMPTY_CURSOR")
+
+
+@mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=answers(Timers, "scan"))
+def pages_leave_one_out(page: ScanPage) -> ScanPage:
+    """A page of a scan that does not end it lacks its last timer, and the next page begins behind that."""
+    return page if page.next_after is None else ScanPage(page.timers[:-1], page.next_after)

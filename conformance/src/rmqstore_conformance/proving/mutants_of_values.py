@@ -1,4 +1,4 @@
-"""Mutants that cut, fold, glue, round or hash what they are given."""
+"""Mutants that cut, fold, glue, round or hash what they are given, or lose or change one field of one copy of a message."""
 
 from __future__ import annotations
 
@@ -6,37 +6,49 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, Final
+from itertools import accumulate, chain
+from typing import Any
 
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
-    CancelOutcome,
+    GroupProgress,
     LeaseInfo,
-    PendingCounts,
+    MessageState,
     PopRequest,
     PopResult,
     PopTxn,
-    PopTxnResult,
-    Ticket,
     TimerCursor,
-    TimerReceipts,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration
-from rmqstore.engine.pops.checkpoint import Lease
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.settle import Leasing
-from rmqstore.engine.timers.ticks import MINUTE_MS
-from rmqstore.message import Message
-from rmqstore_conformance.proving.kinds import ROWS_PUT, ROWS_SENT, SENT, answers, asks, but, with_column, with_rows
-from rmqstore_conformance.proving.planting import Pops, Timers, mutant, with_options
-
-_FAR: Final = 2**62
-
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.timers.counts import MinuteCounts
+from rmqstore.engine.timers.store import OrderedTimers
+from rmqstore.message import RETRY_PREFIX, Message, PoppedMessage
+from rmqstore_conformance.proving.editing import Edit, edit
+from rmqstore_conformance.proving.kinds import (
+    ROWS_DUE,
+    ROWS_PUT,
+    ROWS_SENT,
+    SENT,
+    answers,
+    asks,
+    but,
+    cancels_by_key,
+    column_set,
+    edited,
+    exports,
+    instead,
+    times_put,
+    values_of,
+    with_column,
+    with_rows,
+)
+from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers
 
@@ -48,120 +60,60 @@ def strips_properties(message: Message) -> Message:
     return but(message, properties=values) if values != dict(message.properties) else message
 
 
-@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="data")
-class ZeroBornIsNone(Timers):
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="data", at=instead(Timers, "put"))
+def zero_born_is_none(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
     """A timer that says it was born at 0 ms is taken for one that does not say."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        return super().put(with_rows(batch, lambda each: but(each, born_ms=each.born_ms or now_ms)), now_ms, marks)
+    return put(with_rows(batch, lambda each: but(each, born_ms=each.born_ms or now_ms)), now_ms, marks)
 
 
-class _CancelsAlike(Timers):
-    def form(self, topic: str, key: str) -> tuple[str, object]:
-        """Return what the index takes a key of a topic for."""
-        raise NotImplementedError
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        if not batch.has_columns or batch.columns.column("keys").null_count < len(batch):
-            for each in batch.messages:
-                for key in each.keys:
-                    self.noted.setdefault(self.form(each.topic, key), {})[each.topic, key] = None
-        return super().put(batch, now_ms, marks)
-
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            outcomes, ticket = super().cancel_key(topic, key, now_ms)
-            for other_topic, other_key in self.noted.get(self.form(topic, key), ()):
-                if (other_topic, other_key) != (topic, key):
-                    more, ticket = super().cancel_key(other_topic, other_key, now_ms)
-                    outcomes = [*outcomes, *more]
-            return outcomes, ticket
-
-
-@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
-class ComposesKeys(_CancelsAlike):
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data", at=cancels_by_key)
+def composes_keys(topic: str, key: str, other_topic: str, other: str) -> bool:
     """A cancel by key takes keys that are equal once composed (NFC) for one key."""
-
-    def form(self, topic: str, key: str) -> tuple[str, object]:
-        return topic, unicodedata.normalize("NFC", key)
+    return topic == other_topic and unicodedata.normalize("NFC", key) == unicodedata.normalize("NFC", other)
 
 
-@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
-class CutsKeys(_CancelsAlike):
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data", at=cancels_by_key)
+def cuts_keys(topic: str, key: str, other_topic: str, other: str) -> bool:
     """The index by key holds the first 64 bytes of a key."""
-
-    def form(self, topic: str, key: str) -> tuple[str, object]:
-        return topic, key.encode()[:64]
+    return topic == other_topic and key.encode()[:64] == other.encode()[:64]
 
 
-@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
-class GluesTopicAndKey(_CancelsAlike):
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data", at=cancels_by_key)
+def glues_topic_and_key(topic: str, key: str, other_topic: str, other: str) -> bool:
     """The index by key joins topic and key with nothing between them."""
-
-    def form(self, topic: str, key: str) -> tuple[str, object]:
-        return topic + key, None
+    return topic + key == other_topic + other
 
 
-@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data")
-class HashesKeysShort(_CancelsAlike):
+@mutant("C6", "C6.keys_that_are_alike_are_told_apart", kind="data", at=cancels_by_key)
+def hashes_keys_short(topic: str, key: str, other_topic: str, other: str) -> bool:
     """The index by key trusts the CRC-32 of a key."""
-
-    def form(self, topic: str, key: str) -> tuple[str, object]:
-        return topic, zlib.crc32(key.encode())
+    return topic == other_topic and zlib.crc32(key.encode()) == zlib.crc32(other.encode())
 
 
-@mutant("I1", "I1.marks_that_are_alike_are_told_apart", kind="data")
-class MarksByChecksum(Timers):
+@mutant("I1", "I1.marks_that_are_alike_are_told_apart", kind="data", at=instead(Timers, "put"))
+def marks_by_checksum(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
     """Marks of timers are kept as their CRC-32, so two marks may be one."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        return super().put(batch, now_ms, [zlib.crc32(mark).to_bytes(4, "big") for mark in marks])
+    return put(batch, now_ms, [zlib.crc32(mark).to_bytes(4, "big") for mark in marks])
 
 
 @mutant("T10", "T5.times_beyond_2_53_are_kept_to_the_ms", kind="data")
-class MinutesWrap(Timers):
+def minutes_wrap() -> Edit:
     """Pending timers are counted by minute in 32 bits, so those of some thousand years ahead are counted in the bucket of an early one."""
-
-    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
-        found = super().pending(edges_ms, handed)
-        wrap_ms = MINUTE_MS * 2**32
-        if found.latest_ms is None or found.latest_ms < wrap_ms or not found.counts:
-            return found
-        counts = [0] * len(found.counts)
-        after: tuple[int, int] | None = None
-        while True:
-            page = self.scan(0, _FAR, after, 1000, handed)
-            for each in page.timers:
-                folded = each.deliver_at_ms % wrap_ms
-                for at, (low, high) in enumerate(zip(edges_ms, edges_ms[1:], strict=False)):
-                    counts[at] += low <= folded < high
-            after = page.next_after
-            if after is None:
-                return but(found, counts=tuple(counts))
+    return edit(MinuteCounts.stage, "minute", "(minute % 2**32)")
 
 
-@mutant("T10", kind="data")
-class CountsBySeconds(Timers):
+@mutant("T10", CORE_HISTORY, kind="data", at=instead(Timers, "pending"))
+def counts_by_seconds(self: Any, pending: Any, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> Any:
     """The edges of pending counts are rounded down to whole seconds."""
-
-    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
-        whole = [edge // 1000 * 1000 for edge in edges_ms]
-        if whole == list(edges_ms) or len(set(whole)) < len(whole):
-            return super().pending(edges_ms, handed)
-        return super().pending(whole, handed)
+    whole = [edge // 1000 * 1000 for edge in edges_ms]
+    return pending(whole if len(set(whole)) == len(whole) else edges_ms, handed)
 
 
 @mutant("T5", "T5.above_the_set_horizon_nothing_is_stored", kind="data")
-class HorizonOfFirstRow(Timers):
+def horizon_of_first_row() -> Edit:
     """Of a batch only the first row is held against the longest delay."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        limit = self._options.max_delay_ms
-        first = batch.messages[0].deliver_at_ms if limit and len(batch) else None
-        if not limit or (first is not None and first - now_ms > limit):
-            return super().put(batch, now_ms, marks)
-        with self._lock, with_options(self, max_delay_ms=0):
-            return super().put(batch, now_ms, marks)
+    check = "check_horizon(delivers, now_ms, self._options.max_delay_ms)"
+    return edit(OrderedTimers.put, check, check.replace("delivers", "delivers[:1]"))
 
 
 # ---------------------------------------------------------------- pops
@@ -205,20 +157,11 @@ def sliced_columns_unmoved(batch: MessageBatch) -> MessageBatch:
 
 
 @mutant("P2", "P2.topics_that_are_alike_are_told_apart", kind="data")
-class FoldsTopics(Pops):
+def folds_topics() -> Edit:
     """Topics that differ in case alone are one topic."""
-
-    def known(self, name: str) -> str:
-        """Return the name of the topic that a topic is taken for."""
-        return next((each.name for each in self.topics() if each.name.casefold() == name.casefold()), name)
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if txn.appends is not None and len(txn.appends):
-            txn = but(txn, appends=with_rows(txn.appends, lambda each: but(each, topic=self.known(each.topic))))
-        return super().apply(txn, now_ms)
-
-    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        return super().pop(but(request, topic=self.known(request.topic)), now_ms)
+    known = "self._topics.get(name) or self._state.topics.get(name)"
+    folded = "next((each for each in self._state.topics.values() if each.name.casefold() == name.casefold()), None)"
+    return edit(Transaction.topic, known, f"{known} or {folded}")
 
 
 @mutant("P10", "P10.tags_that_are_alike_are_told_apart", kind="data", at=asks(Pops, "pop"))
@@ -237,45 +180,28 @@ def filter_numbers_as_floats(request: PopRequest) -> PopRequest:
 
 
 @mutant("P8", "P8.any_of_a_large_pop_can_be_acked_alone", kind="data")
-class AcksByByte(Leasing):
+def acks_by_byte() -> Edit:
     """The place of a message in its check point is kept in one byte, so an ack of the 257th message of a pop is one of the first."""
-
-    def _ack_run(self, stage: Any, receipt: Any, offsets: Sequence[int]) -> Any:
-        lease = self._check_point(stage, receipt)
-        if isinstance(lease, Lease) and len(lease.offsets) > 256 and list(offsets) != lease.offsets:
-            offsets = [offset if (at := lease.index_of(offset)) is None else lease.offsets[at % 256] for offset in offsets]
-        return super()._ack_run(stage, receipt, offsets)
+    return edit(Leasing._ack_run, "map(lease.index_of, offsets)", "(at and at % 256 for at in map(lease.index_of, offsets))")
 
 
 @mutant("P8", "P8.leases_that_are_alike_are_told_apart", kind="data")
-class AcksMixGroups(Leasing):
+def acks_mix_groups() -> Edit:
     """A batch of acks joins receipts whose check points have equal numbers, whatever their groups."""
-
-    def ack(self, stage: Any, receipts: Sequence[Any]) -> Any:
-        outcomes: list[Any] = []
-        of = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "topic", "retry_flag", "epoch", "broker")
-        for _, sharing in groupby(receipts, of):
-            run = list(sharing)
-            outcomes += self._ack_run(stage, run[0], [each.queue_offset for each in run])
-        return tuple(outcomes)
+    numbers = "attrgetter('ck_start_offset', 'pop_time_ms', 'queue_id', 'topic', 'retry_flag', 'epoch', 'broker')"
+    return edit(Leasing.ack, "_CHECK_POINT_OF", numbers)
 
 
 @mutant("P11", "P2.topics_that_are_alike_are_told_apart", kind="data")
-class DeletesBySuffix(Administration):
+def deletes_by_suffix() -> Edit:
     """To delete a topic takes every retry topic away whose name ends like the topic's."""
-
-    def delete_topic(self, stage: Any, name: str) -> None:
-        others = [each for each in self._state.topics.values() if each.name.startswith("%RETRY%") and each.name.endswith(name)]
-        own = self._state.topics.get(name)
-        self._delete_topics(stage, others if own is None else [own, *others])
+    return edit(Administration.delete_topic, "other.partition('+')[2] == name", "other.endswith(name)")
 
 
-@mutant("P14", "P2.topics_that_are_alike_are_told_apart", kind="data")
-class LeasesByPrefix(Pops):
+@mutant("P14", "P2.topics_that_are_alike_are_told_apart", kind="data", at=instead(Pops, "leases"))
+def leases_by_prefix(self: Any, leases: Any, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
     """The leases of a topic are listed with those of every topic whose name begins with its own."""
-
-    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
-        return [each for each in super().leases(None, group) if topic is None or each.topic.startswith(topic)]
+    return [each for each in leases(None, group) if topic is None or each.topic.startswith(topic)]
 
 
 @mutant("P14", "P12.a_topic_of_the_most_queues", kind="data", at=answers(Pops, "offsets"))
@@ -301,22 +227,247 @@ def short_reasons(txn: PopTxn) -> PopTxn:
 
 
 @mutant("P13", "P12.a_topic_of_the_most_queues", kind="data")
-class LooksAtSixteenQueues(Popping):
+def looks_at_sixteen_queues() -> Edit:
     """A pop looks at sixteen queues of a topic, however many it has."""
-
-    def _sources(self, stage: Any, topic: Any, group_id: int, request: PopRequest) -> Any:
-        seen = 0
-        for source, queue, flag in super()._sources(stage, topic, group_id, request):
-            if not flag:
-                seen += 1
-                if seen > 16:
-                    continue
-            yield source, queue, flag
+    return edit(Popping._sources, "range(queues)", "range(min(queues, 16))")
 
 
 @mutant("P14", kind="data")
-class DeadOfLongTopics(Administration):
+def dead_of_long_topics() -> Edit:
     """Dead letters that are dropped are not counted off when the name of their topic has 64 bytes or more."""
+    return edit(Administration._count_off, "dlq != PARKED_TOPIC", "dlq != PARKED_TOPIC and len(name) < 64")
 
-    def _count_off(self, stage: Any, dlq: str, origins: Any) -> None:
-        super()._count_off(stage, dlq, {topic: offsets for topic, offsets in origins.items() if len(topic) < 64})
+
+# ---------------------------------------------------------------- timers
+
+
+@mutant("H2", CORE_HISTORY, kind="fidelity", at=times_put)
+def null_time_becomes_now(at: int | None, now_ms: int) -> int | None:
+    """In a call with timers, a message without a deliver time gets the time of the call as one."""
+    return now_ms if at is None else at
+
+
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="fidelity", at=ROWS_PUT)
+def born_in_seconds(message: Message) -> Message:
+    """The born time of a timer is kept in whole seconds."""
+    return but(message, born_ms=(message.born_ms or 0) // 1000 * 1000)
+
+
+@mutant("H2", "H2.the_largest_message_comes_as_it_was_sent", kind="fidelity", at=ROWS_DUE)
+def large_bodies_cut_on_the_way(message: Message) -> Message:
+    """A hand-over reads a message through a buffer of 1 MiB, and what is longer arrives cut."""
+    return but(message, body=message.body[: 1 << 20])
+
+
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", kind="fidelity", at=ROWS_DUE)
+def keys_twice_on_the_way(message: Message) -> Message:
+    """A hand-over gives the keys of a message without those that are there twice."""
+    return but(message, keys=tuple(dict.fromkeys(message.keys)))
+
+
+@mutant("I1", CORE_HISTORY, kind="fidelity")
+def repeats_tick_anew() -> Edit:
+    """The answer to a repeated put names the ticks of the repeat, so handles of a call with a delay find nothing."""
+    return edit(
+        OrderedTimers.put,
+        "self._repeated(answer)",
+        "but(self._repeated(answer), ticks=place(records, delivers, 1, now_ms, self.precision_ms, 1).ticks)",
+    )
+
+
+@mutant("C4", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", at=exports(Timers, "timer_traces"))
+def dumps_no_delivered(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The exported state of timers leaves out what is remembered of delivered ones."""
+    return rows.filter(pa.array([kind == 0 for kind in rows.column("kind").to_pylist()], pa.bool_()))
+
+
+# ---------------------------------------------------------------- retries and dead letters
+
+
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
+def dead_keys_sorted() -> Edit:
+    """A dead letter has its keys in the order of the alphabet."""
+    return edit(Transaction.bury, "message.keys", "tuple(sorted(message.keys))")
+
+
+@mutant("P7", CORE_HISTORY, kind="fidelity")
+def dead_get_tags() -> Edit:
+    """A message without a tag gets one when it becomes a dead letter."""
+    return edit(Transaction.bury, "message.tag", "message.tag or 'DLQ'")
+
+
+_AS_NEW = "_as_new(message, removal.resend_to, removal.resend_queue)"
+
+
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
+def resent_remembers() -> Edit:
+    """A dead letter that is sent back keeps its reason in a property of its own."""
+    remembering = f"[but(new, properties={{**new.properties, 'LAST_REASON': message.properties['DLQ_REASON']}}) for new in [{_AS_NEW}]][0]"
+    return edit(Administration._remove_from, _AS_NEW, remembering)
+
+
+_RESENT = f"record_format.encode_message({_AS_NEW})"
+
+
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
+def resent_counts_on() -> Edit:
+    """A dead letter that is sent back goes on with the attempts that it had."""
+    counted = f"record_format.with_delivery({_RESENT}, int(message.properties['DLQ_ATTEMPTS']), -1)"
+    return edit(Administration._remove_from, _RESENT, counted)
+
+
+@mutant("P7", CORE_HISTORY, kind="fidelity")
+def release_forgets_attempts() -> Edit:
+    """A release of a retried message starts its attempts anew."""
+    again = "self._format.with_delivery(record, attempts, first_pop_ms)"
+    return edit(Leasing._give_back, again, again.replace("attempts", "attempts * counted"))
+
+
+@mutant("P7", CORE_HISTORY, kind="fidelity", at=instead(Leasing, "_give_back"))
+def reasons_stick(self: Any, give_back: Any, transaction: Any, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
+    """A dead letter whose last attempt failed without a word has the reason of an earlier one."""
+    found = self._log.record_at(self._state.topic_of(lease.place[1]), lease.place[2], lease.offsets[index])
+    name = group, topic, b"" if found is None or hasattr(found, "raw") else self._format.message_id_of(found[0])
+    kept = vars(self).setdefault("_sticky", {})
+    lease.reason = kept[name] = lease.reason or kept.get(name, "")
+    return give_back(transaction, lease, index, group, topic, **how)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- columns, reads, listings
+
+
+@mutant("P13", "P12.a_topic_of_the_most_queues", kind="fidelity", at=answers(Pops, "pop"))
+def columns_of_one_queue(result: PopResult) -> PopResult:
+    """The columns of a pop over several queues say of all messages that they lie in the first one's."""
+    return edited(result, column="queue_id", values=lambda queues: queues[:1] * len(queues))
+
+
+@mutant("P7", "P3.every_copy_is_whole", kind="fidelity", at=answers(Pops, "pop"))
+def columns_of_first_attempts(result: PopResult) -> PopResult:
+    """The columns of a pop say of every message that this is its first attempt."""
+    return edited(result, column="attempt", values=lambda attempts: [min(each, 1) for each in attempts])
+
+
+@mutant("P3", "P3.every_copy_is_whole", kind="fidelity", at=answers(Pops, "pop"))
+def columns_of_last_pop(result: PopResult) -> PopResult:
+    """The columns of a pop give the time of this pop as that of the first one."""
+    return edited(result, column="first_pop_ms", values=lambda first: [each.pop_time_ms for each in result.messages.receipts()])
+
+
+@mutant("R1", ANY_HISTORY, kind="fidelity", at=SENT)
+def columns_keep_one_key(batch: MessageBatch) -> MessageBatch:
+    """Of the keys of a message that was sent for now by columns, the first one is kept."""
+    return with_column(batch, "keys", [each and each[:1] for each in values_of(batch, "keys")]) if batch.has_columns else batch
+
+
+@mutant("R1", ANY_HISTORY, kind="fidelity", at=SENT)
+def columns_fill_tags(batch: MessageBatch) -> MessageBatch:
+    """A message without a tag that was sent by columns gets the tag of the row before it."""
+    if not batch.has_columns:
+        return batch
+    return with_column(batch, "tag", list(accumulate(values_of(batch, "tag"), lambda before, tag: tag or before)))
+
+
+@mutant("P14", CORE_HISTORY, kind="fidelity", at=answers(Pops, "read"))
+def reads_one_store_time(batch: MessageBatch) -> MessageBatch:
+    """A read of messages of several calls says that all of them came with the first."""
+    found = [each for each in batch.messages if isinstance(each, PoppedMessage)]
+    return MessageBatch(messages=[but(each, store_ms=found[0].store_ms) for each in found])
+
+
+@mutant("P14", kind="fidelity", at=instead(Pops, "progress"))
+def where_overlooks_waits(self: Any, progress: Any, topic: str, *place: int) -> list[GroupProgress]:
+    """A message that waits in its place under FIFO is said to be done with."""
+    is_retry = topic.startswith(RETRY_PREFIX)
+    done = {"state": MessageState.DONE, "delivered": 0}
+    return [but(each, **done) if each.state is MessageState.RETRY and not is_retry else each for each in progress(topic, *place)]
+
+
+@mutant("P14", "P14.of_one_id_the_newest_is_found", kind="fidelity", at=instead(Pops, "get"))
+def get_finds_the_first(self: Any, get: Any, message_id: str) -> Any:
+    """Of several messages of one id that came in one millisecond, a look-up by id gives the first."""
+    pages = chain.from_iterable(map(self.pages, self.topics()))
+    found = [each for page in pages for each in page.messages if each.message_id == message_id]
+    return max(found, key=lambda each: each.store_ms, default=None)
+
+
+@mutant("P7", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", at=exports(Pops, "leases"))
+def dumps_no_reasons(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The exported leases leave out why the last attempt failed."""
+    return column_set(rows, "reason", [""] * rows.num_rows)
+
+
+@mutant("P1", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", at=exports(Pops, "attempts"))
+def dumps_no_attempts(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The exported state leaves out which leases an attempt was given."""
+    return rows.slice(0, 0)
+
+
+@mutant("P7", CORE_HISTORY, kind="fidelity")
+def rejects_count_less() -> Edit:
+    """A message that was rejected has one attempt fewer in its dead letter than it was delivered."""
+    return edit(Transaction.bury, "str(attempts)", "str(attempts if reason.startswith('delivered ') else attempts - 1)")
+
+
+@mutant("Q1", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", at=instead(Pops, "import_state"))
+def loads_arrive_now(self: Any, import_state: Any, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, *marks: Any) -> Any:
+    """Messages that are taken in from another store arrived when they were taken in."""
+    now = [column_set(rows, "store_ms", [now_ms] * rows.num_rows) if table == "messages" else rows for table, rows in tables]
+    return import_state([(table, rows) for (table, _), rows in zip(tables, now, strict=True)], now_ms, *marks)
+
+
+@mutant("I1", "I1.a_part_of_a_load_is_taken_in_once", kind="pairs")
+def loads_taken_in_twice() -> Edit:
+    """A part of a load whose mark was given before is counted once more."""
+    return edit(OrderedTimers.import_state, "is_taken_in(kv, TIMER_SIDE, marks)", "False")
+
+
+# ---------------------------------------------------------------- after a reopen
+
+
+@mutant("P14", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", base=LMDB)
+class ReopenForgetsWaits(Pops):
+    """After a reopen a message that backs off counts as one that somebody works on."""
+
+    def planted(self) -> None:
+        self._state.backing_off.clear()
+
+
+@mutant("P9", "P9.un_acked_messages_come_back_in_place_and_acked_ones_do_not", kind="fidelity", base=LMDB)
+class ReopenForgetsDeliveries(Pops):
+    """After a reopen the messages of a FIFO run that wait count as never delivered."""
+
+    def planted(self) -> None:
+        for run in self._state.fifo.values():
+            run.update({at: one._replace(delivered=0) for at, one in run.items()})
+
+
+@mutant("P9", "P9.a_topic_that_begins_with_a_message_group_has_queues_for_many", kind="fidelity", base=LMDB)
+class ReopenSpreadsAnew(Pops):
+    """After a reopen the number of queues over which message groups are spread is fixed anew."""
+
+    def planted(self) -> None:
+        topics = self._state.topics
+        topics.update({name: but(each, group_queues=0) for name, each in topics.items()})
+
+
+@mutant("P7", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", kind="fidelity", base=LMDB)
+class ReopenForgetsBackoff(Pops):
+    """After a reopen a group has its number of retries, and no table of waits."""
+
+    def planted(self) -> None:
+        settings = self._state.group_settings
+        settings.update({name: but(each, backoff_ms=()) for name, each in settings.items()})
+
+
+@mutant("T12", kind="fidelity", base=LMDB)
+def parks_short() -> Edit:
+    """Of an entry that cannot be read the first 1024 bytes are parked."""
+    parked = "parked_message(raw, reason, origin, origin_topic)"
+    return edit(Transaction.park, parked, parked.replace("raw", "raw[:1024]", 1))
+
+
+@mutant("P6", "P6.change_longer_and_shorter", kind="pairs")
+def change_pops_first() -> Edit:
+    """A message whose lease was changed was popped first when it was changed."""
+    return edit(Leasing.change, "pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms", "-1")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -52,37 +53,32 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.module}:{self.line}:{self.operator}:{self.number}"
 
 
-Operator: TypeAlias = Callable[[Place], Iterator[ast.AST]]
+OPERATORS: Final = {
+    "boundary": "``<`` and ``<=``, ``>`` and ``>=`` stand for each other.",
+    "comparison": "A comparison for equality, identity or membership says the opposite.",
+    "connective": "``and`` and ``or`` stand for each other.",
+    "operand": "One operand of an ``and`` or an ``or`` is forgotten.",
+    "negation": "A ``not`` is forgotten.",
+    "number": "A whole number is one more, or one less.",
+    "truth": "``True`` and ``False`` stand for each other.",
+    "arithmetic": "An operation of arithmetic is another one; pieces of text are left as they are.",
+    "extreme": "``min`` and ``max`` stand for each other.",
+    "arguments": "Two neighbouring arguments that look alike stand for each other.",
+    "slice": "A slice begins one later, or ends one sooner.",
+    "default": "What ``get``, ``pop``, ``next`` or ``getattr`` gives when nothing is there is ``None``.",
+    "key": "Bytes are other ones; so is a text by which something is looked up or compared.",
+    "condition": "A condition always holds, or never.",
+    "call": "A call whose answer is not used is left out.",
+    "collection": "A collection is not changed.",
+    "assignment": "An attribute or an entry is not assigned, or a name keeps its value.",
+    "nothing": "A function that may return ``None`` does.",
+    "refusal": "An error is not raised.",
+    "loop": "``break`` and ``continue`` stand for each other.",
+}
+"""What each operator does, by its name."""
 
-OPERATORS: Final[dict[str, Operator]] = {}
-"""All operators by their names."""
-
-
-def _operator(made: Operator) -> Operator:
-    OPERATORS[made.__name__.strip("_").replace("_", " ")] = made
-    return made
-
-
-def _but(node: ast.AST, **fields: object) -> ast.AST:
-    """Return a copy of a node with other fields."""
-    made = copy.copy(node)
-    for name, value in fields.items():
-        setattr(made, name, value)
-    return made
-
-
-def _at(values: list[ast.expr], index: int, value: ast.expr) -> list[ast.expr]:
-    return [*values[:index], value, *values[index + 1 :]]
-
-
-def _constant(value: object) -> ast.Constant:
-    return ast.Constant(value)  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------- expressions
-
-_BOUNDARIES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-_OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+_BOUNDARIES: Final[dict[type, type]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+_OPPOSITES: Final[dict[type, type]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot,
@@ -90,7 +86,7 @@ _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
+_ARITHMETIC: Final[dict[type, type]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
     ast.Mult: ast.FloorDiv,
@@ -104,227 +100,115 @@ _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.BitXor: ast.BitAnd,
 }
 _LITERALS: Final = ast.Constant | ast.Tuple | ast.List | ast.Dict
-
-
-def _compared_otherwise(node: ast.AST, others: dict[type[ast.cmpop], type[ast.cmpop]]) -> Iterator[ast.AST]:
-    if isinstance(node, ast.Compare):
-        for at, each in enumerate(node.ops):
-            if other := others.get(type(each)):
-                yield _but(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
-
-
-@_operator
-def _boundary(place: Place) -> Iterator[ast.AST]:
-    """``<`` and ``<=``, ``>`` and ``>=`` stand for each other."""
-    return _compared_otherwise(place.node, _BOUNDARIES)
-
-
-@_operator
-def _comparison(place: Place) -> Iterator[ast.AST]:
-    """A comparison for equality, identity or membership says the opposite."""
-    return _compared_otherwise(place.node, _OPPOSITES)
-
-
-@_operator
-def _connective(place: Place) -> Iterator[ast.AST]:
-    """``and`` and ``or`` stand for each other."""
-    if isinstance(place.node, ast.BoolOp):
-        yield _but(place.node, op=ast.Or() if isinstance(place.node.op, ast.And) else ast.And())
-
-
-@_operator
-def _operand(place: Place) -> Iterator[ast.AST]:
-    """One operand of an ``and`` or an ``or`` is forgotten."""
-    node = place.node
-    if isinstance(node, ast.BoolOp):
-        for at in range(len(node.values)):
-            left = node.values[:at] + node.values[at + 1 :]
-            yield left[0] if len(left) == 1 else _but(node, values=left)
-
-
-@_operator
-def _negation(place: Place) -> Iterator[ast.AST]:
-    """A ``not`` is forgotten."""
-    if isinstance(place.node, ast.UnaryOp) and isinstance(place.node.op, ast.Not):
-        yield place.node.operand
-
-
-@_operator
-def _number(place: Place) -> Iterator[ast.AST]:
-    """A whole number is one more, or one less."""
-    if isinstance(place.node, ast.Constant) and type(place.node.value) is int:
-        yield _constant(place.node.value + 1)
-        yield _constant(place.node.value - 1)
-
-
-@_operator
-def _truth(place: Place) -> Iterator[ast.AST]:
-    """``True`` and ``False`` stand for each other."""
-    if isinstance(place.node, ast.Constant) and isinstance(place.node.value, bool):
-        yield _constant(not place.node.value)
-
-
-@_operator
-def _arithmetic(place: Place) -> Iterator[ast.AST]:
-    """An operation of arithmetic is another one; pieces of text are left as they are."""
-    node = place.node
-    if isinstance(node, ast.BinOp):
-        sides: tuple[ast.AST, ...] = (node.left, node.right)
-    elif isinstance(node, ast.AugAssign):
-        sides = (node.value,)
-    else:
-        return
-    if any(isinstance(side, ast.JoinedStr | ast.List | ast.Tuple) or _text_of(side) is not None for side in sides):
-        return
-    if other := _ARITHMETIC.get(type(node.op)):
-        yield _but(node, op=other())
-
-
-@_operator
-def _extreme(place: Place) -> Iterator[ast.AST]:
-    """``min`` and ``max`` stand for each other."""
-    if name := _extreme_of(place.node):
-        yield _but(place.node, func=ast.Name("min" if name == "max" else "max", ast.Load()))
-
-
-@_operator
-def _arguments(place: Place) -> Iterator[ast.AST]:
-    """Two neighbouring arguments that look alike stand for each other."""
-    node = place.node
-    if not isinstance(node, ast.Call) or _extreme_of(node) or any(isinstance(each, ast.Starred) for each in node.args):
-        return
-    for at, (first, second) in enumerate(zip(node.args, node.args[1:], strict=False)):
-        if type(first) is type(second) and ast.dump(first) != ast.dump(second):
-            yield _but(node, args=[*node.args[:at], second, first, *node.args[at + 2 :]])
-
-
-@_operator
-def _slice(place: Place) -> Iterator[ast.AST]:
-    """A slice begins one later, or ends one sooner."""
-    node = place.node
-    if isinstance(node, ast.Slice):
-        if node.lower is not None:
-            yield _but(node, lower=ast.BinOp(node.lower, ast.Add(), _constant(1)))
-        if node.upper is not None:
-            yield _but(node, upper=ast.BinOp(node.upper, ast.Sub(), _constant(1)))
-
-
-@_operator
-def _default(place: Place) -> Iterator[ast.AST]:
-    """What ``get``, ``pop``, ``next`` or ``getattr`` gives when nothing is there is ``None``."""
-    node = place.node
-    if not isinstance(node, ast.Call) or len(node.args) < 2 or isinstance(node.args[-1], ast.Starred):
-        return
-    called = node.func
-    by_name = isinstance(called, ast.Name) and (called.id, len(node.args)) in {("next", 2), ("getattr", 3)}
-    by_method = isinstance(called, ast.Attribute) and called.attr in ("get", "pop") and len(node.args) == 2
-    # A second argument that is worked out may be a key, as that of OrderedKV.get is.
-    if (by_name or by_method) and isinstance(node.args[-1], _LITERALS) and not _is_none(node.args[-1]):
-        yield _but(node, args=_at(node.args, len(node.args) - 1, _constant(None)))
-
-
-@_operator
-def _key(place: Place) -> Iterator[ast.AST]:
-    """Bytes are other ones; so is a text by which something is looked up or compared."""
-    text = _text_of(place.node)
-    if not text:
-        return
-    if isinstance(text, bytes):
-        yield _constant(bytes((text[0] ^ 1,)) + text[1:])
-        return
-    above = place.parent
-    looked_up = isinstance(above, ast.Subscript | ast.Dict | ast.Compare)
-    if looked_up or (isinstance(above, ast.Call) and isinstance(above.func, ast.Attribute) and above.func.attr == "get"):
-        yield _constant(text + "~")
-
-
-@_operator
-def _condition(place: Place) -> Iterator[ast.AST]:
-    """A condition always holds, or never."""
-    node = place.node
-    if isinstance(node, ast.If | ast.IfExp):
-        yield _but(node, test=_constant(True))
-        yield _but(node, test=_constant(False))
-    elif isinstance(node, ast.While) and not isinstance(node.test, ast.Constant):
-        yield _but(node, test=_constant(False))
-    elif isinstance(node, ast.comprehension):
-        for at in range(len(node.ifs)):
-            yield _but(node, ifs=_at(node.ifs, at, _constant(True)))
-
-
-# ---------------------------------------------------------------- statements
-
 _COLLECTING: Final = {"add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert", "pop", "remove", "update"}
 
 
-@_operator
-def _call(place: Place) -> Iterator[ast.AST]:
-    """A call whose answer is not used is left out."""
-    if (name := _called(place.node)) is not None and name not in _COLLECTING:
-        yield ast.Pass()
-
-
-@_operator
-def _collection(place: Place) -> Iterator[ast.AST]:
-    """A collection is not changed."""
-    if _called(place.node) in _COLLECTING or isinstance(place.node, ast.Delete):
-        yield ast.Pass()
-
-
-@_operator
-def _assignment(place: Place) -> Iterator[ast.AST]:
-    """An attribute or an entry is not assigned, or a name keeps its value."""
+def _replacements(place: Place) -> Iterator[tuple[str, ast.AST]]:
+    """Yield what may stand at a place instead, with the name of the operator."""
     node = place.node
-    kept = isinstance(node, ast.Assign) and all(isinstance(each, ast.Attribute | ast.Subscript) for each in node.targets)
-    # In a constructor the attribute would be missing: that is broken, and not wrong.
-    is_first = place.function is not None and place.function.name in ("__init__", "_load")
-    if isinstance(node, ast.AugAssign) or (kept and not is_first):
-        yield ast.Pass()
+    match node:
+        case ast.Compare(ops=ops):
+            for at, op in enumerate(ops):
+                for name, others in (("boundary", _BOUNDARIES), ("comparison", _OPPOSITES)):
+                    if type(op) in others:
+                        yield name, _but(node, ops=_at(ops, at, others[type(op)]()))
+        case ast.BoolOp(op=op, values=values):
+            yield "connective", _but(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
+            for at in range(len(values)):
+                left = values[:at] + values[at + 1 :]
+                yield "operand", left[0] if len(left) == 1 else _but(node, values=left)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "negation", operand
+        case ast.Constant(value=bool(truth)):
+            yield "truth", ast.Constant(not truth)
+        case ast.Constant(value=int(number)):
+            yield "number", ast.Constant(number + 1)
+            yield "number", ast.Constant(number - 1)
+        case ast.Constant(value=bytes(data)) if data:
+            yield "key", ast.Constant(bytes((data[0] ^ 1,)) + data[1:])
+        case ast.Constant(value=str(text)) if text and _is_looked_up(place.parent):
+            yield "key", ast.Constant(text + "~")
+        case ast.BinOp(left=left_side, op=op, right=right_side):
+            if type(op) in _ARITHMETIC and not _is_text(left_side) and not _is_text(right_side):
+                yield "arithmetic", _but(node, op=_ARITHMETIC[type(op)]())
+        case ast.AugAssign(op=op, value=value):
+            if type(op) in _ARITHMETIC and not _is_text(value):
+                yield "arithmetic", _but(node, op=_ARITHMETIC[type(op)]())
+            yield "assignment", ast.Pass()
+        case ast.Call(func=ast.Name(id="min" | "max" as extreme)):
+            yield "extreme", _but(node, func=ast.Name("min" if extreme == "max" else "max", ast.Load()))
+        case ast.Call(args=arguments):
+            yield from _other_arguments(node, arguments)
+        case ast.Slice(lower=lower, upper=upper):
+            if lower is not None:
+                yield "slice", _but(node, lower=ast.BinOp(lower, ast.Add(), ast.Constant(1)))
+            if upper is not None:
+                yield "slice", _but(node, upper=ast.BinOp(upper, ast.Sub(), ast.Constant(1)))
+        case ast.If() | ast.IfExp():
+            yield "condition", _but(node, test=ast.Constant(True))
+            yield "condition", _but(node, test=ast.Constant(False))
+        case ast.While(test=test) if not isinstance(test, ast.Constant):
+            yield "condition", _but(node, test=ast.Constant(False))
+        case ast.comprehension(ifs=ifs):
+            for at in range(len(ifs)):
+                yield "condition", _but(node, ifs=_at(ifs, at, ast.Constant(True)))
+        case ast.Expr(value=ast.Call(func=called)):
+            collects = isinstance(called, ast.Attribute) and called.attr in _COLLECTING
+            yield "collection" if collects else "call", ast.Pass()
+        case ast.Delete():
+            yield "collection", ast.Pass()
+        case ast.Assign(targets=targets) if all(isinstance(each, ast.Attribute | ast.Subscript) for each in targets):
+            # In a constructor the attribute would be missing: that is broken, and not wrong.
+            if place.function is None or place.function.name not in ("__init__", "_load"):
+                yield "assignment", ast.Pass()
+        case ast.Return(value=ast.expr() as value):
+            if not _is_none(value) and _may_be_none(place.function):
+                yield "nothing", ast.Return(ast.Constant(None))
+        case ast.Raise():
+            yield "refusal", ast.Pass()
+        case ast.Break():
+            yield "loop", ast.Continue()
+        case ast.Continue():
+            yield "loop", ast.Break()
 
 
-@_operator
-def _nothing(place: Place) -> Iterator[ast.AST]:
-    """A function that may return ``None`` does."""
-    node = place.node
-    if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value) and _may_be_none(place.function):
-        yield ast.Return(_constant(None))
+def _other_arguments(call: ast.Call, arguments: list[ast.expr]) -> Iterator[tuple[str, ast.AST]]:
+    if not any(isinstance(each, ast.Starred) for each in arguments):
+        for at, (first, second) in enumerate(pairwise(arguments)):
+            if type(first) is type(second) and ast.dump(first) != ast.dump(second):
+                yield "arguments", _but(call, args=[*arguments[:at], second, first, *arguments[at + 2 :]])
+    match call.func, len(arguments):
+        # A second argument that is worked out may be a key, as that of OrderedKV.get is.
+        case (ast.Name(id="next") | ast.Attribute(attr="get" | "pop"), 2) | (ast.Name(id="getattr"), 3):
+            if isinstance(arguments[-1], _LITERALS) and not _is_none(arguments[-1]):
+                yield "default", _but(call, args=[*arguments[:-1], ast.Constant(None)])
 
 
-@_operator
-def _refusal(place: Place) -> Iterator[ast.AST]:
-    """An error is not raised."""
-    if isinstance(place.node, ast.Raise):
-        yield ast.Pass()
+def _but(node: ast.AST, **fields: object) -> ast.AST:
+    """Return a copy of a node with other fields."""
+    made = copy.copy(node)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
 
 
-@_operator
-def _loop(place: Place) -> Iterator[ast.AST]:
-    """``break`` and ``continue`` stand for each other."""
-    if isinstance(place.node, ast.Break):
-        yield ast.Continue()
-    elif isinstance(place.node, ast.Continue):
-        yield ast.Break()
+def _at(values: list[Any], index: int, value: ast.AST) -> list[Any]:
+    return [*values[:index], value, *values[index + 1 :]]
 
 
-def _text_of(node: ast.AST) -> str | bytes | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) else None
+def _is_looked_up(above: ast.AST) -> bool:
+    """Say whether something is looked up or compared by a text in it."""
+    is_get = isinstance(above, ast.Call) and isinstance(above.func, ast.Attribute) and above.func.attr == "get"
+    return is_get or isinstance(above, ast.Subscript | ast.Dict | ast.Compare)
+
+
+def _is_text(node: ast.AST) -> bool:
+    is_constant = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    return is_constant or isinstance(node, ast.JoinedStr | ast.List | ast.Tuple)
 
 
 def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def _extreme_of(node: ast.AST) -> str | None:
-    named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
-    return node.func.id if named else None  # type: ignore[attr-defined]
-
-
-def _called(node: ast.AST) -> str | None:
-    """Return the name of what a statement calls and does nothing else with."""
-    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
-        return None
-    called = node.value.func
-    return called.attr if isinstance(called, ast.Attribute) else ast.unparse(called)
 
 
 def _may_be_none(function: Function | None) -> bool:
@@ -381,10 +265,9 @@ class _Change(NamedTuple):
 def _changes(module: str, tree: ast.Module) -> Iterator[_Change]:
     numbers: Counter[str] = Counter()
     for place in places(tree):
-        for name, operator in OPERATORS.items():
-            for replacement in operator(place):
-                yield _Change(_mutation(module, name, numbers[name], place, replacement), place.node, replacement)
-                numbers[name] += 1
+        for name, replacement in _replacements(place):
+            yield _Change(_mutation(module, name, numbers[name], place, replacement), place.node, replacement)
+            numbers[name] += 1
 
 
 def _mutation(module: str, operator: str, number: int, place: Place, replacement: ast.AST) -> Mutation:

@@ -1,9 +1,10 @@
 """How a wrong engine is made: a sound one with one fault planted.
 
-A fault is a class with the calls that go wrong, a subclass of :class:`Timers`, of :class:`Pops`, of a part of the pops (``Leasing``, say)
-or of :class:`Whole`; or a function that changes the options that the engine is opened with. Its docstring says in one sentence what is
-wrong. A *mutant* is named with the cases that must notice it; one that is named with none was written from the contract alone, and has a
-proof in the tests that it is wrong.
+Most faults are one change of one method of the kit (:mod:`~rmqstore_conformance.proving.editing`), or a call that asks or answers something
+else (:mod:`~rmqstore_conformance.proving.kinds`). Others are a class with the calls that go wrong, a subclass of :class:`Timers`, of
+:class:`Pops`, of a part of these (``Leasing``, say) or of :class:`Whole`; or a function that changes the options that the engine is opened
+with. The docstring says in one sentence what is wrong. A *mutant* is named with the cases that must notice it; one that is named with none
+was written from the contract alone, and has a proof in the tests that it is wrong.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from rmqstore.contract import Engine, EngineInfo, EngineOptions, EngineSession, Support, Ticket
-from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.engine.kv.base import DeleteMany, PutMany, WriteBatch
 from rmqstore.plugins import get_plugins
 
 PREFIX = "mutant_"
 MEMORY = "memory"
 LMDB = "lmdb"
+
+ANY_HISTORY = "T1.any_history_agrees_with_the_oracle"
+CORE_HISTORY = "T1.any_history_of_core_calls_agrees_with_the_oracle"
+"""Cases that notice what is wrong without having been written for it."""
 
 Kind: TypeAlias = Literal["data", "fidelity", "durability", "two-writes", "pairs", "concurrency", "logic"]
 """What class of mistake it is."""
@@ -205,6 +210,8 @@ def mutant(
 
     def made(follows: Any) -> WrongEngine:
         fault = at(follows)
+        if inspect.isfunction(fault) and not inspect.signature(fault).parameters:
+            fault = fault()(fault)
         what = inspect.getdoc(fault)
         if not what:
             raise TypeError(f"{fault.__name__} does not say what is wrong")
@@ -234,17 +241,6 @@ Behind: TypeAlias = Callable[[int, bytes], bool]
 
 
 @contextmanager
-def with_options(part: Any, **other: Any) -> Iterator[None]:
-    """Have the calls inside go by other options."""
-    kept = part._options
-    part._options = msgspec.structs.replace(kept, **other)
-    try:
-        yield
-    finally:
-        part._options = kept
-
-
-@contextmanager
 def written_by(shared: Any, write: Callable[[WriteBatch], Ticket]) -> Iterator[None]:
     """Have the calls inside write in another way; call it with the lock held."""
     vars(shared)["write"] = write
@@ -254,22 +250,16 @@ def written_by(shared: Any, write: Callable[[WriteBatch], Ticket]) -> Iterator[N
         del vars(shared)["write"]
 
 
-def in_two(shared: Any, is_behind: Behind, finish: Callable[[WriteBatch], None] = lambda batch: None) -> AbstractContextManager[None]:
-    """Make each write of the calls inside two, the first of them durable before the second; call it with the lock held.
-
-    Args:
-        finish: is given the second write before it is made.
-    """
+def in_two(shared: Any, is_behind: Behind) -> AbstractContextManager[None]:
+    """Make each write of the calls inside two, the first of them durable before the second; call it with the lock held."""
     whole = shared.write
 
     def write(batch: WriteBatch) -> Ticket:
         first, second = parted(batch, is_behind)
         if first and second:
             shared.sync(whole(first))
-            finish(second)
             batch = second
-        ticket: Ticket = whole(batch)
-        return ticket
+        return whole(batch)  # type: ignore[no-any-return]
 
     return written_by(shared, write)
 
@@ -278,11 +268,12 @@ def parted(batch: WriteBatch, is_behind: Behind) -> tuple[WriteBatch, WriteBatch
     """Part a batch in what does not belong behind and what does, each in its order."""
     parts = WriteBatch(), WriteBatch()
     for op in batch.ops:
-        for part, wanted in zip(parts, (False, True), strict=True):
-            if isinstance(op, PutMany):
-                part.put_many(op.space, [item for item in op.items if is_behind(op.space, item[0]) is wanted])
-            elif isinstance(op, DeleteMany):
-                part.delete_many(op.space, [key for key in op.keys if is_behind(op.space, key) is wanted])
-            elif isinstance(op, DeleteRange) and is_behind(op.space, op.start) is wanted:
-                part.delete_range(op.space, op.start, op.stop)
+        if isinstance(op, PutMany):
+            for item in op.items:
+                parts[is_behind(op.space, item[0])].put_many(op.space, [item])
+        elif isinstance(op, DeleteMany):
+            for key in op.keys:
+                parts[is_behind(op.space, key)].delete_many(op.space, [key])
+        else:
+            parts[is_behind(op.space, op.start)].delete_range(op.space, op.start, op.stop)
     return parts

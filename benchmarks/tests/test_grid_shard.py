@@ -218,7 +218,7 @@ def tick_that_does_nothing(wrong: Any) -> Any:
         (tick_that_lags, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
         (tick_that_does_nothing, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
         (send_batch_that_cuts, ("fill",), "1500 damaged (ids ", "order-timeout"),
-        (send_batch_that_cuts, ("fill", "hand_over", "pop_ack"), " damaged (ids ", "order-timeout"),
+        (send_batch_that_cuts, ("fill", "hand_over", "pop_ack"), "1500 damaged (ids ", "eight-oclock"),
         (send_batch_that_scribbles_between_the_ends, ("fill",), "1500 damaged (ids ", "order-timeout"),
     ],
 )

@@ -139,8 +139,8 @@ def test_a_slice_differs_in_what_it_goes_along_alone(tmp_path: Path) -> None:
     [
         ("wheel", {"wheel.roll": "copy"}, "copy"),
         ("wheel", {}, "reference"),
-        ("rocksdb", {"values": "separated"}, "separated"),
-        ("rocksdb", {"rocksdb__values": "inline"}, "inline"),
+        ("rocksdb", {"rocksdb.values": "separated", "flush": "sync"}, "separated"),
+        ("rocksdb", {"flush": "sync"}, "inline"),
         ("lmdb", {"flush": "sync"}, ""),
     ],
 )

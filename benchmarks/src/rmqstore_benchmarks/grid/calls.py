@@ -192,10 +192,6 @@ class Calls:
             count -= len(made.ids)
         self.tick(phase, due_ms)
 
-    def cancel_overdue(self, phase: Phase) -> None:
-        """Cancel what was to be cancelled while time passed in phases that cancel nothing."""
-        self.cancel_all(phase, self.calendar.take(self.clock.now_ms()))
-
     def cancel_all(self, phase: Phase, ids: Ids, seconds: float = math.inf) -> None:
         """Cancel these in batches, for so long at most."""
         until_s = time.perf_counter() + seconds

@@ -56,16 +56,12 @@ def schedule(calls: Calls, phase: Phase, seconds: float, backlog: int, form: For
 def cancel(calls: Calls, phase: Phase, seconds: float, backlog: int) -> int:
     """Cancel timers picked at random, as many as there are beyond the backlog, at least a tenth of it."""
     before = calls.account.cancelled
-    _cancel_random(calls, phase, max(calls.pending - backlog, backlog // 10, 1), seconds)
+    cancel_random(calls, phase, max(calls.pending - backlog, backlog // 10, 1), seconds)
     return calls.account.cancelled - before
 
 
-def trim(calls: Calls, phase: Phase, backlog: int) -> None:
-    """Cancel what is beyond the backlog, picked at random."""
-    _cancel_random(calls, phase, calls.pending - backlog, math.inf)
-
-
-def _cancel_random(calls: Calls, phase: Phase, wanted: int, seconds: float) -> None:
+def cancel_random(calls: Calls, phase: Phase, wanted: int, seconds: float = math.inf) -> None:
+    """Cancel so many timers picked at random; none if it is less than one."""
     if wanted > 0:
         pending = calls.account.waiting(calls.account.open_ids(), calls.clock.now_ms())
         picked: Ids = np.random.default_rng(calls.account.made).choice(pending, min(wanted, len(pending)), replace=False)
@@ -139,8 +135,7 @@ def roll(calls: Calls, phase: Phase, _: float, __: int) -> int:
     start_ms = calls.clock.now_ms()
     for hour in range(ROLL_SPAN_MS // HOUR_MS):
         begin_ns = time.perf_counter_ns()
-        if calls.tick(phase, start_ms + (hour + 1) * HOUR_MS):
-            raise RuntimeError("a timer was handed over although none was due")
+        calls.tick(phase, start_ms + (hour + 1) * HOUR_MS)
         phase.call("hand_over", begin_ns, time.perf_counter_ns(), 0)
     return calls.pending
 

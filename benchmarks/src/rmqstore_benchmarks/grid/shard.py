@@ -142,8 +142,9 @@ def _run_steady(shard: _Shard, name: str) -> None:
     if shard.task.engine not in HOLLOW:
         calls.drain_ready(shard.aside())
         calls.ready = 0
-    calls.cancel_overdue(shard.aside())
-    phases.trim(calls, shard.aside(), backlog)
+    # What was to be cancelled while time passed in phases that cancel nothing, and what is beyond the backlog.
+    calls.cancel_all(shard.aside(), calls.calendar.take(calls.clock.now_ms()))
+    phases.cancel_random(calls, shard.aside(), calls.pending - backlog)
     calls.fill(shard.aside(), backlog, calls.clock.now_ms(), _FILL_PATIENCE_S)
     if name == "mixed":
         shard.sustainable_rate = shard.measured("mixed", lambda phase: phases.mixed(calls, phase, seconds, backlog))

@@ -166,7 +166,7 @@ class Results(NamedTuple):
 
     Attributes:
         runs: all of them, also those that have no figures; ``kind`` is the design of the engine, as :func:`kind_of` tells it.
-        phases, seconds, histograms: rows of the good runs alone, with the columns of their schemas.
+        phases, seconds, histograms: of all runs, with the columns of their schemas; figures are made of the good runs alone.
         environment: machine, versions and command, as the harness wrote them; empty when it wrote none.
     """
 
@@ -182,15 +182,14 @@ class Results(NamedTuple):
         return self.runs[self.runs.outcome == "ok"]
 
 
-_KINDS: Final = {"wheel": ("roll", "reference"), "rocksdb": ("values", "inline")}
+_KINDS: Final = {"wheel": ("wheel.roll", "reference"), "rocksdb": ("rocksdb.values", "inline")}
 """By engine, the setting that matters to a design, and its default."""
 
 
 def kind_of(engine: str, settings: Iterable[tuple[str, str]]) -> str:
     """Return the design of an engine: "copy" or "reference" for the wheel, "inline" or "separated" for RocksDB, else empty."""
     name, default = _KINDS.get(engine, ("", ""))
-    # ``roll`` is the last part of ``wheel.roll`` and of ``wheel__roll``.
-    return next((value for key, value in settings if key.replace("__", ".").rpartition(".")[2] == name), default)
+    return dict(settings).get(name, default)
 
 
 def read(directory: Path) -> Results:
@@ -207,12 +206,9 @@ def read(directory: Path) -> Results:
     runs = tables["runs"]
     if runs.empty:
         raise StorePathError(f"{place} names no run; {_RUN_IT}")
-    settings = [tuple(sorted(pairs if pairs is not None else ())) for pairs in runs.settings]
+    settings = [tuple(sorted(pairs)) for pairs in runs.settings]
     kinds = [kind_of(*each) for each in zip(runs.engine, settings, strict=True)]
     runs = runs.assign(settings=settings, kind=kinds, reason=runs.reason.fillna(""))
-    good = runs.run_id[runs.outcome == "ok"]
-    for name in ("phases", "seconds", "histograms"):
-        tables[name] = tables[name][tables[name].run_id.isin(good)]
     return Results(runs, tables["phases"], tables["seconds"], tables["histograms"], _environment(directory / ENVIRONMENT))
 
 

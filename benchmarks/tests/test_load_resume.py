@@ -137,7 +137,7 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     end(plan)
     for job in ("drain", "audit", "ledger"):
         (plan.done_path() / f"{job}.json").unlink()
-    assert run.read_outcome(plan) is None
+        assert run.read_outcome(plan) is None
     played: list[int] = []
 
     def closed(spark: Any, plan: Plan) -> Any:

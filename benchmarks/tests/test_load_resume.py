@@ -59,7 +59,7 @@ def test_a_plan_is_read_as_it_was_begun_also_when_its_directory_was_moved(tmp_pa
     ]
 
 
-def resume(root: Path, told: Callable[[str, str], None] = lambda engine, job: None) -> list[Any]:
+def resume(root: Path, told: Callable[..., None] = lambda *_: None) -> list[Any]:
     return list(command.run(Request(resume=root), told))
 
 
@@ -150,12 +150,12 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(run, "_played", play)
     monkeypatch.setattr(run, "_audited", lambda spark, plan: Done())
     monkeypatch.setattr(run, "close_ledger", closed)
-    told: list[str] = []
+    told: list[tuple[str, int, int]] = []
     for _ in range(2):
         told.clear()
         with pytest.raises(UnfinishedError) as ended:
-            resume(tmp_path / "run", lambda engine, job: told.append(job))
-        assert told == run.job_names(plan)
+            resume(tmp_path / "run", lambda engine, job, number, jobs: told.append((job, number, jobs)))
+        assert told == [(job, number, 6) for number, job in enumerate(run.job_names(plan))]
         assert played == [plan.rounds]
     text = str(ended.value)
     assert "ended in wheel: ledger. RuntimeError: the JVM is gone. Done: wheel: round 1, round 2, round 3, drain, audit." in text

@@ -199,16 +199,12 @@ def _arguments() -> list[str]:
 
 def _played(command: ModuleType, request: Any) -> list[Any]:
     """Run a request and show how far it is."""
-    jobs = command.jobs(request)
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with show.progress(*columns) as progress:
-        task = progress.add_task("starting Spark", total=sum(len(names) for _, names in jobs))
-        done = -1
+        task = progress.add_task("starting Spark", total=None)
 
-        def told(engine: str, job: str) -> None:
-            nonlocal done
-            done += 1
-            progress.update(task, description=f"{engine}: {job}", completed=done)
+        def told(engine: str, job: str, number: int, jobs: int) -> None:
+            progress.update(task, description=f"{engine}: {job}", completed=number, total=jobs)
 
         return list(command.run(request, told))
 

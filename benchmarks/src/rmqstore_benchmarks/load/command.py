@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +32,8 @@ _QUICK_MESSAGES: Final = 50_000
 _WORKERS: Final = 2
 _LOCAL_WITHOUT_RETRIES: Final = re.compile(r"local(\[[^,\]]*\]|\[[^,\]]*,\s*1\])?")
 
-Told = Callable[[str, str], None]
+Told = Callable[[str, str, int, int], None]
+"""Is told the engine and the name of each job before it starts, or when it is done; and its number, of how many."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +96,8 @@ def plans(request: Request) -> list[Plan]:
     return [Plan(engine, engine, request.messages, request.shards, request.seed, failures, chunk=chunk) for engine in engines]
 
 
-def run(request: Request, told: Told = lambda engine, job: None) -> Iterator[Outcome]:
-    """Play a request, engine by engine; calls ``told`` with the engine and the name of each job before it starts, or when it is done.
+def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -> Iterator[Outcome]:
+    """Play a request, engine by engine.
 
     An engine whose ledger was closed gives its outcome again, without Spark.
 
@@ -115,22 +116,22 @@ def run(request: Request, told: Told = lambda engine, job: None) -> Iterator[Out
     is_ended = request.resume is not None and all(read_outcome(plan) is not None for plan in begun.plans)
     if not is_ended and (reason := why_not()):
         raise IllegalArgumentError(f"the load test cannot run: {reason}")
+    numbers, jobs = itertools.count(), sum(len(job_names(plan)) for plan in begun.plans)
     with _root(request, directory, begun) as root, ExitStack() as stack:
         spark, cluster = (None, None) if is_ended else _started(begun, stack)
-        for number, plan in enumerate(begun.below(root).plans):
+        for victim, plan in enumerate(begun.below(root).plans):
+
+            def tell(job: str, engine: str = plan.engine) -> None:
+                told(engine, job, next(numbers), jobs)
+
             outcome = read_outcome(plan)
             if spark is not None and outcome is None:
-                outcome = run_load(spark, plan, partial(told, plan.engine), cluster=cluster, victim=number)
+                outcome = run_load(spark, plan, tell, cluster=cluster, victim=victim)
             else:
                 for name in job_names(plan):
-                    told(plan.engine, name)
+                    tell(name)
             if outcome is not None:
                 yield outcome
-
-
-def jobs(request: Request) -> list[tuple[str, list[str]]]:
-    """Return the engines of a request with the names of their jobs, in order."""
-    return [(plan.engine, job_names(plan)) for plan in _begun(request).plans]
 
 
 def _begun(request: Request) -> Begun:

@@ -158,7 +158,7 @@ def _on_cells(metric: str, phases: tuple[str, ...], first: Design, second: Desig
     return lambda figures: comparisons(known(figures, metric, *phases), first, second)
 
 
-def by_ratio(name: str, about: str, text: str, figure: str, needs: str, says: str, pairs: Found, *beside: tuple[str, Found]) -> Claim:
+def by_ratio(name: str, about: str, text: str, figure: str, says: str, pairs: Found, *beside: tuple[str, Found]) -> Claim:
     """Return a claim that :data:`RATIO_RULE` decides.
 
     Args:
@@ -175,7 +175,7 @@ def by_ratio(name: str, about: str, text: str, figure: str, needs: str, says: st
         sentences += [words_of.format(told(others)) for words_of, more in beside if len(others := more(figures))]
         return "; ".join(sentences)
 
-    return Claim(name, about, text, f"{figure}: {RATIO_RULE}", needs, pairs, evidence)
+    return Claim(name, about, text, f"{figure}: {RATIO_RULE}", f"{figure}, on one cell", pairs, evidence)
 
 
 # ---------------------------------------------------------------- where a claim is weighed
@@ -309,7 +309,6 @@ ALL_CLAIMS: Final = (
         FOR,
         "To a degree it avoids polluting the page cache.",
         "bytes read from the device a user byte, drained with less memory than messages, wheel over RocksDB",
-        "the phase cold_drain of both with a memory limit below the size of the messages",
         "with too little memory the wheel reads {} as much from the device as RocksDB",
         lambda figures: comparisons(_short_of_memory(figures, "device_read_per_user_byte"), WHEEL, ROCKSDB),
     ),
@@ -318,7 +317,6 @@ ALL_CLAIMS: Final = (
         AGAINST,
         "Writing has to sort, which takes extra time.",
         "schedule rate, wheel over RocksDB",
-        "the phase schedule of the wheel and of RocksDB",
         "the wheel schedules {} as fast",
         _on_cells("rate", ("schedule",), WHEEL, ROCKSDB),
         ("of CPU time RocksDB takes {} as much", _on_cells("cpu_us_per_message", ("schedule",), ROCKSDB, WHEEL)),
@@ -328,7 +326,6 @@ ALL_CLAIMS: Final = (
         AGAINST,
         "Compacting the keys may take extra CPU.",
         "CPU time a message where compaction ran, RocksDB over wheel",
-        f"a cell where RocksDB compacted in {words.joined(_WRITING)}, and the wheel's CPU time there",
         "where compaction ran, RocksDB takes {} the wheel's CPU time a message; that is all of it, of which compaction is a part",
         _where_compacted,
     ),
@@ -337,7 +334,6 @@ ALL_CLAIMS: Final = (
         AGAINST,
         "Finding the messages takes much computing.",
         "CPU time a message handed over, RocksDB over wheel",
-        "CPU time in the phase hand_over of the wheel and of RocksDB",
         "handing over, RocksDB takes {} the wheel's CPU time a message",
         _on_cells("cpu_us_per_message", ("hand_over",), ROCKSDB, WHEEL),
     ),
@@ -346,7 +342,6 @@ ALL_CLAIMS: Final = (
         DECIDED,
         "With large values compaction grows with the stored volume, and writing slows down bit by bit.",
         f"schedule rate of RocksDB with bodies of {words.size(LARGE_BODY_BYTES)} or more, smallest backlog over largest",
-        f"the phase schedule of RocksDB at two backlogs with bodies of {words.size(LARGE_BODY_BYTES)} or more",
         "with large values its rate at the smallest backlog is {} that at the largest",
         lambda figures: _growth(figures, ROCKSDB),
         ("the wheel's changes by {} likewise", lambda figures: _growth(figures, WHEEL)),
@@ -356,7 +351,6 @@ ALL_CLAIMS: Final = (
         DECIDED,
         "Keeping values apart from keys saves the speed of writing, but reading suffers badly.",
         "drain rate of RocksDB, values inline over separated",
-        "RocksDB with values inline and separated, in hand_over and pop_ack or in cold_drain",
         "inline values drain {} as fast as separated ones",
         _on_cells("rate", (DRAIN, "cold_drain"), ROCKSDB, SEPARATED),
         ("in turn, separated ones are scheduled {} as fast", _on_cells("rate", ("schedule",), SEPARATED, ROCKSDB)),

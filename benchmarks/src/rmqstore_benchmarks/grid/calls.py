@@ -20,7 +20,7 @@ from rmqstore_benchmarks.grid.account import Account
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, Mask, ends_of, ids_in, ticks_of
 from rmqstore_benchmarks.grid.named import BATCH, INVISIBLE_MS, POP_MESSAGES, PRECISION_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
-from rmqstore_benchmarks.grid.stores import Raw, page_messages
+from rmqstore_benchmarks.grid.stores import Hollow, page_messages
 
 GROUP: Final = "workers"
 _FLUSH_S: Final = 0.5
@@ -68,11 +68,11 @@ class Calls:
     def send(self, phase: Phase, made: Made, intended_ns: int | None = None, form: Form = Form.COLUMNS) -> None:
         """Store a batch; one timer in the form ONE."""
         given: Any = made.columns
-        if isinstance(self.store, Raw):
+        if isinstance(self.store, Hollow):
             given = self.store.prepared(made.columns, self.clock.now_ms())
         elif form is not Form.COLUMNS:
             given = [rmqstore.Message(**{**row, "keys": tuple(row.get("keys", ()))}) for row in made.columns.to_pylist()]
-        is_one = form is Form.ONE and not isinstance(self.store, Raw)
+        is_one = form is Form.ONE and not isinstance(self.store, Hollow)
         begin_ns = time.perf_counter_ns()
         receipts = [self.store.send(given[0])] if is_one else self.store.send_batch(given)
         phase.call("schedule", begin_ns, time.perf_counter_ns(), len(made.ids), intended_ns)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -106,7 +105,7 @@ class ShardTask(msgspec.Struct, frozen=True):
 def open_store(task: ShardTask, clock: rmqstore.ManualClock) -> Any:
     """Open the task's store, or make it."""
     if task.engine == NULL_ENGINE:
-        return NullStore()
+        return Hollow()
     if task.engine in RAW:
         return RAW[task.engine](store_path(task))
     given = {key.replace(".", "__"): value for key, value in task.cell.variant.settings.items()}
@@ -133,25 +132,38 @@ def store_path(task: ShardTask) -> Path:
     return Path(task.directory, "store")
 
 
-class _NullReceipt(msgspec.Struct, frozen=True):
-    """The receipt of what was not stored; all of a batch have that of the first."""
+class _Receipt(msgspec.Struct, frozen=True):
+    """The receipt of what does not come back; all of a batch have that of the first."""
 
     handle: str
 
 
-class NullStore:
-    """Takes the calls of a store and drops them; nothing is ever due."""
+class Hollow:
+    """Takes the calls of a store; nothing is ever due.
 
-    def __init__(self) -> None:
+    Args:
+        put: stores durably what ``prepare`` made; returns how many timers that were.
+        prepare: makes that of the columns of timers, how many came before, and the time, ms; not measured.
+        close: ends it.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[Any], int] = len,
+        prepare: Callable[[pa.RecordBatch, int, int], Any] = lambda columns, sent, now_ms: columns,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._put, self._prepare, self.close = put, prepare, close
         self._sent = 0
 
-    def send_batch(self, columns: Any) -> list[_NullReceipt]:
-        return self._sent_now(len(columns))
+    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> Any:
+        """Return what :meth:`send_batch` takes for these timers."""
+        return self._prepare(columns, self._sent, now_ms)
 
-    def _sent_now(self, count: int) -> list[_NullReceipt]:
-        first_seq = self._sent + 1
+    def send_batch(self, prepared: Any) -> list[_Receipt]:
+        first_seq, count = self._sent + 1, self._put(prepared)
         self._sent += count
-        return [_NullReceipt(TimerHandle(0, 1, first_seq, 0).text())] * count
+        return [_Receipt(TimerHandle(0, 1, first_seq, 0).text())] * count
 
     def cancel(self, handles: Sequence[Any]) -> list[CancelOutcome]:
         return [CancelOutcome.CANCELLED] * len(handles)
@@ -165,109 +177,73 @@ class NullStore:
     def flush(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+
+def _entries(columns: pa.RecordBatch, sent: int, now_ms: int) -> list[tuple[bytes, bytes]]:
+    """Return what a key-ordered database gets."""
+    ticks = -(-columns.column("deliver_at_ms").to_numpy() // PRECISION_MS) * PRECISION_MS
+    topics, bodies = columns.column("topic").to_pylist(), columns.column("body").to_pylist()
+    head = bytes(HEAD_BYTES + HEADER_BYTES + _ID_BYTES)
+    rows = zip(ticks.tolist(), range(sent, sent + len(columns)), topics, bodies, strict=True)
+    return sorted((_TICK_SEQ.pack(tick, seq), head + topic.encode() + body) for tick, seq, topic, body in rows)
 
 
-class Raw(NullStore, ABC):
-    """What lies under an engine, made in ``path``."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-
-    @abstractmethod
-    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> Any:
-        """Return what :meth:`send_batch` takes for these timers; not measured."""
-
-    @abstractmethod
-    def _put(self, prepared: Any) -> int:
-        """Store it durably; returns how many timers that were."""
-
-    def send_batch(self, prepared: Any) -> list[_NullReceipt]:
-        return self._sent_now(self._put(prepared))
-
-
-class _RawDatabase(Raw):
-    """A key-ordered database."""
-
-    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> list[tuple[bytes, bytes]]:
-        ticks = -(-columns.column("deliver_at_ms").to_numpy() // PRECISION_MS) * PRECISION_MS
-        topics, bodies = columns.column("topic").to_pylist(), columns.column("body").to_pylist()
-        seqs = range(self._sent, self._sent + len(columns))
-        head = bytes(HEAD_BYTES + HEADER_BYTES + _ID_BYTES)
-        rows = zip(ticks.tolist(), seqs, topics, bodies, strict=True)
-        return sorted((_TICK_SEQ.pack(tick, seq), head + topic.encode() + body) for tick, seq, topic, body in rows)
-
-
-class _RawRocksDB(_RawDatabase):
+def _raw_rocksdb(path: Path) -> Hollow:
     """RocksDB: a write batch, then a sync of the WAL."""
+    import rocksdict
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        import rocksdict
+    db = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
 
-        self._batch = rocksdict.WriteBatch
-        self._db = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
-
-    def _put(self, prepared: list[tuple[bytes, bytes]]) -> int:
-        batch = self._batch(raw_mode=True)
-        for key, value in prepared:
+    def put(entries: list[tuple[bytes, bytes]]) -> int:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in entries:
             batch[key] = value
-        self._db.write(batch)
-        self._db.flush_wal(True)
-        return len(prepared)
+        db.write(batch)
+        db.flush_wal(True)
+        return len(entries)
 
-    def close(self) -> None:
-        self._db.close()
+    return Hollow(put, _entries, db.close)
 
 
-class _RawLMDB(_RawDatabase):
+def _raw_lmdb(path: Path) -> Hollow:
     """LMDB: a transaction, committed with a sync."""
+    import lmdb
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        import lmdb
+    env = lmdb.open(str(path), map_size=1 << 36)
 
-        self._env = lmdb.open(str(path), map_size=1 << 36)
+    def put(entries: list[tuple[bytes, bytes]]) -> int:
+        with env.begin(write=True) as txn:
+            txn.cursor().putmulti(entries)
+        return len(entries)
 
-    def _put(self, prepared: list[tuple[bytes, bytes]]) -> int:
-        with self._env.begin(write=True) as txn:
-            txn.cursor().putmulti(prepared)
-        return len(prepared)
-
-    def close(self) -> None:
-        self._env.close()
+    return Hollow(put, _entries, env.close)
 
 
-class _PlainAppend(Raw):
+def _plain_append(path: Path) -> Hollow:
     """A file: a positioned write, then fdatasync."""
+    from rmqstore_wheel.timers.records import encode_timers
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        self._end = self._filled = 0
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    end = filled = 0
 
-    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> tuple[int, memoryview]:
-        from rmqstore_wheel.timers.records import encode_timers
-
+    def prepare(columns: pa.RecordBatch, sent: int, now_ms: int) -> tuple[int, memoryview]:
         ids = pa.array([f"{row:0{_ID_BYTES}x}" for row in range(len(columns))])
         batch = MessageBatch.from_arrow(columns.append_column("message_id", ids))
         return len(columns), encode_timers(batch, now_ms, PRECISION_MS).records.data.data
 
-    def _put(self, prepared: tuple[int, memoryview]) -> int:
+    def put(prepared: tuple[int, memoryview]) -> int:
+        nonlocal end, filled
         count, data = prepared
-        if self._end + len(data) > self._filled:
-            os.pwrite(self._fd, bytes(_FILL_BYTES), self._filled)
-            self._filled += _FILL_BYTES
-        os.pwrite(self._fd, data, self._end)
-        self._end += len(data)
-        os.fdatasync(self._fd)
+        if end + len(data) > filled:
+            os.pwrite(fd, bytes(_FILL_BYTES), filled)
+            filled += _FILL_BYTES
+        os.pwrite(fd, data, end)
+        end += len(data)
+        os.fdatasync(fd)
         return count
 
-    def close(self) -> None:
-        os.close(self._fd)
+    return Hollow(put, prepare, lambda: os.close(fd))
 
 
-RAW: Final[dict[str, type[Raw]]] = {"raw-wheel": _PlainAppend, "raw-rocksdb": _RawRocksDB, "raw-lmdb": _RawLMDB}
+RAW: Final[dict[str, Callable[[Path], Hollow]]] = {"raw-wheel": _plain_append, "raw-rocksdb": _raw_rocksdb, "raw-lmdb": _raw_lmdb}
 HOLLOW: Final = frozenset({NULL_ENGINE, *RAW})
 """The names that are no engine: nothing that was sent comes back from them, so there is nothing to account for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,27 +77,13 @@ def test_a_finding_is_what_the_rows_show(made: Report, title: str, finding: str)
     assert made.findings[title].startswith(finding)
 
 
-class References(HTMLParser):
-    """Gathers what a page refers to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-
-
 def test_the_page_needs_no_other_file_and_links_of_the_markdown_page_lead_somewhere(made: Report) -> None:
-    page = References()
-    page.feed(made.page.read_text())
-    assert len(page.found) == len(PLOTS)
-    assert all(each.startswith("data:image/png;base64,") for each in page.found)
-    assert not {"script", "link", "iframe"} & set(page.tags)
-    assert page.tags.count("details") == len(PLOTS)
-    assert not re.search(r"url\(|@import|https?://", made.page.read_text())
+    page = made.page.read_text()
+    found = re.findall(r"""\s(?:src|href|srcset|data)=["']([^"']*)""", page)
+    assert len(found) == len(PLOTS)
+    assert all(each.startswith("data:image/png;base64,") for each in found)
+    assert not re.search(r"<(?:script|link|iframe)|url\(|@import|https?://", page)
+    assert page.count("<details>") == len(PLOTS)
     links = re.findall(r"(?<!\\)\[[^\]]*\]\(([^)]+)\)", (made.page.parent / "report.md").read_text())
     assert len(links) == 2 * len(PLOTS)
     assert all((made.page.parent / link).is_file() for link in links)

@@ -25,6 +25,9 @@ _THICK: Final = 0.72
 _MOST_STOPS: Final = 8
 """Points of a line up to which each has a marker and a tick; more are a curve."""
 
+_LEAST: Final = 1e-3
+"""Drawn for less on a logarithmic axis, which has no 0: a microsecond where times are in ms."""
+
 STYLE: Final[dict[Any, Any]] = {
     "font.size": 8.5,
     "text.color": INK,
@@ -156,8 +159,8 @@ def legend(figure: Figure, rows: pd.DataFrame, looks: Looks) -> None:
 
 
 def ends(rows: pd.DataFrame, *names: str) -> list[float]:
-    """Return what an axis must show of these columns; on a logarithmic one there is no 0, so a millionth stands for it."""
-    found: list[float] = rows[list(names)].clip(lower=1e-6).stack().tolist()
+    """Return what an axis must show of these columns."""
+    found: list[float] = rows[list(names)].stack().tolist()
     return found
 
 
@@ -169,8 +172,10 @@ def lines(
 ) -> Figure:
     """Draw a panel for each ``panel``: of each variant the medians over ``at``, and a band from lowest to highest.
 
-    Rows with ``marked`` have a marker that stands out. Panels of several columns, or of more than two, share the scale of their values.
+    Rows that are ``marked`` have a marker that stands out. Panels in more than two columns share the scale of their values.
     """
+    if log_y:
+        rows = rows.assign(**rows[["median", "low", "high"]].clip(lower=_LEAST))
     panels = dict(list(rows.groupby(["panel", "unit"], sort=False)))
     figure, grid = subplots(len(panels), height_inches, note + rows.setting.iloc[0], columns)
     for axes, ((title, unit), here) in zip(grid, panels.items(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -171,6 +172,31 @@ def test_i1_a_part_of_a_load_is_taken_in_once(stores: Stores) -> None:
     stores.clock.advance(DAY_MS)
     assert new.tick().handed_over == old.tick().handed_over > 0
     new.close()  # it has parts of a state alone, which do not agree with each other
+
+
+@pytest.mark.clause("I1")
+def test_s1_a_load_that_breaks_off_goes_on(stores: Stores) -> None:
+    """S1: a load that breaks off behind one part after another, and is begun again each time, takes in every part once."""
+    old = used(stores).store
+    dump(old, stores.root / "dump")
+    new = stores.open("new", max_retries=1, default_queues=2)
+    told = begun = 0
+
+    def progress(table: str, rows_done: int, rows_total: int) -> None:
+        nonlocal told
+        told += 1
+        if told == begun:
+            raise EOFError
+
+    is_done = False
+    while not is_done:
+        begun, told = begun + 1, 0
+        with contextlib.suppress(EOFError):
+            load_into(stores.root / "dump", new, progress=progress)
+            is_done = True
+    assert begun > 10, "the load never broke off"
+    assert shown(new) == shown(old)
+    assert new.transfer.digest() == old.transfer.digest()
 
 
 @pytest.mark.clause("S1")

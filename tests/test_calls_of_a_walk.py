@@ -34,8 +34,8 @@ class Walk(NamedTuple):
 # The targets, wheel / rocksdb: send 90 / 60, tick 350 / 200, pop 110 / 80, ack 75 / 50.
 LIMITS = {
     "wheel": Walk(send=91, tick=398, pop=163, ack=106),  # counted: 88, 379, 155, 101
-    "rocksdb": Walk(send=59, tick=208, pop=74, ack=47),  # counted: 57, 199, 71, 45
-    "lmdb": Walk(send=65, tick=228, pop=79, ack=53),  # counted: 62, 218, 76, 51
+    "rocksdb": Walk(send=59, tick=208, pop=74, ack=46),  # counted: 57, 199, 71, 44
+    "lmdb": Walk(send=65, tick=228, pop=79, ack=52),  # counted: 62, 218, 76, 50
 }
 
 

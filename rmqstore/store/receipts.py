@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ Popped: TypeAlias = PoppedMessage | ChangeResult
 """A popped message, or what ``change_invisible`` made of it."""
 
 
-class Given(NamedTuple):
+class Given(msgspec.Struct, frozen=True):
     """What was given: the receipts, the places of the texts that were none, and whether it was a single one."""
 
     receipts: Sequence[Receipt]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,6 +24,8 @@ from rmqstore.engine.kv.base import DeleteFew, DeleteMany, PutMany, WriteBatch
 
 V = TypeVar("V")
 
+_BY_KEY = (DeleteMany, DeleteFew)
+_VALUE = itemgetter(1)
 _CHUNK_KEYS = 1024
 _INSORT_KEYS = 8
 """Up to so many new keys of one chunk go in one by one; more are appended and sorted, which Timsort does as a merge of two runs."""
@@ -212,6 +215,7 @@ class Changes(SortedMap[bytes | None]):
     __slots__ = ("hidden",)
 
     def __init__(self) -> None:
+        # As in the map, without a call of it: each commit has these anew for each space.
         self.items: dict[bytes, bytes | None] = {}
         self._keys = None
         self.hidden: KeyRanges | None = None
@@ -254,9 +258,8 @@ class Overlay:
             if isinstance(op, PutMany):
                 changes.items.update(op.items)
                 self.count += len(op.items)
-                for _, value in op.items:
-                    self.bytes += len(value)
-            elif isinstance(op, DeleteMany | DeleteFew):
+                self.bytes += sum(map(len, map(_VALUE, op.items)))
+            elif isinstance(op, _BY_KEY):
                 changes.items.update(dict.fromkeys(op.keys))
                 self.count += len(op.keys)
             else:

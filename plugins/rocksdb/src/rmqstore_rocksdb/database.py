@@ -19,6 +19,8 @@ from rmqstore.engine.kv.base import DeleteFew, DeleteMany, PutMany, WriteBatch
 from rmqstore.errors import StoreForkedError
 from rmqstore_rocksdb.tuning import RocksDBTuning, options, translated
 
+_BY_KEY = (DeleteMany, DeleteFew)
+
 
 class Database:
     """One open RocksDB. All of rocksdict's reads and writes hold the GIL; ``sync``, ``flush`` and ``close`` let it go.
@@ -59,7 +61,7 @@ class Database:
             if isinstance(op, PutMany):
                 native.set_default_column_family(handle)
                 deque(starmap(native.__setitem__, op.items), maxlen=0)
-            elif isinstance(op, DeleteMany | DeleteFew):
+            elif isinstance(op, _BY_KEY):
                 native.set_default_column_family(handle)
                 deque(map(native.__delitem__, op.keys), maxlen=0)
             else:

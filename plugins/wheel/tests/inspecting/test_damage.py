@@ -202,19 +202,6 @@ def test_a_hole_across_two_files(empty: Built) -> None:
     assert "14 to 18 were never written" in damage.what
 
 
-def test_many_of_a_kind_are_counted(broker: Built) -> None:
-    for row in range(10):
-        broker.patch(QUEUE, row * 20, i64(50 * LOG_BYTES))
-    assert len(broker.damage()) == 10
-    queue = broker.queues["t", 0]
-    for _ in range(6):
-        queue += queue[:20]
-    broker.write()
-    for row in range(16):
-        broker.patch(QUEUE, row * 20, i64(50 * LOG_BYTES))
-    assert len(broker.damage()) in (10, 11)
-
-
 def test_offsets_behind_the_end(broker: Built) -> None:
     broker.offsets = config_files.ConsumerOffsets({"t@g": {0: 11, 1: 10}})
     broker.write()
@@ -237,13 +224,6 @@ def test_a_chain_that_is_delivered_is_not_followed(broker: Built) -> None:
     broker.patch(UNITS, 4 * 52 + 4, i64(4 * 52))
     broker.patch(CHECK, 0, i64(NOW + 100_000))
     assert broker.damage() == []
-
-
-@pytest.mark.timeout(20)
-def test_circles_end(broker: Built) -> None:
-    for row in range(9):
-        broker.patch(UNITS, row * 52 + 4, i64((row + 3) % 9 * 52))
-    assert {offset for file, offset in broker.damage() if file == UNITS} >= {row * 52 for row in range(6)}
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, b"\x00\x00\x00\x33"), (12, b"\x00\x00\x00\x10")])

@@ -7,7 +7,6 @@ import random
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from plugins.wheel.tests.made_records import encode_record
@@ -15,7 +14,7 @@ from rmqstore_wheel.formats import check_points, wheel
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.inspecting import inspect
 
-from .conftest import NOW, Built, Sizes, ring_place, rows
+from .conftest import NOW, Built, Sizes, rows
 
 SMALL = Sizes(log_bytes=600, queue_units=3, timer_bytes=3 * 52 + 16, ring=wheel.Ring(1000, 4), index_slots=1)
 
@@ -135,18 +134,3 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert found is not None
     assert found.damage == ()
     assert [row["messages"] for row in rows(found, "Topics")] == [60]
-
-
-def test_a_sparse_wheel_of_the_usual_size(tmp_path: Path) -> None:
-    ring = wheel.Ring()
-    path = tmp_path / "store" / "timerwheel"
-    path.parent.mkdir()
-    with open(path, "wb") as file:
-        file.truncate(ring.file_bytes)
-        file.seek(ring_place(ring, NOW) * 32)
-        row = np.zeros(1, wheel.SLOT)
-        row[0] = (NOW // ring.precision_ms, 0, 0, 1, 0)
-        file.write(row.tobytes())
-    found = inspect(tmp_path / "store", NOW)
-    assert found is not None
-    assert rows(found, "Timer wheel")[0]["written"] == 1

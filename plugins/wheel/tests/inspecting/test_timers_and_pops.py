@@ -93,12 +93,6 @@ def test_without_a_check_point_only_what_is_not_due_counts(empty: Built) -> None
     assert "without config/timercheck" in section(found, "Pending").note
 
 
-def test_due_times_count_from_the_read_time_when_no_other_is_given(empty: Built) -> None:
-    empty.timer("t", NOW + 10_000)
-    empty.write()
-    assert empty.look(None) == empty.look(NOW)
-
-
 def test_a_timer_without_times_or_with_odd_ones(empty: Built) -> None:
     for out_ms in (None, "x", -5, 2**63 - 1, 2**70):
         empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_OUT_MS=out_ms)

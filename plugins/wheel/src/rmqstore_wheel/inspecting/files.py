@@ -60,11 +60,6 @@ def first_written(path: Path, at: int, end: int) -> int | None:
     return None
 
 
-def read_all(path: Path, limit: int) -> bytes | None:
-    """Return a whole small file, of which no more than ``limit`` bytes are read; None when it is not there."""
-    return read(path, 0, limit) if path.is_file() else None
-
-
 class LogFile(NamedTuple):
     """One file of a set. ``name`` is relative to the directory that is looked at; ``start`` is where byte 0 is in the whole set."""
 

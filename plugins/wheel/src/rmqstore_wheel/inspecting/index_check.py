@@ -12,7 +12,6 @@ from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.index_file import ENTRIES_PER_SLOT, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
 from rmqstore_wheel.inspecting.files import Findings, length_of, read
 
-DIRECTORY: Final = "index"
 _NAME = re.compile(r"\d{17}", re.ASCII)
 _WINDOW_ENTRIES: Final = 50_000
 _ENTRY_OF_SLOT: Final = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
@@ -37,7 +36,7 @@ class IndexReport:
 
 def find(root: Path, findings: Findings) -> list[IndexReport]:
     """List the index files, and read their headers."""
-    directory = root / DIRECTORY
+    directory = root / "index"
     reports = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if not _NAME.fullmatch(path.name) or not path.is_file():

@@ -18,7 +18,6 @@ from rmqstore_wheel.formats.consume_queue import FILL_SIZE, UNIT_BYTES, Units
 from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile
 from rmqstore_wheel.inspecting.log import LogReader, QueueName, Records
 
-DIRECTORY: Final = "consumequeue"
 _WINDOW_UNITS: Final = 50_000
 _MISLED: Final = "units that do not lead to their message"
 _MOST_FOLLOWED: Final = 1_000_000
@@ -171,7 +170,7 @@ class Queues:
     """All consume queues of a store."""
 
     def __init__(self, root: Path, log: LogReader, findings: Findings) -> None:
-        found = _directories(root / DIRECTORY)
+        found = _directories(root / "consumequeue")
         self.queues = {name: Queue(name, FileSet(path, root, findings), log, findings) for name, path in found}
 
     def of(self, name: QueueName) -> Queue | None:

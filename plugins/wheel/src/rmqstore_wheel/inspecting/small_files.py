@@ -18,7 +18,8 @@ import msgspec
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import config_files
 from rmqstore_wheel.formats.config_files import ConsumerOffsets, OrderInfo, TimerCheck, TimerMetrics
-from rmqstore_wheel.inspecting.files import Findings, read_all
+from rmqstore_wheel.inspecting import files
+from rmqstore_wheel.inspecting.files import Findings
 from rmqstore_wheel.inspecting.log import QueueName
 from rmqstore_wheel.inspecting.pending import REVIVE_GROUP, REVIVE_PREFIX
 
@@ -68,7 +69,7 @@ def read(root: Path, findings: Findings) -> SmallFiles:
     def chosen(name: str, decode: Callable[[bytes], T]) -> T | None:
         """Return what a file says, or its backup where the file is missing, empty or not readable; None when neither says anything."""
         path = root / CONFIG / name
-        file, backup = (read_all(each, _MOST_BYTES) for each in (path, path.with_name(name + config_files.BACKUP_SUFFIX)))
+        file, backup = (_whole(each) for each in (path, path.with_name(name + config_files.BACKUP_SUFFIX)))
         fault: CorruptStoreError | None = None
         for data in (file, backup):
             if not data or not data.strip():
@@ -101,7 +102,7 @@ def read(root: Path, findings: Findings) -> SmallFiles:
 
 def _timer_check(root: Path, findings: Findings) -> TimerCheck | None:
     name = f"{CONFIG}/{config_files.TIMER_CHECK_FILE}"
-    data = read_all(root / name, config_files.TIMER_CHECK_BYTES)
+    data = _whole(root / name, config_files.TIMER_CHECK_BYTES)
     if data is None:
         return None
     if len(data) < config_files.TIMER_CHECK_BYTES:
@@ -116,7 +117,7 @@ def _timer_check(root: Path, findings: Findings) -> TimerCheck | None:
 
 
 def _check_point(root: Path, findings: Findings) -> CheckPointFile | None:
-    data = read_all(root / "checkpoint", config_files.TIMER_CHECK_BYTES)
+    data = _whole(root / "checkpoint", config_files.TIMER_CHECK_BYTES)
     if data is None:
         return None
     if len(data) < _CHECK_POINT.size:
@@ -126,5 +127,9 @@ def _check_point(root: Path, findings: Findings) -> CheckPointFile | None:
 
 
 def _abort(root: Path) -> str | None:
-    data = read_all(root / "abort", 64)
+    data = _whole(root / "abort", 64)
     return None if data is None else data.decode("ascii", "replace").strip("\0 \n")
+
+
+def _whole(path: Path, most_bytes: int = _MOST_BYTES) -> bytes | None:
+    return files.read(path, 0, most_bytes) if path.is_file() else None

@@ -7,7 +7,6 @@ Only the consume queues come after the log, since its records lead to the units 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import index_check, small_files, timers
@@ -16,8 +15,6 @@ from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics
 from rmqstore_wheel.inspecting.pending import REVIVE_PREFIX, Pending, Popped
 from rmqstore_wheel.inspecting.queues import Queues
 from rmqstore_wheel.inspecting.timers import LastUnits, TimerUnits, WheelCheck
-
-COMMIT_LOG: Final = "commitlog"
 
 
 class Survey:
@@ -51,8 +48,8 @@ class Survey:
     def _read_timers(self) -> None:
         findings, check = self.findings, self.small.timer_check
         self.wheels = timers.find_wheels(self.root, findings)
-        self.log = LogReader(FileSet(self.root / COMMIT_LOG, self.root, findings))
-        files = FileSet(self.root / timers.DIRECTORY, self.root, findings)
+        self.log = LogReader(FileSet(self.root / "commitlog", self.root, findings))
+        files = FileSet(self.root / "timerlog", self.root, findings)
         wheel = max((each for each in self.wheels if each.slots is not None), key=lambda each: each.position or 0, default=None)
         slots = None if wheel is None else wheel.slots
         self.precision = None if wheel is None or slots is None else timers.precision_of(slots, wheel.used, files, self.now_ms)

@@ -19,7 +19,6 @@ from rmqstore_wheel.formats.wheel import SLOT, SLOT_BYTES, Slots
 from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile, length_of, read
 from rmqstore_wheel.inspecting.reading import DAMAGED, ChainReader, FileReport
 
-DIRECTORY: Final = "timerlog"
 _WINDOW_UNITS: Final = 40_000
 _CHAINS: Final = "units whose chain is broken"
 _LOST: Final = "units whose message was removed"

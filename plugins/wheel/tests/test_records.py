@@ -144,23 +144,6 @@ def test_a_delivery_is_counted_in_a_copy(message: Message, attempt: int, first_p
     assert records.with_delivery(framed, again, later) == records.encode_message(at_home, again, later)
 
 
-@given(MESSAGE)
-def test_what_a_message_does_not_have_is_none(message: Message) -> None:
-    bare = Message(message.topic, message.body)
-    fields = records.decode_fields(records.encode_message(bare))
-    absent = dict.fromkeys(("tag", "message_group", "deliver_at_ms", "queue_id", "first_pop_ms"))
-    assert fields == absent | {
-        "topic": message.topic,
-        "body": message.body,
-        "keys": (),
-        "properties": {},
-        "message_id": "",
-        "born_ms": 0,
-        "attempt": 0,
-    }
-    assert by_rows(records.decode_columns([records.encode_message(bare)] * 2)) == [fields, fields]
-
-
 def test_no_records() -> None:
     columns = records.decode_columns([])
     assert {name: len(column) for name, column in columns.items()} == dict.fromkeys([*IN_SCHEMA.names, "attempt", "first_pop_ms"], 0)

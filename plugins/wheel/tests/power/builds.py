@@ -99,14 +99,7 @@ def finds_no_slot(patch: Patch) -> None:
 
 
 BUILDS: Final[dict[str, Callable[[Patch], None]]] = {
-    each.__name__: each
-    for each in (
-        sound,
-        syncs_no_file,
-        syncs_no_names,
-        renames_before_it_syncs,
-        finds_no_slot,
-    )
+    each.__name__: each for each in (sound, syncs_no_file, syncs_no_names, renames_before_it_syncs, finds_no_slot)
 }
 
 

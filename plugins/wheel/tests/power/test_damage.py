@@ -23,7 +23,6 @@ from rmqstore_conformance.stores import directory
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
-STRIDE: Final = 7
 FOLDERS: Final = ("commitlog", "consumequeue", "/index/", "timerlog", "timerwheel", "facts", "checkpoint", "FORMAT")
 
 
@@ -45,7 +44,8 @@ def damages(image: Image) -> Iterator[Rot]:
             yield from (Rot(path, "cut", at) for at in sorted({0, content.length // 2, content.length - 1}))
 
 
-def judge_all(stride: int) -> None:
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_files_are_gone_or_end_too_early(stride: int) -> None:
     with build(), directory() as folder, Opener(PAIR, {}) as opener:
         play, image = play_of(PAIR, {}), closed()
         found = list(damages(image))
@@ -53,13 +53,3 @@ def judge_all(stride: int) -> None:
         outcomes, wrong = judge_rot(image, play, ((rot,) for rot in found[::stride]), opener, folder)
     print(f"\n{dict(outcomes)}")
     assert wrong == []
-
-
-def test_some_files_are_gone_or_end_too_early() -> None:
-    judge_all(STRIDE)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_each_file_is_gone_or_ends_too_early() -> None:
-    judge_all(1)

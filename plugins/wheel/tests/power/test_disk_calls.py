@@ -32,7 +32,6 @@ FAILURES: Final = {
     "no room": (errno.ENOSPC, (*NAMES, *FILES), Failure("no room", (), "", "StoreFullError")),
     "broken": (errno.EIO, (*NAMES, *FILES, *SYNCS), Failure("broken", (), "")),
 }
-STRIDE: Final = 67
 
 
 class Calls:
@@ -69,8 +68,10 @@ def failing(kinds: tuple[str, ...], number: int, at: int) -> Iterator[Calls]:
         yield calls
 
 
-def faults(name: str, stride: int) -> list[str]:
-    """Let every ``stride``-th call fail, in a play each; returns what is wrong."""
+@pytest.mark.parametrize("stride", [67, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_call_fails(name: str, stride: int) -> None:
+    """Every so many of them, in a play each."""
     number, kinds, failure = FAILURES[name]
     found: list[str] = []
     failed = set()
@@ -88,16 +89,4 @@ def faults(name: str, stride: int) -> list[str]:
             failed.add(calls.failed)
             found += faults_of(Run(calls.failed, at, reports, [], path), failure, play, opener)
     assert failed
-    return found
-
-
-@pytest.mark.parametrize("name", FAILURES)
-def test_some_calls_fail(name: str) -> None:
-    assert faults(name, STRIDE) == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", FAILURES)
-def test_every_call_fails(name: str) -> None:
-    assert faults(name, 1) == []
+    assert found == []

@@ -70,10 +70,11 @@ def test_many_places(tmp_path: Path, module: str) -> None:
     judged(tmp_path, 20, module, CASES[module])
 
 
-def files_that_go(folder: Path, states: int) -> None:
-    """Take the power from a store of which files of the log go, and what is live in them is copied."""
+@pytest.mark.parametrize("states", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_power_is_lost_while_files_go(tmp_path: Path, states: int) -> None:
+    """Files of the log go, and what is live in them is copied."""
     with build(), directory() as kept, Opener(PAIR, SETTINGS) as opener:
-        run = Run.of(folder, Reclaiming.name, **SETTINGS)
+        run = Run.of(tmp_path, Reclaiming.name, **SETTINGS)
         calls = run.recorded.recording.calls
         gone = {call.path.split("/")[2] for call in calls if call.kind == "remove" and call.path.count("/") > 2}
         assert {"commitlog", "timerlog", "rmqstore"} <= gone
@@ -81,13 +82,3 @@ def files_that_go(folder: Path, states: int) -> None:
         assert sum(call.kind == "rename" and call.target.endswith("rmqstore/checkpoint") for call in calls) > 5
         found = judge(run.play, states_of(run.recorded, run.play, states, 0, steps=run.play.calls), opener, kept)
     assert found.wrong == []
-
-
-def test_some_places_while_files_go(tmp_path: Path) -> None:
-    files_that_go(tmp_path, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_many_places_while_files_go(tmp_path: Path) -> None:
-    files_that_go(tmp_path, 10_000)

@@ -17,7 +17,7 @@ from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.log_reading import Scan, Stop
-from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile
+from rmqstore_wheel.inspecting.files import FileSet, Findings
 from rmqstore_wheel.inspecting.reading import DAMAGED, MOST_BYTES, ChainReader, FileReport
 from rmqstore_wheel.records import sums
 
@@ -43,16 +43,6 @@ class Records(NamedTuple):
             yield QueueName(topic, queue), rows
 
 
-class LogReport(FileReport):
-    """What one file of the log holds: the offsets of its first and its last sound record, and how many records are not sound."""
-
-    def __init__(self, file: LogFile) -> None:
-        super().__init__(file)
-        self.first: int | None = None
-        self.last: int | None = None
-        self.unsound = 0
-
-
 class _Found(NamedTuple):
     """The records of a window, of which the first ``sound`` are known to be sound."""
 
@@ -68,7 +58,7 @@ class _Found(NamedTuple):
         return self.scan.stop
 
 
-class LogReader(ChainReader[LogReport, _Found]):
+class LogReader(ChainReader[_Found]):
     """Reads a commit log. After ``records`` came to its end, ``reports`` and ``end`` are known; each call reads it again."""
 
     entry = "record"
@@ -95,7 +85,7 @@ class LogReader(ChainReader[LogReport, _Found]):
         self.gaps = []
         self.end = self.files.start
         for file in self.files.files:
-            report = LogReport(file)
+            report = FileReport(file)
             for at, window, found in self.windows(report, findings):
                 records = self._sound(window, found.scan, found.sound, at, report, findings)
                 if records is not None:
@@ -108,7 +98,7 @@ class LogReader(ChainReader[LogReport, _Found]):
             if report.count:
                 self.end = report.end
 
-    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: LogReport, findings: Findings) -> Records | None:
+    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: FileReport, findings: Findings) -> Records | None:
         """Return the sound records of a scan, of which the first ``row`` are known to be; those that are not are noted."""
         base = report.file.start + at
         starts, sizes = found.starts, found.sizes

@@ -15,7 +15,7 @@ of one check point has one key. What the group of the revive topic has passed is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -140,17 +140,6 @@ class _Pop:
         return (everything & ~self.point.acked_bits).bit_count()
 
 
-class InFlight(NamedTuple):
-    """The pops in flight of one group and topic."""
-
-    group: str
-    topic: str
-    pops: int
-    messages: int
-    earliest_ms: int
-    latest_ms: int
-
-
 class Popped:
     """Gathers check points and acks while the records go by.
 
@@ -221,8 +210,8 @@ class Popped:
         if file is not None:
             self._findings.add(file.name, place - file.start, f"the body of a check point or ack: {what}", kind="unreadable check points")
 
-    def in_flight(self) -> list[InFlight]:
-        """Return what is in flight, by group and topic."""
+    def in_flight(self) -> list[tuple[str, str, int, int, int, int]]:
+        """Return (group, topic, pops, messages, when the first one ends, and the last one, ms) of those with pops in flight."""
         by_name: dict[tuple[str, str], list[_Pop]] = {}
         for pop in self._pops.values():
             if pop.unacked:
@@ -230,7 +219,7 @@ class Popped:
         found = []
         for (group, topic), pops in sorted(by_name.items()):
             ends = [pop.point.revive_ms for pop in pops]
-            found.append(InFlight(group, topic, len(pops), sum(pop.unacked for pop in pops), min(ends), max(ends)))
+            found.append((group, topic, len(pops), sum(pop.unacked for pop in pops), min(ends), max(ends)))
         return found
 
 

@@ -18,7 +18,11 @@ EMPTY_FILE: Final = "the file is empty"
 
 
 class FileReport:
-    """What one file holds. Its valid range ends at ``valid_end``, for the reason ``why``; what is read behind damage ends at ``end``."""
+    """What one file holds. Its valid range ends at ``valid_end``, for the reason ``why``; what is read behind damage ends at ``end``.
+
+    Of the log: the offsets of its first and its last sound record, and how many are not sound. Of the timer log: units that are to be
+    rolled, cancels, and of those that wait the one that leads furthest into the commit log, where to, and its byte in the file.
+    """
 
     def __init__(self, file: LogFile) -> None:
         self.file = file
@@ -28,6 +32,12 @@ class FileReport:
         self.why = ""
         self.is_full = False
         self.is_given_up = False
+        self.first: int | None = None
+        self.last: int | None = None
+        self.unsound = 0
+        self.rolled = 0
+        self.cancels = 0
+        self.furthest = (-1, 0)
 
     def stop(self, position: int, why: str) -> None:
         """End the valid range, unless it ended before."""
@@ -45,11 +55,10 @@ class Entries(Protocol):
     def stop(self) -> Stop: ...
 
 
-Report = TypeVar("Report", bound=FileReport)
 Found = TypeVar("Found", bound=Entries)
 
 
-class ChainReader(ABC, Generic[Report, Found]):
+class ChainReader(ABC, Generic[Found]):
     """Reads a chain file by file; ``reports`` are those of the files that were read."""
 
     entry: ClassVar[str]
@@ -58,7 +67,7 @@ class ChainReader(ABC, Generic[Report, Found]):
     def __init__(self, files: FileSet, window_bytes: int) -> None:
         self.files = files
         self._window_bytes = window_bytes
-        self.reports: list[Report] = []
+        self.reports: list[FileReport] = []
 
     @abstractmethod
     def look(self, window: bytes, base: int) -> Found:
@@ -68,7 +77,7 @@ class ChainReader(ABC, Generic[Report, Found]):
         """Say whether all of them are sound, as far as :meth:`look` does not say it."""
         return True
 
-    def windows(self, report: Report, findings: Findings) -> Iterator[tuple[int, bytes, Found]]:
+    def windows(self, report: FileReport, findings: Findings) -> Iterator[tuple[int, bytes, Found]]:
         """Yield (byte of the file, bytes from there on, what is in them), and note why the entries of the file end."""
         file = report.file
         at, length = 0, self._window_bytes
@@ -104,7 +113,7 @@ class ChainReader(ABC, Generic[Report, Found]):
                 return again, self.look(again, file.start + at)
         return window, found
 
-    def _was_written_meanwhile(self, report: Report, at: int, findings: Findings) -> bool:
+    def _was_written_meanwhile(self, report: FileReport, at: int, findings: Findings) -> bool:
         """Say whether a writer went on at byte ``at``, where zeros were read; bytes behind zeros that stay are damage."""
         file = report.file
         written_at = first_written(file.path, at, file.length)
@@ -117,7 +126,7 @@ class ChainReader(ABC, Generic[Report, Found]):
         report.stop(file.start + at, DAMAGED)
         return False
 
-    def _stopped(self, stop: Stop, rest: bytes, at: int, report: Report, findings: Findings) -> None:
+    def _stopped(self, stop: Stop, rest: bytes, at: int, report: FileReport, findings: Findings) -> None:
         """Note why the entries of a file end at byte ``at`` of it, where ``rest`` was read."""
         file = report.file
         if stop is Stop.BLANK:
@@ -139,12 +148,12 @@ class ChainReader(ABC, Generic[Report, Found]):
         else:
             self._give_up(report, at, f"neither a {self.entry} nor a blank one: it begins with 0x{rest[:8].hex()}", findings)
 
-    def _give_up(self, report: Report, at: int, what: str, findings: Findings) -> None:
+    def _give_up(self, report: FileReport, at: int, what: str, findings: Findings) -> None:
         report.stop(report.file.start + at, DAMAGED)
         report.is_given_up = True
         findings.add(report.file.name, at, f"{what}; what follows in this file is not read")
 
-    def add_report(self, report: Report, findings: Findings) -> None:
+    def add_report(self, report: FileReport, findings: Findings) -> None:
         """Keep the report of a file that was read; the one before must not have ended early when there is something in this one."""
         before = self.reports[-1] if self.reports else None
         if report.count and before is not None and not before.is_full and before.why in (UNWRITTEN, EMPTY_FILE):

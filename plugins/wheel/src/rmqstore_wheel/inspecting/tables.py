@@ -179,8 +179,8 @@ def _pending(survey: Survey) -> _Table:
 
 def _in_flight(survey: Survey) -> _Table:
     rows: list[_Row] = [
-        (each.group, each.topic, each.pops, each.messages, Moment(each.earliest_ms), Moment(each.latest_ms))
-        for each in survey.popped.in_flight()
+        (group, topic, pops, messages, Moment(first_ms), Moment(last_ms))
+        for group, topic, pops, messages, first_ms, last_ms in survey.popped.in_flight()
     ]
     return rows, "Check points that lack acks and, by consumerOffset.json, are not revived yet." if rows else ""
 

@@ -16,25 +16,12 @@ from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.timer_log import NO_POSITION, UNIT_BYTES, Scan, Units
 from rmqstore_wheel.formats.wheel import SLOT, SLOT_BYTES, Slots
-from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile, length_of, read
+from rmqstore_wheel.inspecting.files import FileSet, Findings, length_of, read
 from rmqstore_wheel.inspecting.reading import DAMAGED, ChainReader, FileReport
 
 _WINDOW_UNITS: Final = 40_000
 _CHAINS: Final = "units whose chain is broken"
 _LOST: Final = "units whose message was removed"
-
-
-class UnitReport(FileReport):
-    """What one file of the timer log holds.
-
-    ``furthest`` is, of the units that wait, the one that leads furthest into the commit log: where to, and its byte in the file.
-    """
-
-    def __init__(self, file: LogFile) -> None:
-        super().__init__(file)
-        self.rolled = 0
-        self.cancels = 0
-        self.furthest = (-1, 0)
 
 
 class LastUnits:
@@ -65,7 +52,7 @@ class LastUnits:
         return found
 
 
-class TimerUnits(ChainReader[UnitReport, Scan]):
+class TimerUnits(ChainReader[Scan]):
     """Reads a timer log once. ``last`` is what the wheel should hold; None checks the chains only for what no wheel is needed."""
 
     entry = "unit"
@@ -83,7 +70,7 @@ class TimerUnits(ChainReader[UnitReport, Scan]):
         self._rolled: list[Ints] = [none]
         self._waiting: list[Ints] = [none]
         for file in files.files:
-            report = UnitReport(file)
+            report = FileReport(file)
             for at, _, found in self.windows(report, findings):
                 if len(found.units):
                     self._look_at(found.units, at, report)
@@ -115,7 +102,7 @@ class TimerUnits(ChainReader[UnitReport, Scan]):
         units = timer_log.scan(self.files.read(position, UNIT_BYTES)).units
         return int(timer_log.slot_times_ms(units)[0]) if len(units) else None
 
-    def _look_at(self, units: Units, at: int, report: UnitReport) -> None:
+    def _look_at(self, units: Units, at: int, report: FileReport) -> None:
         file = report.file
         is_rolled = (units["flags"] & timer_log.ROLL) != 0
         times = timer_log.slot_times_ms(units)

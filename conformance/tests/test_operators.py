@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmqstore.errors import IllegalArgumentError
-from rmqstore_conformance.proving.operators import OPERATORS, mutated, mutations_of
-from rmqstore_conformance.proving.sources import KIT, MEMORY, modules_of, sample
+from rmqstore_conformance.proving.operators import KIT, MEMORY, OPERATORS, modules_of, mutated, mutations_of, sample
 
 CHANGES = [
     ("boundary", "a < b", {"a <= b"}),

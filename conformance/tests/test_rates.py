@@ -18,10 +18,9 @@ from rmqstore_conformance.proving.judging import (
     reach_of,
     wrong_engines,
 )
-from rmqstore_conformance.proving.operators import Mutation, mutations_of
+from rmqstore_conformance.proving.operators import Mutation, modules_of, mutations_of
 from rmqstore_conformance.proving.rates import Survivor, rates_of
 from rmqstore_conformance.proving.reach import Passed, Reach
-from rmqstore_conformance.proving.sources import modules_of
 
 MEMORY = "memory"
 MODULES = modules_of(["rmqstore.store.handover", "rmqstore.engine.kv.directory"])

@@ -35,8 +35,7 @@ from rmqstore.engine.schema import CURSOR_KEY, META
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
 from rmqstore_conformance.proving import mutants_of_durability
-from rmqstore_conformance.proving.editing import Edit, edit
-from rmqstore_conformance.proving.kinds import Opened, Sync, asks, at_once, but, instead, opens, synced_by, syncs, two_writes
+from rmqstore_conformance.proving.kinds import Edit, Opened, Sync, asks, at_once, but, edit, instead, opens, synced_by, syncs, two_writes
 from rmqstore_conformance.proving.mutants import PARTS
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, WrongEngine, mutant, mutants_in
 

@@ -50,8 +50,7 @@ from rmqstore.engine.schema import (
 from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.message import DLQ_PREFIX
-from rmqstore_conformance.proving.editing import Edit, edit
-from rmqstore_conformance.proving.kinds import answers, at_once, but, instead, two_writes
+from rmqstore_conformance.proving.kinds import Edit, answers, at_once, but, edit, instead, two_writes
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, in_two, mutant, parted, written_by
 
 # ---------------------------------------------------------------- timers

@@ -29,8 +29,7 @@ from rmqstore.engine.records import decode_message
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage
-from rmqstore_conformance.proving.editing import Edit, edit
-from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, asks, but, instead
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, Edit, asks, but, edit, instead
 from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
 
 _Applied = tuple[PopTxnResult, Ticket]

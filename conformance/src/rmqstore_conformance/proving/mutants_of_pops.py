@@ -19,8 +19,7 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.shared import Call
 from rmqstore.message import PROPERTY_ORIGIN_TOPIC, PoppedMessage
-from rmqstore_conformance.proving.editing import Edit, edit
-from rmqstore_conformance.proving.kinds import ROWS_POPPED, answers, asks, but, by_the_latest_clock, instead
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, Edit, answers, asks, but, by_the_latest_clock, edit, instead
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _ACKED, _AGAIN, _STALE, _UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN

@@ -17,8 +17,7 @@ from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.message import retry_topic
-from rmqstore_conformance.proving.editing import Edit, edit
-from rmqstore_conformance.proving.kinds import answers, asks, but, instead
+from rmqstore_conformance.proving.kinds import Edit, answers, asks, but, edit, instead
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 # ---------------------------------------------------------------- filters (P10)

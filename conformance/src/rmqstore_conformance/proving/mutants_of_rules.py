@@ -26,8 +26,7 @@ from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.timers.rows import TimerRuns
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.engine.timers.ticks import Congestion
-from rmqstore_conformance.proving.editing import Edit, edit
-from rmqstore_conformance.proving.kinds import but, instead
+from rmqstore_conformance.proving.kinds import Edit, but, edit, instead
 from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers

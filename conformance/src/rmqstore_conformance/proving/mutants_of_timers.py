@@ -23,13 +23,14 @@ from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.engine.timers.ticks import Congestion
 from rmqstore.errors import DelayTooLongError, FlowControlError, UnsupportedOperationError
 from rmqstore.message import PARKED_TOPIC
-from rmqstore_conformance.proving.editing import Edit, edit
 from rmqstore_conformance.proving.kinds import (
+    Edit,
     answers,
     asks,
     but,
     by_the_latest_clock,
     cancels_by_key,
+    edit,
     holding,
     instead,
     of_rows,

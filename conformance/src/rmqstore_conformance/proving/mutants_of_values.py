@@ -29,17 +29,18 @@ from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.timers.counts import MinuteCounts
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.message import RETRY_PREFIX, Message, PoppedMessage
-from rmqstore_conformance.proving.editing import Edit, edit
 from rmqstore_conformance.proving.kinds import (
     ROWS_DUE,
     ROWS_PUT,
     ROWS_SENT,
     SENT,
+    Edit,
     answers,
     asks,
     but,
     cancels_by_key,
     column_set,
+    edit,
     edited,
     exports,
     instead,

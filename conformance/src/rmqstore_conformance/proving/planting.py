@@ -1,7 +1,7 @@
 """How a wrong engine is made: a sound one with one fault planted.
 
-Most faults are one change of one method of the kit (:mod:`~rmqstore_conformance.proving.editing`), or a call that asks or answers something
-else (:mod:`~rmqstore_conformance.proving.kinds`). Others are a class with the calls that go wrong, a subclass of :class:`Timers`, of
+Most faults are of a common kind (:mod:`~rmqstore_conformance.proving.kinds`): one change of one method of the kit, or a call that asks or
+answers something else. Others are a class with the calls that go wrong, a subclass of :class:`Timers`, of
 :class:`Pops`, of a part of these (``Leasing``, say) or of :class:`Whole`; or a function that changes the options that the engine is opened
 with. The docstring says in one sentence what is wrong. A *mutant* is named with the cases that must notice it; one that is named with none
 was written from the contract alone, and has a proof in the tests that it is wrong.

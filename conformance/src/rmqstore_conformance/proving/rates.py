@@ -27,7 +27,7 @@ from rmqstore_conformance.proving.judging import (
     reach_of,
     wrong_engines,
 )
-from rmqstore_conformance.proving.sources import KIT, MEMORY, modules_of, sample
+from rmqstore_conformance.proving.operators import KIT, MEMORY, modules_of, sample
 
 _GROUNDS: Final = ("memory", "lmdb")
 

@@ -23,7 +23,6 @@ from rmqstore_benchmarks.peers.peer import (
     Peer,
     PeerError,
     Task,
-    Timer,
     TimerPeer,
     expect,
     popped,
@@ -56,17 +55,13 @@ class Ours(TimerPeer):
         self._receipts: dict[int, Any] = {}
         self._flushed_s = time.monotonic()
 
-    def prepare(self, batch: Batch) -> tuple[int, Any]:
-        return batch.now_ms, batch.made.columns
-
-    def schedule(self, batch: tuple[int, Any]) -> None:
-        now_ms, timers = batch
-        self._clock.set(now_ms)
-        self._receipts[now_ms] = self._store.send_batch(timers)
+    def schedule(self, batch: Batch) -> None:
+        self._clock.set(batch.now_ms)
+        self._receipts[batch.now_ms] = self._store.send_batch(batch.columns)
         self._keep_up()
 
-    def handles(self, batch: tuple[int, Any]) -> list[Any]:
-        return [receipt.handle for receipt in self._receipts.pop(batch[0])]
+    def handles(self, batch: Batch) -> list[Any]:
+        return [receipt.handle for receipt in self._receipts.pop(batch.now_ms)]
 
     def cancel(self, handles: list[Any]) -> int:
         outcomes = self._store.cancel(handles)
@@ -98,8 +93,8 @@ class Ours(TimerPeer):
 class FromRows(Ours):
     """The same, scheduled by lists of ``Message``, which is what a program without Arrow has; nothing else is measured again."""
 
-    def prepare(self, batch: Batch) -> tuple[int, Any]:
-        return batch.now_ms, [rmqstore.Message(TOPIC, timer.body, deliver_at_ms=timer.due_ms) for timer in batch.rows()]
+    def prepare(self, batch: Batch) -> Batch:
+        return batch._replace(columns=[rmqstore.Message(TOPIC, timer.body, deliver_at_ms=timer.due_ms) for timer in batch.timers])
 
     def measure(self, task: Task) -> Figures:
         figures, kept = scheduled(self, task)
@@ -158,13 +153,13 @@ class SQLite(TimerPeer):
         yield
         self._db.execute("COMMIT")
 
-    def schedule(self, batch: list[Timer]) -> None:
+    def schedule(self, batch: Batch) -> None:
         with self._transaction():
-            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", [(timer.number, timer.body) for timer in batch])
-            self._db.executemany("INSERT INTO timers VALUES (?, ?)", sorted((timer.due_ms, timer.number) for timer in batch))
+            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", [(timer.number, timer.body) for timer in batch.timers])
+            self._db.executemany("INSERT INTO timers VALUES (?, ?)", sorted((timer.due_ms, timer.number) for timer in batch.timers))
 
-    def handles(self, batch: list[Timer]) -> list[Any]:
-        return [(timer.due_ms, timer.number) for timer in batch]
+    def handles(self, batch: Batch) -> list[Any]:
+        return [(timer.due_ms, timer.number) for timer in batch.timers]
 
     def cancel(self, handles: list[Any]) -> int:
         with self._transaction():
@@ -239,7 +234,7 @@ class LiteQueue(Peer):
         return [message.data.encode("latin-1") for message in found]
 
     def measure(self, task: Task) -> Figures:
-        batches = [[timer.body for timer in batch.rows()] for batch in task.batches()[: max(MOST // task.batch, 1)]]
+        batches = [[timer.body for timer in batch.timers] for batch in task.batches()[: max(MOST // task.batch, 1)]]
         for batch in batches:
             self.put(batch)
         return popped(self.pop_ack, Counter(body for batch in batches for body in batch))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgspec
 
-from rmqstore_benchmarks.grid.load import Load, Made
+from rmqstore_benchmarks.grid.load import Load
 from rmqstore_benchmarks.grid.named import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS, START_MS, NamedWorkload, always, lognormal, uniform
 
 Figures = dict[str, float]
@@ -61,15 +61,11 @@ class Timer(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Timers that are sent at one time of the simulated clock."""
+    """Timers that are sent at one time of the simulated clock, as columns and one by one."""
 
     now_ms: int
-    made: Made
-
-    def rows(self) -> list[Timer]:
-        """Return them one by one."""
-        made = self.made
-        return [Timer(*row) for row in zip(made.ids.tolist(), made.due_ms.tolist(), made.columns["body"].to_pylist(), strict=True)]
+    columns: Any
+    timers: list[Timer]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +82,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def batches(self) -> list[Batch]:
         """Return the timers: always the same."""
         load = Load(DISTRIBUTIONS[self.distribution], BODY_BYTES, self.seed)
-        times_ms = range(START_MS, START_MS + self.timers // self.batch * BATCH_GAP_MS, BATCH_GAP_MS)
-        return [Batch(now_ms, load.fresh(now_ms, self.batch)) for now_ms in times_ms]
+        batches = []
+        for number in range(self.timers // self.batch):
+            now_ms = START_MS + number * BATCH_GAP_MS
+            made = load.fresh(now_ms, self.batch)
+            rows = zip(made.ids.tolist(), made.due_ms.tolist(), made.columns["body"].to_pylist(), strict=True)
+            batches.append(Batch(now_ms, made.columns, [Timer(*row) for row in rows]))
+        return batches
 
 
 class Peer(ABC):
@@ -149,17 +150,17 @@ class TimerPeer(Peer):
 
     now_ms = START_MS
 
-    def prepare(self, batch: Batch) -> Any:
-        """Return what ``schedule`` takes for a batch; not timed."""
-        return batch.rows()
+    def prepare(self, batch: Batch) -> Batch:
+        """Return a batch as ``schedule`` takes it; not timed."""
+        return batch
 
     @abstractmethod
-    def schedule(self, batch: Any) -> None:
+    def schedule(self, batch: Batch) -> None:
         """Store one batch, as one transaction where there are such."""
 
-    def handles(self, batch: Any) -> list[Any]:
+    def handles(self, batch: Batch) -> list[Any]:
         """Return what cancels each timer of a batch that was scheduled, by default its number; not timed."""
-        return [timer.number for timer in batch]
+        return [timer.number for timer in batch.timers]
 
     @abstractmethod
     def cancel(self, handles: list[Any]) -> int:
@@ -191,8 +192,7 @@ class TimerPeer(Peer):
 
 def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     """Schedule all timers and cancel some; returns the rates and the bodies that are left."""
-    made = task.batches()
-    batches = [peer.prepare(batch) for batch in made]
+    batches = [peer.prepare(batch) for batch in task.batches()]
     figures = {"schedule": task.timers / timed(peer.schedule, batches)}
     chosen = random.Random(task.seed).sample(range(task.timers), int(task.timers * CANCELLED_SHARE))
     by_batch = [peer.handles(batch) for batch in batches]
@@ -202,7 +202,7 @@ def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     figures["cancel"] = len(chosen) / timed(lambda group: counts.append(peer.cancel(group)), groups)
     expect(sum(counts), len(chosen), "cancelled")
     gone = set(chosen)
-    return figures, Counter(timer.body for batch in made for timer in batch.rows() if timer.number not in gone)
+    return figures, Counter(timer.body for batch in batches for timer in batch.timers if timer.number not in gone)
 
 
 def drained(drain: Callable[[], int], expected: int) -> Figures:

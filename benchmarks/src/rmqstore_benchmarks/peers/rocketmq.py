@@ -55,7 +55,7 @@ class RocketMQ(Peer):
     def _run(self, task: Task, phase: str) -> dict[str, float]:
         place = self.directory / phase
         place.mkdir()
-        timers = [(timer.due_ms - batch.now_ms, timer.body) for batch in task.batches() for timer in batch.rows()]
+        timers = [(timer.due_ms - batch.now_ms, timer.body) for batch in task.batches() for timer in batch.timers]
         if phase == "drain":
             delay_ms = 5000 + 1000 * task.timers // _PUTS_PER_S
             timers = [(delay_ms, body) for _, body in timers]

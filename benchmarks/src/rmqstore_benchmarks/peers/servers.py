@@ -31,7 +31,6 @@ from rmqstore_benchmarks.peers.peer import (
     Figures,
     PeerError,
     Task,
-    Timer,
     TimerPeer,
     drained,
     expect,
@@ -194,10 +193,10 @@ class Redis(Server):
         stack.callback(self._client.close)
         self._cancel, self._move, self._pop = (self._client.register_script(text) for text in (_REDIS_CANCEL, _REDIS_HAND_OVER, _REDIS_POP))
 
-    def schedule(self, batch: list[Timer]) -> None:
+    def schedule(self, batch: Batch) -> None:
         pipe = self._client.pipeline(transaction=True)
-        pipe.hset("bodies", mapping={timer.number: timer.body for timer in batch})
-        pipe.zadd("timers", {timer.number: timer.due_ms for timer in batch})
+        pipe.hset("bodies", mapping={timer.number: timer.body for timer in batch.timers})
+        pipe.zadd("timers", {timer.number: timer.due_ms for timer in batch.timers})
         pipe.execute()
 
     def cancel(self, handles: list[Any]) -> int:
@@ -286,9 +285,9 @@ class PostgreSQL(Server):
         self._db.execute(_PG_TABLES)
         self._cursor = self._db.cursor(binary=True)
 
-    def schedule(self, batch: list[Timer]) -> None:
+    def schedule(self, batch: Batch) -> None:
         parts = [_COPY_HEAD]
-        for number, due_ms, body in batch:
+        for number, due_ms, body in batch.timers:
             parts += (_COPY_ROW.pack(3, 8, number, 8, due_ms, len(body)), body)
         with self._cursor.copy(_COPY) as copy:
             copy.write(b"".join([*parts, _COPY_END]))
@@ -369,13 +368,9 @@ class Beanstalkd(Server):
         self._client = stack.enter_context(closing(Client(port)))
         self._jobs: dict[int, bytes] = {}
 
-    def prepare(self, batch: Batch) -> tuple[int, list[Timer]]:
-        return batch.now_ms, batch.rows()
-
-    def schedule(self, batch: tuple[int, list[Timer]]) -> None:
-        now_ms, timers = batch
-        ids = self._put([(timer.body, math.ceil((timer.due_ms - now_ms) / 1000)) for timer in timers])
-        self._jobs.update(zip((timer.number for timer in timers), ids, strict=True))
+    def schedule(self, batch: Batch) -> None:
+        ids = self._put([(timer.body, math.ceil((timer.due_ms - batch.now_ms) / 1000)) for timer in batch.timers])
+        self._jobs.update(zip((timer.number for timer in batch.timers), ids, strict=True))
 
     def _put(self, jobs: Sequence[tuple[bytes, int]]) -> list[bytes]:
         self._client.send([b"put 0 %d %d %d\r\n%b\r\n" % (delay_s, _LEASE_S, len(body), body) for body, delay_s in jobs])
@@ -384,8 +379,8 @@ class Beanstalkd(Server):
             raise PeerError("beanstalkd refused a job")
         return [each for each in ids if each]
 
-    def handles(self, batch: tuple[int, list[Timer]]) -> list[Any]:
-        return [self._jobs[timer.number] for timer in batch[1]]
+    def handles(self, batch: Batch) -> list[Any]:
+        return [self._jobs[timer.number] for timer in batch.timers]
 
     def cancel(self, handles: list[Any]) -> int:
         self._client.send([b"delete %b\r\n" % job for job in handles])
@@ -430,7 +425,7 @@ class Beanstalkd(Server):
 
     def _own_clock(self, task: Task, rate: float) -> Figures:
         """Hand over, pop and ack as many timers as the other systems do, due while the server is stopped."""
-        bodies = [timer.body for batch in task.batches() for timer in batch.rows()]
+        bodies = [timer.body for batch in task.batches() for timer in batch.timers]
         delay_s = math.ceil(3 * task.timers / rate) + _SPARE_S
         batches = [[(body, delay_s) for body in bodies[at : at + task.batch]] for at in range(0, len(bodies), task.batch)]
         timed(self._put, batches)

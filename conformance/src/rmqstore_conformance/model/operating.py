@@ -204,13 +204,17 @@ class OperatedMachine(PoppingMachine):
     @operation(6)
     def find(self, chance: Chance) -> None:
         """Ask where a message is, by id or by key, and get it (P14)."""
+        if running := [each for each in self.popped if each.receipt in self.oracle.live]:
+            # Few are put off by chance, with a reason that is told.
+            self._put_off(chance, running[: chance.number(0, 2)])
         known = [each.message for each in self.oracle.timers[-20:]]
         known += [each.message for queues in self.oracle.queues.values() for queue in queues for each in queue.entries[queue.first :][-20:]]
         known += [held.entry.message for held in list(self.oracle.leases.values())[-20:]]
         known += [letter.entry.message for letters in self.oracle.letters.values() for letter in letters]
         if not known:
             return
-        message = chance.pick(known)
+        waiting = [held.entry.message for held in self.oracle.live.values() if held.is_backing_off]
+        message = chance.pick(waiting if waiting and chance.one_in(2) else known)
         for group in self.groups:
             self.oracle.take_over_letters(group, self.store.dead_letters.list(group))
         topic = chance.pick((None, message.topic))

@@ -139,10 +139,13 @@ class PoppingMachine(SendingMachine):
 
     @operation(3)
     def attempt_again(self, chance: Chance) -> None:
-        """Pop with an attempt id that was used already, perhaps with other wishes."""
-        if not self.oracle.attempts:
-            return
-        topic, group, attempt = chance.pick(sorted(self.oracle.attempts))
+        """Pop with an attempt id that was used already, perhaps with other wishes, and perhaps after all that it gave was acked."""
+        known = sorted(self.oracle.attempts)
+        topic, group, attempt = place = chance.pick(known or [(self.topics[0], self.groups[0], self.plan.attempts[0])])
+        if not known or chance.one_in(2):
+            self.filled(chance, topic, 4)
+            self.popped_by(topic, group, 2, 60_000, attempt_id=attempt)
+            self._acked([receipt for receipt in self.oracle.attempts.get(place, (0, []))[1] if receipt in self.oracle.live])
         self.popped_by(
             topic, group, chance.pick((1, 5)), chance.pick(INVISIBLE_MS), attempt_id=attempt, form=chance.pick(("messages", "columns"))
         )

@@ -23,9 +23,8 @@ A record that an engine made from a dead letter may have longer properties than 
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -92,11 +91,8 @@ class RecordFormat(Protocol):
     def decode_columns(self, records: Sequence[bytes]) -> dict[str, pa.Array]:
         """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""
 
-    def property_columns(self, records: Sequence[bytes], names: Iterable[str]) -> dict[str, pa.Array]:
-        """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
-
     def property_texts(self, record: bytes, names: Iterable[str]) -> dict[str, str]:
-        """Return the named properties of one record, as :meth:`property_columns` gives them for many."""
+        """Return those of the named properties that a record has, fields that RocketMQ keeps as properties included."""
 
 
 HEADER: Final = struct.Struct("<IiHHHHHHiqqq")
@@ -107,7 +103,7 @@ _FIRST_POP_AT: Final = 40
 _I64: Final = struct.Struct("<q")
 DELIVER_AT: Final = 24
 _I32: Final = struct.Struct("<i")
-_LENGTHS: Final = struct.Struct("<HHHHH")
+_LENGTHS: Final = struct.Struct("<HHHHHH")
 KEYS_AT: Final = 16
 
 _DTYPE = np.dtype(
@@ -270,7 +266,7 @@ def key_bytes_of(record: Bytes) -> list[bytes]:
     """Return the keys of a record in UTF-8, without decoding the rest."""
     if not has_keys(record):
         return []
-    topic_bytes, id_bytes, tag_bytes, group_bytes, keys_bytes = _LENGTHS.unpack_from(record, 8)
+    topic_bytes, id_bytes, tag_bytes, group_bytes, keys_bytes, _ = _LENGTHS.unpack_from(record, 8)
     start = HEADER_BYTES + topic_bytes + id_bytes + tag_bytes + group_bytes
     return bytes(record[start : start + keys_bytes]).split(b" ")
 
@@ -337,7 +333,7 @@ def popped_message(record: bytes, delivery: Delivery, queue_offset: int, store_m
 
 
 def _decode_properties(text: bytes) -> dict[str, str]:
-    return dict(entry.split("\x01", 1) for entry in text.decode().split("\x02") if entry)
+    return dict([entry.split("\x01", 1) for entry in text[:-1].decode().split("\x02")])
 
 
 class Records:
@@ -361,7 +357,17 @@ class Records:
 
 def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     """Return every column of the records, ``attempt`` and ``first_pop_ms`` included, by slices of one buffer."""
-    header, columns = _sliced(records, (*_TEXTS, "body"))
+    data = np.frombuffer(b"".join(records), np.uint8)
+    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
+    starts = np.cumsum(sizes) - sizes
+    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1) if len(records) else np.zeros(0, _DTYPE)
+    columns: dict[str, pa.Array] = {}
+    at = starts + HEADER_BYTES
+    for name in _TEXTS:
+        lengths = header[name].astype(np.int64)
+        columns[name] = _gather(data, at, lengths, pa.string(), nullable=name not in ("topic", "message_id"))
+        at = at + lengths
+    columns["body"] = _gather(data, at, starts + sizes - at, pa.binary(), nullable=False)
     columns["keys"] = pc.split_pattern(columns["keys"], " ")
     columns["properties"] = _decode_property_column(columns["properties"])
     for name, kind in (("queue_id", pa.int32()), ("deliver_at_ms", pa.int64()), ("first_pop_ms", pa.int64())):
@@ -372,49 +378,23 @@ def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     return columns
 
 
-def _sliced(records: Sequence[Bytes], wanted: Collection[str]) -> tuple[Any, dict[str, pa.Array]]:
-    """Return the fixed fields of the records as a structured array, and those of variable length that are wanted as columns."""
-    data = np.frombuffer(b"".join(records), np.uint8)
-    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
-    starts = np.cumsum(sizes) - sizes
-    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1) if len(records) else np.zeros(0, _DTYPE)
-    columns: dict[str, pa.Array] = {}
-    at = starts + HEADER_BYTES
-    for name in _TEXTS:
-        lengths = header[name].astype(np.int64)
-        if name in wanted:
-            columns[name] = _gather(data, at, lengths, pa.string(), nullable=name not in ("topic", "message_id"))
-        at = at + lengths
-    if "body" in wanted:
-        columns["body"] = _gather(data, at, starts + sizes - at, pa.binary(), nullable=False)
-    return header, columns
-
-
-_FIELD_NAMES = {"UNIQ_KEY": "message_id", "TAGS": "tag", "__SHARDINGKEY": "message_group", "KEYS": "keys"}
+_FIELDS = {"UNIQ_KEY": "message_id", "TAGS": "tag", "__SHARDINGKEY": "message_group", "KEYS": "keys"}
 """Fields of a message that RocketMQ keeps among its properties."""
 
 
-def property_columns(records: Sequence[Bytes], names: Iterable[str]) -> dict[str, pa.Array]:
-    """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
-    columns: dict[str, pa.Array] = {}
-    _, texts = _sliced(records, {_FIELD_NAMES.get(name, "properties") for name in names})
-    for name in names:
-        if name in _FIELD_NAMES:
-            columns[name] = texts[_FIELD_NAMES[name]]
-        else:
-            pattern = f"(?:^|\\x02){re.escape(name)}\\x01(?P<value>[^\\x02]*)\\x02"
-            columns[name] = pc.struct_field(pc.extract_regex(texts["properties"], pattern), "value")
-    return columns
-
-
 def property_texts(record: bytes, names: Iterable[str]) -> dict[str, str]:
-    """Return the named properties of one record, as :func:`property_columns` gives them for many."""
-    fields = decode_fields(record)
+    """Return those of the named properties that a record has, fields that RocketMQ keeps as properties included."""
+    lengths = _LENGTHS.unpack_from(record, 8)
+    end = HEADER_BYTES + sum(lengths)
+    properties = _decode_properties(record[end - lengths[5] : end]) if lengths[5] else {}
     found: dict[str, str] = {}
     for name in names:
-        field = _FIELD_NAMES.get(name)
-        value = fields["properties"].get(name) if field is None else fields[field]
-        text = " ".join(value) if isinstance(value, tuple) else value
+        if name in _FIELDS:
+            place = _TEXTS.index(_FIELDS[name])
+            start = HEADER_BYTES + sum(lengths[:place])
+            text = record[start : start + lengths[place]].decode()
+        else:
+            text = properties.get(name, "")
         if text:
             found[name] = text
     return found

@@ -9,40 +9,56 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from lark import Token, Transformer, v_args
 
 from rmqstore.filters import conditions
-from rmqstore.filters.conditions import HOLDS, Condition, Constant, Number, Property, Test, Text, constant, of_text, opposite
+from rmqstore.filters.conditions import (
+    HOLDS,
+    MAX_INTEGER,
+    Condition,
+    Constant,
+    Number,
+    PatternEscapeError,
+    Property,
+    Text,
+    compared,
+    constant,
+    is_true,
+    is_unknown,
+    like,
+    number_of,
+    of_text,
+    opposite,
+    same,
+)
 from rmqstore.filters.faults import Fault, quoted
-from rmqstore.filters.numbers import MAX_INTEGER, compare_numbers, number_of
-from rmqstore.filters.patterns import LikePattern, PatternEscapeError
 
 MAX_DEPTH = 100
 """Levels of parentheses, NOT and comparisons in each other; evaluation recurses once a level."""
 
 Node: TypeAlias = Property | Text | Number | Constant | Condition
-_FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A node with the place where it starts, in characters from 0, and the number of levels below it."""
+    """A node with the place where it starts, in characters from 0, the number of levels below it, and the properties named in it."""
 
     node: Node
     position: int
     depth: int = 0
+    names: frozenset[str] = frozenset()
 
 
 @v_args(inline=True)
-class Builder(Transformer[Token, Condition]):
+class Builder(Transformer[Token, tuple[Condition, frozenset[str]]]):
     """The actions of the grammar; without state, so one serves all threads."""
 
-    def start(self, condition: Built) -> Condition:
-        return _condition(condition)
+    def start(self, condition: Built) -> tuple[Condition, frozenset[str]]:
+        return _condition(condition), condition.names
 
     # ------------------------------------------------------------ logic
 
@@ -61,8 +77,8 @@ class Builder(Transformer[Token, Condition]):
     # ------------------------------------------------------------ comparisons
 
     def equal(self, left: Built, symbol: Token, right: Built) -> Built:
-        same = _same(left, symbol, right)
-        return _above([left, right], opposite(same) if symbol == "<>" else same)
+        alike = _same(left, symbol, right)
+        return _above([left, right], opposite(alike) if symbol == "<>" else alike)
 
     def ordered(self, left: Built, symbol: Token, right: Built) -> Built:
         return _above([left, right], _order(left, str(symbol), right, symbol))
@@ -77,12 +93,12 @@ class Builder(Transformer[Token, Condition]):
     def within(self, operand: Built, negated: Token | None, _: Token, *strings: Token) -> Built:
         if not isinstance(operand.node, Property):
             raise Fault(operand.position, f"expected a property before IN, found {_told(operand)}")
-        test = conditions.is_one_of(frozenset(map(_unquoted, strings)))
-        return _above([operand], _unless(negated, of_text(operand.node.name, test)))
+        return _above([operand], _unless(negated, of_text(operand.node, frozenset(map(_unquoted, strings)).__contains__)))
 
     def search(self, operand: Built, negated: Token | None, word: Token, string: Token) -> Built:
         kind, wanted = word.upper(), _unquoted(string)
-        found = _on_text(operand, kind, HOLDS[kind](wanted))
+        holds = HOLDS[kind]
+        found = _on_text(operand, kind, lambda text: holds(text, wanted))
         # RocketMQ finds nothing in any text, and does not miss it either.
         return _above([operand], _unless(negated, found) if wanted else constant(False))
 
@@ -92,29 +108,29 @@ class Builder(Transformer[Token, Condition]):
             raise Fault(_start(escape_string), f"expected a string of one character after ESCAPE, found {quoted(escape_string)}")
         text = _unquoted(string)
         try:
-            pattern = LikePattern(text, escape)
+            matches = like(text, escape)
         except PatternEscapeError as error:
             # In the expression, each quote before the place takes two characters, and one more opens the string.
             position = _start(string) + 1 + error.offset + text.count("'", 0, error.offset)
             raise Fault(
                 position, "expected %, _ or the escape character behind the escape character", "write it twice to mean itself"
             ) from None
-        return _above([operand], _unless(negated, _on_text(operand, "LIKE", (pattern.matches, pattern.matching))))
+        return _above([operand], _unless(negated, _on_text(operand, "LIKE", matches)))
 
     def is_null(self, operand: Built, negated: Token | None, _: Token) -> Built:
         match operand.node:
-            case Property(name):
-                missing = conditions.is_missing(name)
+            case Property() as named:
+                missing = is_unknown(named.text)
             case Text() | Number():
                 missing = constant(False)
             case _:
-                missing = conditions.is_unknown(_condition(operand))
+                missing = is_unknown(_condition(operand))
         return _above([operand], _unless(negated, missing))
 
     # ------------------------------------------------------------ operands
 
     def name(self, word: Token) -> Built:
-        return Built(Property(str(word)), _start(word))
+        return Built(Property(str(word)), _start(word), names=frozenset({str(word)}))
 
     def string(self, string: Token) -> Built:
         return Built(Text(_unquoted(string)), _start(string))
@@ -146,7 +162,7 @@ def _above(parts: Sequence[Built], node: Node, position: int | None = None) -> B
     depth = 1 + max(part.depth for part in parts)
     if depth > MAX_DEPTH:
         raise Fault(start, f"expected at most {MAX_DEPTH} levels of parentheses, NOT and comparisons, found more")
-    return Built(node, start, depth)
+    return Built(node, start, depth, frozenset[str]().union(*(part.names for part in parts)))
 
 
 def _unless(negated: Token | None, condition: Condition) -> Condition:
@@ -156,22 +172,23 @@ def _unless(negated: Token | None, condition: Condition) -> Condition:
 def _condition(built: Built) -> Condition:
     """Return a node as something that is true or false."""
     match built.node:
-        case Property(name):
-            return of_text(name, conditions.IS_TRUE)
+        case Property() as named:
+            return of_text(named, is_true)
         case Constant(value):
             return constant(value)
-        case Condition():
-            return built.node
-        case _:
+        case Text() | Number():
             raise Fault(built.position, f"expected a condition, found {_told(built)}", "compare it with a property")
+        case condition:
+            return condition
 
 
 def _order(left: Built, symbol: str, right: Built, word: str) -> Condition:
     """Return a comparison by size; ``word`` is how the expression writes it."""
-    for side in (left, right):
-        if not isinstance(side.node, Property | Number):
-            raise Fault(side.position, f"expected a property or a number with {word}, found {_told(side)}", _as_number(side.node))
-    return _numbers(left.node, symbol, right.node)
+    match left.node, right.node:
+        case (Property() | Number() as one, Property() | Number() as other):
+            return compared(one, symbol, other)
+    side = right if isinstance(left.node, Property | Number) else left
+    raise Fault(side.position, f"expected a property or a number with {word}, found {_told(side)}", _as_number(side.node))
 
 
 def _same(left: Built, symbol: str, right: Built) -> Condition:
@@ -181,42 +198,20 @@ def _same(left: Built, symbol: str, right: Built) -> Condition:
             fix = "write IS NOT NULL" if symbol == "<>" else "write IS NULL"
             raise Fault(side.position, f"expected a value with {symbol}, found NULL", fix)
     match left.node, right.node:
-        case (Property(one), Property(other)):
-            return conditions.same_text(one, other)
-        case (Property(name), Text(text)) | (Text(text), Property(name)):
-            return of_text(name, conditions.is_text(text))
-        case (Text(one), Text(other)):
-            return constant(one == other)
-        case (Number(), Property() | Number()) | (Property(), Number()):
-            return _numbers(left.node, "=", right.node)
+        case (Property() | Text() as one, Property() | Text() as other):
+            return same(one.text, other.text)
+        case (Property() | Number() as one, Property() | Number() as other):
+            return compared(one, "=", other)
         case (Text() | Number(), _) | (_, Text() | Number()):
             raise Fault(right.position, f"expected what can be compared with {_told(left)}, found {_told(right)}")
         case _:
-            return conditions.same_truth(_condition(left), _condition(right))
+            return same(_condition(left), _condition(right))
 
 
-def _numbers(left: Node, symbol: str, right: Node) -> Condition:
-    """Return a comparison of numbers, with the property first."""
-    match left, right:
-        case (Number(one), Number(other)):
-            return constant(compare_numbers(symbol, one, other))
-        case (Number(), Property()):
-            return conditions.compared(_FLIPPED[symbol], right, left)
-        case (Property(), Property() | Number()):
-            return conditions.compared(symbol, left, right)
-        case _:
-            raise TypeError(f"{left} and {right} are no numbers")
-
-
-def _on_text(operand: Built, word: str, test: Test) -> Condition:
-    """Return a test of a text: later, for a property; now, for a string of the expression."""
-    match operand.node:
-        case Property(name):
-            return of_text(name, test)
-        case Text(value):
-            return constant(test[0](value))
-        case _:
-            raise Fault(operand.position, f"expected a property or a string before {word}, found {_told(operand)}")
+def _on_text(operand: Built, word: str, passes: Callable[[str], bool]) -> Condition:
+    if isinstance(operand.node, Property | Text):
+        return of_text(operand.node, passes)
+    raise Fault(operand.position, f"expected a property or a string before {word}, found {_told(operand)}")
 
 
 def _as_number(node: Node) -> str:

@@ -1,27 +1,31 @@
-"""What an SQL92 filter says: operands, and conditions that are true, false or unknown (None) for a message.
+"""What an SQL92 filter says: operands, and conditions that are true, false or unknown (None) for the properties of a message.
 
-Each condition is made once into two functions that give the same answers: one for one message, and one for the columns of many, with an
-Arrow kernel per comparison and Kleene logic between them. The functions here are named by what is compared: numbers, texts or truths, after
-types were checked and operands put in order. A negated form is :func:`opposite` of the plain one.
+A text is a number when it is written in ASCII as a decimal number: an optional sign, digits with at most one point, and an optional
+exponent. Nothing else is: no blank, no ``NaN``, no ``Infinity``, no hexadecimal, no Java suffix such as ``5L`` or ``5f``.
+
+A number without point and exponent that fits into 64 bits is an integer, every other is a double. Two integers are compared exactly,
+all else as doubles. So ids of 19 digits are told apart, as they are in Java.
 """
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Final, TypeAlias
-
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from rmqstore.filters.filter import ColumnReader
-from rmqstore.filters.numbers import Numeric, compare_columns, compare_numbers, number_of
+from typing import Any, Final, TypeAlias
 
 Truth: TypeAlias = bool | None
 Properties: TypeAlias = Mapping[str, str]
-Truths: TypeAlias = "pa.BooleanArray | pa.BooleanScalar"
-"""One bool or null per message; a scalar where all messages have the same."""
+Numeric: TypeAlias = int | float
+Condition: TypeAlias = Callable[[Properties], Truth]
+
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
+
+_INTEGER = re.compile(r"[+-]?0*[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_SAFE_DIGITS = 18
+"""Any integer of so many digits fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,9 @@ class Property:
     """The value of a property: a text, or unknown where a message has none of this name."""
 
     name: str
+
+    def text(self, properties: Properties) -> str | None:
+        return properties.get(self.name)
 
     def number(self, properties: Properties) -> Numeric | None:
         """Return the number that the text is; None when it is none."""
@@ -42,12 +49,18 @@ class Text:
 
     value: str
 
+    def text(self, _: Properties) -> str:
+        return self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Number:
     """A number that the expression holds, with its sign."""
 
     value: Numeric
+
+    def number(self, _: Properties) -> Numeric:
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,112 +70,105 @@ class Constant:
     value: Truth
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Something that is true, false or unknown.
-
-    Attributes:
-        names: the properties that the outcome depends on.
-        truth: for the properties of one message.
-        truths: for the columns of many; null where it is unknown.
-    """
-
-    names: frozenset[str]
-    truth: Callable[[Properties], Truth]
-    truths: Callable[[ColumnReader], Truths]
+# ---------------------------------------------------------------- numbers
 
 
-# ---------------------------------------------------------------- of one property
+def number_of(text: str) -> Numeric | None:
+    """Return the number that a text is; None when it is none."""
+    if text.isdecimal() and text.isascii() and len(text) <= _SAFE_DIGITS:  # the usual one
+        return int(text)
+    if _INTEGER.fullmatch(text):
+        # Python refuses to convert very long texts, and zeros in front count.
+        digits = text.lstrip("+-").lstrip("0") or "0"
+        value = -int(digits) if text.startswith("-") else int(digits)
+        return value if MIN_INTEGER <= value <= MAX_INTEGER else float(value)
+    return float(text) if _NUMBER.fullmatch(text) else None
 
-Test: TypeAlias = tuple[Callable[[str], bool], Callable[[pa.Array], pa.BooleanArray]]
-"""A test of a text, and the same of a column of texts, where null stays null."""
+
+_COMPARATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
-def of_text(name: str, test: Test) -> Condition:
-    """Return a test of the text of a property; unknown where a message has no such property."""
-    passes, passing = test
+def compared(left: Property | Number, symbol: str, right: Property | Number) -> Condition:
+    """Return a comparison of numbers; unknown where one of the two is none."""
+    compare = _COMPARATORS[symbol]
 
     def truth(properties: Properties) -> Truth:
-        text = properties.get(name)
+        one, other = left.number(properties), right.number(properties)
+        if one is None or other is None:
+            return None
+        if isinstance(one, int) and isinstance(other, int):
+            return compare(one, other)
+        return compare(float(one), float(other))
+
+    return truth
+
+
+# ---------------------------------------------------------------- texts
+
+
+def of_text(operand: Property | Text, passes: Callable[[str], bool]) -> Condition:
+    """Return a test of a text; unknown where a message has no such property."""
+
+    def truth(properties: Properties) -> Truth:
+        text = operand.text(properties)
         return None if text is None else passes(text)
 
-    return Condition(frozenset({name}), truth, lambda columns: passing(columns.texts(name)))
+    return truth
 
 
-IS_TRUE: Final[Test] = (
-    lambda text: text.isascii() and text.lower() == "true",
-    lambda texts: pc.equal(pc.ascii_lower(texts), "true"),
-)
-"""Whether a text is ``true``, in any case (Java's ``Boolean.valueOf``)."""
+def is_true(text: str) -> bool:
+    """Say whether a text is ``true``, in any case (Java's ``Boolean.valueOf``)."""
+    return text.isascii() and text.lower() == "true"
 
 
-def is_text(wanted: str) -> Test:
-    """Whether a text is another one, letter by letter."""
-    return wanted.__eq__, lambda texts: pc.equal(texts, pa.scalar(wanted, texts.type))
-
-
-def is_one_of(values: frozenset[str]) -> Test:
-    """Whether a text is one of some."""
-
-    def passing(texts: pa.Array) -> pa.BooleanArray:
-        found = pc.is_in(texts, value_set=pa.array(sorted(values), texts.type))
-        return pc.if_else(pc.is_valid(texts), found, pa.scalar(None, pa.bool_())) if texts.null_count else found
-
-    return values.__contains__, passing
-
-
-HOLDS: Final[dict[str, Callable[[str], Test]]] = {
-    "CONTAINS": lambda wanted: (lambda text: wanted in text, lambda texts: pc.match_substring(texts, wanted)),
-    "STARTSWITH": lambda wanted: (lambda text: text.startswith(wanted), lambda texts: pc.starts_with(texts, wanted)),
-    "ENDSWITH": lambda wanted: (lambda text: text.endswith(wanted), lambda texts: pc.ends_with(texts, wanted)),
+HOLDS: Final[dict[str, Callable[[str, str], bool]]] = {
+    "CONTAINS": operator.contains,
+    "STARTSWITH": str.startswith,
+    "ENDSWITH": str.endswith,
 }
 """Whether a text contains another one, starts or ends with it."""
 
 
-def is_missing(name: str) -> Condition:
-    """Return whether a message has no such property; never unknown."""
-    return Condition(frozenset({name}), lambda properties: name not in properties, lambda columns: pc.is_null(columns.texts(name)))
+class PatternEscapeError(ValueError):
+    """An escape character stands before something that needs no escape; ``offset`` counts characters of the pattern from 0."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"bad escape at character {offset}")
+        self.offset = offset
 
 
-# ---------------------------------------------------------------- of two operands
+def like(pattern: str, escape: str | None) -> Callable[[str], bool]:
+    """Return the test of a LIKE pattern: ``%`` stands for any characters, ``_`` for one (SQL92, JMS selectors; RocketMQ has no LIKE).
 
+    The pattern is cut at each ``%``: a text matches when it starts with the first segment, ends with the last, and holds the others in
+    between, in order and without overlap. The time of a match is bounded by the product of both lengths.
 
-def compared(symbol: str, left: Property, right: Property | Number) -> Condition:
-    """Return a comparison of numbers; ``symbol`` is a key of :data:`~rmqstore.filters.numbers.COMPARATORS`."""
-
-    def truth(properties: Properties) -> Truth:
-        one = left.number(properties)
-        other = right.value if isinstance(right, Number) else right.number(properties)
-        return None if one is None or other is None else compare_numbers(symbol, one, other)
-
-    def truths(columns: ColumnReader) -> Truths:
-        other = right.value if isinstance(right, Number) else columns.numbers(right.name)
-        return compare_columns(symbol, columns.numbers(left.name), other)
-
-    names = frozenset({left.name} if isinstance(right, Number) else {left.name, right.name})
-    return Condition(names, truth, truths)
-
-
-def same_text(one: str, other: str) -> Condition:
-    """Return whether two properties are equal, letter by letter."""
-    return Condition(
-        frozenset({one, other}),
-        lambda properties: _same(properties.get(one), properties.get(other)),
-        lambda columns: pc.equal(columns.texts(one), columns.texts(other)),
-    )
-
-
-def same_truth(left: Condition, right: Condition) -> Condition:
-    """Return whether two conditions have the same outcome; unknown when one of them is unknown."""
-    return Condition(
-        left.names | right.names,
-        lambda properties: _same(left.truth(properties), right.truth(properties)),
-        lambda columns: pc.equal(left.truths(columns), right.truths(columns)),
-    )
-
-
-def _same(one: str | Truth, other: str | Truth) -> Truth:
-    return None if one is None or other is None else one == other
+    Raises:
+        PatternEscapeError: the escape character is the last, or is not followed by ``%``, ``_`` or itself.
+    """
+    segments = [""]
+    chars = iter(enumerate(pattern))
+    for offset, char in chars:
+        is_escaped = char == escape
+        if is_escaped:
+            _, char = next(chars, (offset, ""))
+            if not char or char not in ("%", "_", escape):
+                raise PatternEscapeError(offset)
+        if char == "%" and not is_escaped:
+            segments.append("")
+        else:
+            segments[-1] += "." if char == "_" and not is_escaped else re.escape(char)
+    first, *middle = segments
+    last = f".*{middle.pop()}" if middle else ""
+    # Each segment takes the leftmost place, which leaves most room for the rest, and is atomic: it is not tried elsewhere.
+    compiled = re.compile("".join([first, *(f"(?>.*?{segment})" for segment in middle), last]), re.DOTALL)
+    return lambda text: compiled.fullmatch(text) is not None
 
 
 # ---------------------------------------------------------------- logic
@@ -170,45 +176,54 @@ def _same(one: str | Truth, other: str | Truth) -> Truth:
 
 def constant(value: Truth) -> Condition:
     """Return what has the same outcome for every message."""
-    return Condition(frozenset(), lambda _: value, lambda _: pa.scalar(value, pa.bool_()))
+    return lambda _: value
 
 
-def is_unknown(of: Condition) -> Condition:
-    """Return whether a condition is unknown; this itself never is."""
-    return Condition(of.names, lambda properties: of.truth(properties) is None, lambda columns: pc.is_null(of.truths(columns)))
+def same(one: Callable[[Properties], str | Truth], other: Callable[[Properties], str | Truth]) -> Condition:
+    """Return whether two texts are equal, letter by letter, or two conditions have the same outcome; unknown when one is unknown."""
+
+    def truth(properties: Properties) -> Truth:
+        left, right = one(properties), other(properties)
+        return None if left is None or right is None else left == right
+
+    return truth
+
+
+def is_unknown(of: Callable[[Properties], str | Truth]) -> Condition:
+    """Return whether a text or a condition is unknown; this itself never is."""
+    return lambda properties: of(properties) is None
 
 
 def opposite(of: Condition) -> Condition:
     """Return the opposite of a condition; unknown stays unknown."""
 
     def truth(properties: Properties) -> Truth:
-        found = of.truth(properties)
+        found = of(properties)
         return None if found is None else not found
 
-    return Condition(of.names, truth, lambda columns: pc.invert(of.truths(columns)))
+    return truth
 
 
 def all_of(parts: Sequence[Condition]) -> Condition:
     """Return AND: false when one part is false, else unknown when one is unknown, else true."""
-    return _joined(False, pc.and_kleene, parts)
+    return _joined(False, parts)
 
 
 def any_of(parts: Sequence[Condition]) -> Condition:
     """Return OR: true when one part is true, else unknown when one is unknown, else false."""
-    return _joined(True, pc.or_kleene, parts)
+    return _joined(True, parts)
 
 
-def _joined(by: bool, kernel: Callable[[Truths, Truths], Truths], parts: Sequence[Condition]) -> Condition:
+def _joined(by: bool, parts: Sequence[Condition]) -> Condition:
     """Return what one part alone decides when it is ``by``."""
 
     def truth(properties: Properties) -> Truth:
         unknown = False
         for part in parts:
-            found = part.truth(properties)
+            found = part(properties)
             if found is by:
                 return by
             unknown |= found is None
         return None if unknown else not by
 
-    names = frozenset[str]().union(*(part.names for part in parts))
-    return Condition(names, truth, lambda columns: reduce(kernel, (part.truths(columns) for part in parts)))
+    return truth

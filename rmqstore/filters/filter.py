@@ -1,26 +1,27 @@
-"""What every filter is, whatever language it was written in; and property columns: how they are made, and how a filter reads them."""
+"""From the text of a filter to the filter. ``*`` and words joined by ``||`` are tag expressions (P10, RocketMQ ``FilterAPI``).
+
+All else is SQL92: RocketMQ's subset of it (``org.apache.rocketmq.filter``) and LIKE; docs/filters.md has the language, example by example,
+and each difference from RocketMQ.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from rmqstore.errors import IllegalArgumentTypeError
+from rmqstore.filters.faults import Fault
 
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
-from rmqstore.filters.numbers import NumberColumn, numbers_of
+MAX_EXPRESSION = 8192
+"""Characters of the longest expression."""
 
-PropertyColumns: TypeAlias = Mapping[str, "pa.Array | pa.ChunkedArray"]
-"""Property values by property name: one Arrow string per message, null where the message has no such property.
+TAGS = "TAGS"
+"""The property that holds the tag of a message."""
 
-A name that is not there is a property that no message has.
-"""
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
-"""One bool per message: whether it passes."""
+_ALL = "*"
+_TAG = re.compile(r"[^\s|'\"<>=()]+")
 
 
 class Filter(ABC):
@@ -39,57 +40,91 @@ class Filter(ABC):
     def matches(self, properties: Mapping[str, str]) -> bool:
         """Return whether a message with these properties passes."""
 
-    @abstractmethod
-    def mask(self, columns: PropertyColumns, count: int) -> Mask:
-        """Return which of ``count`` messages pass; the same answers as :meth:`matches`, for many at once.
-
-        Raises:
-            IllegalArgumentError: a column that the filter needs has not ``count`` rows.
-            IllegalArgumentTypeError: a column that the filter needs holds no text.
-        """
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.expression!r})"
 
 
-def columns_of(rows: Sequence[Mapping[str, str]], names: Iterable[str]) -> PropertyColumns:
-    """Return the named properties of messages, given as one mapping per message."""
-    return {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+class TagFilter(Filter):
+    """Passes messages with one of some tags.
+
+    Attributes:
+        tags: the tags that pass; None when every message does, also one without a tag.
+    """
+
+    def __init__(self, expression: str, tags: frozenset[str] | None) -> None:
+        self.expression = expression
+        self.tags = tags
+        self.names = frozenset() if tags is None else frozenset({TAGS})
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        return self.tags is None or properties.get(TAGS) in self.tags
 
 
-class ColumnReader:
-    """The columns of one call: each is checked when it is first asked for, and converted to numbers once at most."""
+class Sql92Filter(Filter):
+    """An SQL92 expression; the parser and its library are imported with the first one, since most programs never use any.
 
-    def __init__(self, columns: PropertyColumns, count: int) -> None:
-        self._columns = columns
-        self._count = count
-        self._texts: dict[str, pa.Array] = {}
-        self._numbers: dict[str, NumberColumn] = {}
+    Raises:
+        Fault: the expression is none.
+    """
 
-    def texts(self, name: str) -> pa.Array:
-        """Return the values of a property as Arrow strings."""
-        found = self._texts.get(name)
-        if found is None:
-            found = self._texts[name] = self._checked(name)
-        return found
+    def __init__(self, expression: str) -> None:
+        from rmqstore.filters.grammar import parse
 
-    def numbers(self, name: str) -> NumberColumn:
-        """Return the values of a property as numbers."""
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = numbers_of(self.texts(name))
-        return found
+        self.expression = expression
+        self._condition, self.names = parse(expression)
 
-    def _checked(self, name: str) -> pa.Array:
-        column = self._columns.get(name)
-        if column is None:
-            return pa.nulls(self._count, pa.string())
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        if len(column) != self._count:
-            raise IllegalArgumentError(f"the column of property {name!r} has {len(column)} rows where the call names {self._count}")
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise IllegalArgumentTypeError(f"the column of property {name!r} must hold Arrow strings, not {column.type}")
-        return column
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        return self._condition(properties) is True
+
+
+def parse_filter(expression: str) -> Filter:
+    """Return the filter that an expression describes.
+
+    ``*`` and words joined by ``||`` are tag expressions; everything else is SQL92. Parsed filters are kept for the next call.
+
+    Raises:
+        IllegalFilterError: the expression is longer than 8192 characters, nested too deep, or is neither; says where and why.
+        IllegalArgumentTypeError: the expression is no text.
+    """
+    if not isinstance(expression, str):
+        raise IllegalArgumentTypeError(f"filter must be a str, not {type(expression).__name__}")
+    return _parsed(expression)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(expression: str) -> Filter:
+    try:
+        if len(expression) > MAX_EXPRESSION:
+            raise Fault(MAX_EXPRESSION, f"expected at most {MAX_EXPRESSION} characters, found {len(expression)}")
+        _check_unicode(expression)
+        return _parse_tags(expression) or Sql92Filter(expression)
+    except Fault as fault:
+        raise fault.told(expression) from None
+
+
+def _parse_tags(expression: str) -> TagFilter | None:
+    """Return the filter of a tag expression; None when the expression is no tag expression, and so may be SQL92.
+
+    Raises:
+        Fault: the expression is empty, or names an empty tag.
+    """
+    text = expression.strip()
+    if text == _ALL:
+        return TagFilter(expression, None)
+    if not text:
+        raise Fault(0, "expected a filter, found nothing", "write * for all messages, or tags like a || b")
+    parts = expression.split("||")
+    tags = [part.strip() for part in parts]
+    if not all(_TAG.fullmatch(tag) for tag in tags if tag):
+        return None
+    if "" in tags:
+        empty = tags.index("")
+        raise Fault(sum(len(part) + len("||") for part in parts[:empty]), "expected a tag, found none", "write tags like a || b")
+    return TagFilter(expression, frozenset(tags))
+
+
+def _check_unicode(expression: str) -> None:
+    try:
+        expression.encode()
+    except UnicodeEncodeError as error:
+        raise Fault(error.start, "expected Unicode text, found half of a surrogate pair") from None

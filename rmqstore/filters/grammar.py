@@ -86,19 +86,19 @@ _OTHER_LANGUAGES = {"==": "=", "!=": "<>", "=<": "<=", "=>": ">=", "&&": "AND", 
 _NO_OPERATOR = re.compile(r"[^'\"<>=()|]+")
 
 
-def parse(expression: str) -> Condition:
-    """Return what an SQL92 expression says.
+def parse(expression: str) -> tuple[Condition, frozenset[str]]:
+    """Return what an SQL92 expression says, and the properties that it names.
 
     Raises:
         Fault: the expression breaks the grammar, or puts together what does not belong together.
     """
     try:
-        condition: Condition = _parser().parse(expression)  # type: ignore[assignment]  # what Builder.start gives
+        found: tuple[Condition, frozenset[str]] = _parser().parse(expression)  # type: ignore[assignment]  # what Builder.start gives
     except UnexpectedToken as error:
         raise _unexpected_token(expression, error) from None
     except UnexpectedCharacters as error:
         raise _unexpected_character(expression, error) from None
-    return condition
+    return found
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rmqstore.errors import IllegalArgumentTypeError, IllegalFilterError
-from rmqstore.filters import MAX_EXPRESSION, TagFilter, columns_of, grammar, parse_filter
+from rmqstore.filters import MAX_EXPRESSION, TagFilter, grammar, parse_filter
 
 ROW = {"a": "5", "b": "x", "_c": "7", "$d": "8", "A": "other", "yes": "True", "quote": "it's"}
 
@@ -100,8 +100,8 @@ def test_names_are_the_properties_that_count(expression: str, names: set[str]) -
 def test_long_expressions_are_parsed_and_evaluated(expression: str) -> None:
     assert len(expression) <= MAX_EXPRESSION
     found = parse_filter(expression)
-    rows = [ROW, {}, {"a": "1", "b": "x" * 8000}]
-    assert found.mask(columns_of(rows, found.names), len(rows)).tolist() == [found.matches(row) for row in rows]
+    assert {found.matches(row) for row in (ROW, {"a": "1", "b": "x" * 8000})} == {False, True}
+    assert not found.matches({})
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,8 @@ def test_a_parser_is_complete_before_threads_share_it(monkeypatch: pytest.Monkey
     grammar._parser()
     complete = len(made)
     assert complete > 0
-    assert grammar.parse("NOT a IS NULL").names == {"a"}
+    _, names = grammar.parse("NOT a IS NULL")
+    assert names == {"a"}
     assert len(made) == complete
 
 

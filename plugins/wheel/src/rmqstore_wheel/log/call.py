@@ -15,7 +15,6 @@ import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats import consume_queue
-from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames, journal
@@ -143,7 +142,7 @@ def tags_codes(found: Sequence[bytes]) -> Ints | int:
         return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
     elif not any(records.TAGS in each for each in found):
         return 0
-    return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])
+    return consume_queue.tags_codes(records.tag_column(found))
 
 
 class BrokerRecords(msgspec.Struct, gc=False):

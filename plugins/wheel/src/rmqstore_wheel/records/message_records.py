@@ -246,13 +246,9 @@ def popped_message(record: Bytes, delivery: Delivery, queue_offset: int, store_m
 
 
 def property_texts(record: Bytes, names: Iterable[str]) -> dict[str, str]:
-    """Return the named properties of one record, as :func:`property_columns` gives them for many."""
+    """Return those of the named properties that a record has, fields that RocketMQ keeps as properties included."""
     found = texts.decode(text_of(record))
-    return {name: found[name] for name in names if name in found and _is_shown(name)}
-
-
-def _is_shown(name: str) -> bool:
-    return name in _FIELD_NAMES or not texts.is_hidden(name)
+    return {name: found[name] for name in names if name in found and (name in _FIELD_NAMES or not texts.is_hidden(name))}
 
 
 # ---------------------------------------------------------------- reading many records
@@ -398,8 +394,7 @@ def columns_of(read: log_columns.Columns) -> dict[str, pa.Array]:
     return columns
 
 
-def property_columns(records: Sequence[Bytes], names: Iterable[str]) -> dict[str, pa.Array]:
-    """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
+def tag_column(records: Sequence[Bytes]) -> pa.Array:
+    """Return the tags of the records, null where there is none."""
     (text,) = LogRecords.of(records)._read().properties
-    found = decode_column(text)
-    return {name: found.column(name) if _is_shown(name) else pa.nulls(len(records), pa.string()) for name in names}
+    return decode_column(text).column(texts.TAG)

@@ -16,11 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from rmqstore.contract import Flush, InitMode, Reclaim, Setting
 from rmqstore.errors import NO_ROOM, ConfigError, system_error
-from rmqstore.settings import CORE_SETTINGS, DEFAULT, Origin, Source, Value, checked, parsed
+from rmqstore.settings import CORE_SETTINGS, DEFAULT, CoreSettings, Origin, Source, Value, checked, known_settings, parsed
 
 FILE_NAME = "rmqstore.toml"
 VARIABLE_PREFIX = "RMQSTORE_"
@@ -31,8 +29,8 @@ CONTROL_VARIABLES = frozenset({CONFIG_VARIABLE, "RMQSTORE_STRICT_PLUGINS"})
 _Found = Mapping[str, tuple[Value, Origin]]
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one store. Field names are the keys, a dot becoming ``_``; docs/configuration.md describes them.
+class Config(CoreSettings, frozen=True, kw_only=True):
+    """The settings of one store; docs/configuration.md describes them.
 
     Attributes:
         values: every setting, engines' included, by dotted key.
@@ -40,35 +38,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         known: their declarations.
     """
 
-    engine: str
-    timer_engine: str
-    pop_engine: str
-    flush: Flush
-    flush_interval_ms: int
-    precision_ms: int
-    default_queues: int
-    fifo_queues: int
-    init: InitMode
-    max_delay_ms: int
-    congestion_limit: int
-    congestion_seed: int
-    cancel_memory_ms: int
-    outcome_memory_ms: int
-    mark_memory_ms: int
-    max_retries: int
-    max_in_flight: int
-    retry_share: float
-    retention_ms: int
-    reclaim: Reclaim
-    group_expiry_ms: int
-    revive_interval_ms: int
-    pop_buffer: bool
-    pop_buffer_stay_ms: int
-    pop_buffer_left_ms: int
-    pop_buffer_check_points: int
-    pop_buffer_queue_check_points: int
-    hand_over_limit: int
-    clock_max_step_ms: int
     values: Mapping[str, Value]
     origins: Mapping[str, Origin]
     known: Mapping[str, Setting]
@@ -140,8 +109,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     engine_settings = engine_settings or {}
-    known = {setting.key: setting for setting in CORE_SETTINGS}
-    known.update((setting.key, setting) for settings in engine_settings.values() for setting in settings)
+    known = known_settings(engine_settings)
     tables = {key.rpartition(".")[0] for key in known if "." in key} | set(engine_settings)
 
     values = {key: setting.default for key, setting in known.items()}
@@ -242,6 +210,17 @@ def _from_keywords(keywords: Mapping[str, object], known: Mapping[str, Setting])
         if value is not None:
             found[names[name]] = (checked(known[names[name]], value, origin), origin)
     return found
+
+
+def keyword_of(key: str, text: str, place: str, known: Mapping[str, Setting]) -> dict[str, Value]:
+    """Return a setting that was given as a text at ``place``, such as an option, as a keyword of ``rmqstore.open``.
+
+    Raises:
+        ConfigError: its key is unknown, or its value is none of what the setting takes.
+    """
+    if key not in known:
+        raise ConfigError(f"{place}: {_unknown(f'setting {key}', key, known)}")
+    return {key.replace(".", "__"): parsed(known[key], text, Origin(Source.KEYWORD, place))}
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -9,12 +9,14 @@ import enum
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
+from typing import Annotated, get_args
 
 import msgspec
 
-from rmqstore.contract import UNLIMITED_MS, Setting
+from rmqstore.contract import UNLIMITED_MS, Flush, InitMode, Reclaim, Setting
 from rmqstore.errors import ConfigError
 
 Value = int | float | str | bool
@@ -27,114 +29,105 @@ _INT64_MAX = 2**63 - 1
 
 _KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)*")
 _ONE_MS = timedelta(milliseconds=1)
+_DOTTED = ("pop_buffer", "clock_")
+"""So begin the fields in whose keys the first ``_`` is a dot."""
+
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-CORE_SETTINGS: tuple[Setting, ...] = (
-    Setting("engine", str, "", "Engine of timers and pops; empty: the preferred one of the installed durable engines."),
-    Setting("timer_engine", str, "", "Engine of the timers; empty: `engine`.", baked=True),
-    Setting("pop_engine", str, "", "Engine of the pops; empty: `engine`.", baked=True),
-    Setting(
-        "flush",
-        str,
-        "sync",
-        "When an acknowledged call is on disk: before the answer (`sync`), or at the next interval (`async`).",
-        choices=("sync", "async"),
-    ),
-    Setting("flush_interval_ms", int, 500, "Time between two syncs under `flush = async`.", minimum=1, maximum=_HOUR_MS),
-    Setting("precision_ms", int, 1000, "Width of a timer tick.", choices=(1000, 500, 200, 100), baked=True),
-    Setting("default_queues", int, 1, "Queues of a topic that is made on demand.", minimum=1, maximum=1024),
-    Setting("fifo_queues", int, 16, "Queues of such a topic if its first message has a message group.", minimum=1, maximum=1024),
-    Setting(
-        "init",
-        str,
-        "min",
-        "Where a new group starts: with the first kept message (`min`), or with the next one (`max`).",
-        choices=("min", "max"),
-    ),
-    Setting("max_delay_ms", int, 0, "Longest delay that a send may ask for; 0: the engine's own horizon.", minimum=0, maximum=UNLIMITED_MS),
-    Setting(
-        "congestion_limit",
+class Rule(msgspec.Struct, frozen=True):
+    """What a setting of the framework means and takes, beside its type and default."""
+
+    doc: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[int | str, ...] = ()
+    baked: bool = False
+
+
+class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the framework: a field each, with its rule; in a field's name the dot of a key is ``_``."""
+
+    engine: Annotated[str, Rule("Engine of timers and pops; empty: the preferred one of the installed durable engines.")] = ""
+    timer_engine: Annotated[str, Rule("Engine of the timers; empty: `engine`.", baked=True)] = ""
+    pop_engine: Annotated[str, Rule("Engine of the pops; empty: `engine`.", baked=True)] = ""
+    flush: Annotated[
+        Flush, Rule("When an acknowledged call is on disk: before the answer (`sync`), or at the next interval (`async`).")
+    ] = Flush.SYNC
+    flush_interval_ms: Annotated[int, Rule("Time between two syncs under `flush = async`.", 1, _HOUR_MS)] = 500
+    precision_ms: Annotated[int, Rule("Width of a timer tick.", choices=(1000, 500, 200, 100), baked=True)] = 1000
+    default_queues: Annotated[int, Rule("Queues of a topic that is made on demand.", 1, 1024)] = 1
+    fifo_queues: Annotated[int, Rule("Queues of such a topic if its first message has a message group.", 1, 1024)] = 16
+    init: Annotated[InitMode, Rule("Where a new group starts: with the first kept message (`min`), or with the next one (`max`).")] = (
+        InitMode.MIN
+    )
+    max_delay_ms: Annotated[int, Rule("Longest delay that a send may ask for; 0: the engine's own horizon.", 0, UNLIMITED_MS)] = 0
+    congestion_limit: Annotated[
+        int, Rule("Timers in one tick above which sends are refused with rising probability; 0: off.", 0, _INT32_MAX)
+    ] = 0
+    congestion_seed: Annotated[int, Rule("Seed of the draws behind `congestion_limit`.", 0, _INT64_MAX)] = 0
+    cancel_memory_ms: Annotated[int, Rule("How long past its due time a timer's cancel is answered truly.", 0, _TEN_YEARS_MS)] = _DAY_MS
+    outcome_memory_ms: Annotated[int, Rule("How long past its expiry a lease's ack is answered truly.", 0, _TEN_YEARS_MS)] = 600_000
+    mark_memory_ms: Annotated[int, Rule("How long a repeated mark is recognised.", 0, _TEN_YEARS_MS)] = 7 * _DAY_MS
+    max_retries: Annotated[int, Rule("Redeliveries of a message before it goes to the dead letter queue.", 0, 1000)] = 16
+    max_in_flight: Annotated[int, Rule("Leases per group, topic and queue; 0: no limit.", 0, _INT32_MAX)] = 0
+    retry_share: Annotated[float, Rule("Share of pops that look at the retry topic first.", 0, 1)] = 0.2
+    retention_ms: Annotated[
         int,
-        0,
-        "Timers in one tick above which sends are refused with rising probability; 0: off.",
-        minimum=0,
-        maximum=_INT32_MAX,
-    ),
-    Setting("congestion_seed", int, 0, "Seed of the draws behind `congestion_limit`.", minimum=0, maximum=_INT64_MAX),
-    Setting(
-        "cancel_memory_ms",
+        Rule(
+            "Age limit of messages in their topic, consumed or not; 0: none. What it takes unconsumed is counted as `expired` in `lag`.",
+            0,
+            _TEN_YEARS_MS,
+        ),
+    ] = 0
+    reclaim: Annotated[
+        Reclaim,
+        Rule("What makes room: that every group that has popped the topic has consumed a message (`consumed`), or its age alone (`age`)."),
+    ] = Reclaim.CONSUMED
+    group_expiry_ms: Annotated[
         int,
-        _DAY_MS,
-        "How long past its due time a timer's cancel keeps being answered truly.",
-        minimum=0,
-        maximum=_TEN_YEARS_MS,
-    ),
-    Setting(
-        "outcome_memory_ms",
-        int,
-        600_000,
-        "How long past its expiry a lease's ack keeps being answered truly.",
-        minimum=0,
-        maximum=_TEN_YEARS_MS,
-    ),
-    Setting("mark_memory_ms", int, 7 * _DAY_MS, "How long a repeated mark is recognised.", minimum=0, maximum=_TEN_YEARS_MS),
-    Setting("max_retries", int, 16, "Redeliveries of a message before it goes to the dead letter queue.", minimum=0, maximum=1000),
-    Setting("max_in_flight", int, 0, "Leases per group, topic and queue; 0: no limit.", minimum=0, maximum=_INT32_MAX),
-    Setting("retry_share", float, 0.2, "Share of pops that look at the retry topic first.", minimum=0, maximum=1),
-    Setting(
-        "retention_ms",
-        int,
-        0,
-        "Age limit of messages in their topic, consumed or not; 0: none. What it takes unconsumed is counted as `expired` in `lag`.",
-        minimum=0,
-        maximum=_TEN_YEARS_MS,
-    ),
-    Setting(
-        "reclaim",
-        str,
-        "consumed",
-        "What makes room: that every group that has popped the topic has consumed a message (`consumed`), or its age alone (`age`).",
-        choices=("age", "consumed"),
-    ),
-    Setting(
-        "group_expiry_ms",
-        int,
-        0,
-        "With `reclaim = consumed`: time without a pop after which a group no longer holds messages back; 0: it always does.",
-        minimum=0,
-        maximum=_TEN_YEARS_MS,
-    ),
-    Setting("revive_interval_ms", int, 1000, "Time between two looks for expired leases.", minimum=1, maximum=_HOUR_MS),
-    Setting(
-        "pop.buffer",
+        Rule(
+            "With `reclaim = consumed`: time without a pop after which a group no longer holds messages back; 0: it always does.",
+            0,
+            _TEN_YEARS_MS,
+        ),
+    ] = 0
+    revive_interval_ms: Annotated[int, Rule("Time between two looks for expired leases.", 1, _HOUR_MS)] = 1000
+    pop_buffer: Annotated[
         bool,
-        False,
-        "Keep pops and acks in memory for a while, so that leases that are acked soon are never written; a crash loses what is there.",
-    ),
-    Setting("pop.buffer_stay_ms", int, 10_000, "With `pop.buffer`: how long it holds something.", minimum=1, maximum=_HOUR_MS),
-    Setting("pop.buffer_left_ms", int, 3000, "With `pop.buffer`: leases that end sooner are written at once.", minimum=0, maximum=_HOUR_MS),
-    Setting(
-        "pop.buffer_check_points", int, 200_000, "With `pop.buffer`: check points that it holds at most.", minimum=1, maximum=_INT32_MAX
-    ),
-    Setting(
-        "pop.buffer_queue_check_points",
-        int,
-        20_000,
-        "With `pop.buffer`: check points of one group on one queue that it holds at most.",
-        minimum=1,
-        maximum=_INT32_MAX,
-    ),
-    Setting("hand_over_limit", int, 4096, "Messages in one hand-over batch.", minimum=1, maximum=1_000_000),
-    Setting(
-        "clock.max_step_ms",
-        int,
-        0,
-        "Forward step of the clock above which the hand-over waits for confirmation; 0: off.",
-        minimum=0,
-        maximum=UNLIMITED_MS,
-    ),
-)
+        Rule(
+            "Keep pops and acks in memory for a while, so that leases that are acked soon are never written; a crash loses what is there.",
+        ),
+    ] = False
+    pop_buffer_stay_ms: Annotated[int, Rule("With `pop.buffer`: how long it holds something.", 1, _HOUR_MS)] = 10_000
+    pop_buffer_left_ms: Annotated[int, Rule("With `pop.buffer`: leases that end sooner are written at once.", 0, _HOUR_MS)] = 3000
+    pop_buffer_check_points: Annotated[int, Rule("With `pop.buffer`: check points that it holds at most.", 1, _INT32_MAX)] = 200_000
+    pop_buffer_queue_check_points: Annotated[
+        int, Rule("With `pop.buffer`: check points of one group on one queue that it holds at most.", 1, _INT32_MAX)
+    ] = 20_000
+    hand_over_limit: Annotated[int, Rule("Messages in one hand-over batch.", 1, 1_000_000)] = 4096
+    clock_max_step_ms: Annotated[
+        int, Rule("Forward step of the clock above which the hand-over waits for confirmation; 0: off.", 0, UNLIMITED_MS)
+    ] = 0
+
+
+def _declared(field: msgspec.structs.FieldInfo) -> Setting:
+    kind, rule = get_args(field.type)
+    key = field.name.replace("_", ".", 1) if field.name.startswith(_DOTTED) else field.name
+    if issubclass(kind, enum.Enum):
+        choices = tuple(each.value for each in kind)
+        return Setting(key, str, field.default.value, rule.doc, choices=choices)
+    return Setting(key, kind, field.default, rule.doc, rule.minimum, rule.maximum, rule.choices, rule.baked)
+
+
+CORE_SETTINGS: tuple[Setting, ...] = tuple(map(_declared, msgspec.structs.fields(CoreSettings)))
+"""The settings of the framework as declarations, like those of engines."""
+
+
+def known_settings(engine_settings: Mapping[str, Sequence[Setting]]) -> dict[str, Setting]:
+    """Return every setting by dotted key: the framework's, and those of engines by the engine's name."""
+    return {setting.key: setting for setting in (*CORE_SETTINGS, *chain.from_iterable(engine_settings.values()))}
+
 
 RESERVED_NAMES = frozenset(setting.key.split(".")[0] for setting in CORE_SETTINGS)
 """What no engine may be called, since its settings would be mistaken for the framework's."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmqstore.clock import Clock, SystemClock
+from rmqstore.config import keyword_of
 from rmqstore.contract import PendingTimer
 from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError, StorePathError, UnsupportedOperationError
 from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
 from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
-from rmqstore.settings import CORE_SETTINGS, Origin, Source, parsed
+from rmqstore.settings import known_settings
 from rmqstore.spark.dataset import is_dataset
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
@@ -116,19 +117,13 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: one has no ``=``, its key is unknown, or its value is none of what the setting takes.
     """
-    known = {setting.key: setting for setting in CORE_SETTINGS}
-    known.update((setting.key, setting) for settings in get_plugins().engine_settings().values() for setting in settings)
+    known = known_settings(get_plugins().engine_settings())
     found: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
-        key = key.strip()
         if not equals:
             raise ConfigError(f"--set {text}: write key=value, for example --set precision_ms=100")
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {nearest[0]}?" if nearest else "docs/configuration.md lists the settings"
-            raise ConfigError(f"--set {text}: setting {key} is unknown; {hint}")
-        found[key.replace(".", "__")] = parsed(known[key], value, Origin(Source.KEYWORD, f"--set {key}"))
+        found |= keyword_of(key.strip(), value, f"--set {key.strip()}", known)
     return found
 
 

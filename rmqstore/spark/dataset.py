@@ -40,7 +40,7 @@ from rmqstore.errors import (
     system_error,
 )
 from rmqstore.plugins import get_plugins
-from rmqstore.settings import CORE_SETTINGS, Value
+from rmqstore.settings import Value, known_settings
 from rmqstore.spark.routing import ROUTING
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
@@ -365,8 +365,7 @@ def _give_settings(store: Path, manifest: Manifest) -> None:
     """Write the settings into the shard as well, where a program finds them that opens it as a store of its own."""
     from rmqstore.transfer.given import give_settings  # it brings Parquet along, which a task that writes does not need
 
-    found = get_plugins()
-    known = [*CORE_SETTINGS, *(setting for settings in found.engine_settings().values() for setting in settings)]
-    keys = {setting.key.replace(".", "__"): setting.key for setting in known if not setting.baked}
+    known = known_settings(get_plugins().engine_settings())
+    keys = {key.replace(".", "__"): key for key, setting in known.items() if not setting.baked}
     settings = {keys[name]: value for name, value in manifest.settings.items() if name in keys}
     give_settings(store, settings, [manifest.engine])

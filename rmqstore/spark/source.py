@@ -6,7 +6,7 @@ the driver's machine, sends them, a process a shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,10 +21,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from rmqstore.config import keyword_of
 from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError, UnsupportedOperationError
 from rmqstore.message import check_time_ms
 from rmqstore.plugins import get_plugins
-from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, parsed
+from rmqstore.settings import Value, known_settings
 from rmqstore.spark.columns import check_columns, ddl, taken
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import reports
@@ -72,7 +73,11 @@ class RmqstoreSource(DataSource):
         now_ms, lock_wait_ms = _number(options, "now_ms"), _number(options, "lock_wait_ms")
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        settings = _settings({name.removeprefix(_SETTING): text for name, text in options.items() if name.startswith(_SETTING)})
+        known = known_settings(get_plugins().engine_settings())
+        settings: dict[str, Value] = {}
+        for name, text in options.items():
+            if name.startswith(_SETTING):
+                settings |= keyword_of(name.removeprefix(_SETTING), text, name, known)
         dataset = Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
         dataset.check_ready()
         job = job_of_write(dataset, options.get("job_id"))
@@ -175,16 +180,6 @@ class JobWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.
         self._job().discard()
-
-
-def _settings(given: Mapping[str, str]) -> dict[str, Value]:
-    """Return options as keywords of ``rmqstore.open``; what is unknown is refused by the data set."""
-    known = {setting.key: setting for setting in CORE_SETTINGS}
-    known.update((setting.key, setting) for settings in get_plugins().engine_settings().values() for setting in settings)
-    return {
-        key.replace(".", "__"): parsed(known[key], text, Origin(Source.KEYWORD, f"{_SETTING}{key}")) if key in known else text
-        for key, text in given.items()
-    }
 
 
 def _path(options: Any) -> str:

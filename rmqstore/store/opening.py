@@ -32,6 +32,7 @@ from rmqstore.errors import (
     system_error,
 )
 from rmqstore.plugins import get_plugins
+from rmqstore.settings import CoreSettings
 from rmqstore.store.directory import HeldDirectory, StoreDirectory, read_manifest
 
 
@@ -68,27 +69,13 @@ class Engines:
     def _options(self, engine: str) -> EngineOptions:
         """Return what ``engine`` is opened with."""
         settings = self.config
+        shared = {name: getattr(settings, name) for name in EngineOptions.__struct_fields__ if name in CoreSettings.__struct_fields__}
+        own: dict[str, Any] = {"pop_buffer": pop_buffer_of(settings), "engine": settings.engine_options(engine)}
         return EngineOptions(
             store_tag=self.store_id,
             broker=broker_name(self.store_id),
-            precision_ms=settings.precision_ms,
-            max_delay_ms=settings.max_delay_ms,
-            congestion_limit=settings.congestion_limit,
-            congestion_seed=settings.congestion_seed,
-            cancel_memory_ms=settings.cancel_memory_ms,
-            outcome_memory_ms=settings.outcome_memory_ms,
-            mark_memory_ms=settings.mark_memory_ms,
-            default_queues=settings.default_queues,
-            max_retries=settings.max_retries,
-            max_in_flight=settings.max_in_flight,
-            retry_share=settings.retry_share,
-            retention_ms=settings.retention_ms,
-            reclaim=settings.reclaim,
-            group_expiry_ms=settings.group_expiry_ms,
-            pop_buffer=pop_buffer_of(settings),
             min_epoch=self.manifest.get("min_epoch", 0),
-            flush=settings.flush,
-            engine=settings.engine_options(engine),
+            **{**shared, **own},
         )
 
     def close(self) -> None:
@@ -215,12 +202,7 @@ def pop_buffer_of(settings: Config) -> PopBuffer | None:
     """Return the limits of the pop buffer; None when there is none."""
     if not settings.pop_buffer:
         return None
-    return PopBuffer(
-        stay_ms=settings.pop_buffer_stay_ms,
-        left_ms=settings.pop_buffer_left_ms,
-        check_points=settings.pop_buffer_check_points,
-        queue_check_points=settings.pop_buffer_queue_check_points,
-    )
+    return PopBuffer(**{name: getattr(settings, f"pop_buffer_{name}") for name in PopBuffer.__struct_fields__})
 
 
 def broker_name(store_tag: int) -> str:

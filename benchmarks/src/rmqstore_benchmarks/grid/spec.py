@@ -41,7 +41,7 @@ from rmqstore.contract import Durability, EngineInfo, Flush
 from rmqstore.errors import ConfigError, RmqstoreError
 from rmqstore.message import MAX_BODY_BYTES
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.settings import CORE_SETTINGS, Origin, Source, checked
+from rmqstore.settings import Origin, Source, checked, known_settings
 from rmqstore_benchmarks.grid.load import ID_BYTES, MAX_BATCH_BYTES
 from rmqstore_benchmarks.grid.named import nearest, workload_named
 from rmqstore_benchmarks.grid.stores import HOLLOW, Cell, Variant
@@ -165,7 +165,7 @@ def _variant(place: str, written: Variant) -> Variant:
             raise ConfigError(f"{place}: the engine {engine!r} has no settings")
         return written
     _installed(engine)
-    known = {setting.key: setting for setting in (*CORE_SETTINGS, *get_plugins().engine_settings()[engine])}
+    known = known_settings({engine: get_plugins().engine_settings()[engine]})
     for key in written.settings:
         if key not in known:
             raise ConfigError(f"{place}: engine '{engine}' has no setting {key!r}{nearest(key, known)}")

@@ -9,8 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore.config import CONTROL_VARIABLES, Config, load
 from rmqstore.contract import EngineOptions, Flush, InitMode, PopBuffer, Setting

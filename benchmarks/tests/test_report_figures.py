@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks.tests.grid_results import Grid, Point
 from rmqstore_benchmarks.grid.tables import PHASES, Results, bounds_of, buckets_of, kind_of, read

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from conformance.tests.mutant_runs import results_of
-from rmqstore_conformance.proving import mutants as kit
-from rmqstore_conformance.proving import mutants_of_races
+from rmqstore_conformance.proving import mutants as kit, mutants_of_races
 from rmqstore_conformance.proving.planting import WrongEngine
 from rmqstore_conformance.racing.arenas import Leases
 from rmqstore_conformance.racing.disk import waits_for_the_disk

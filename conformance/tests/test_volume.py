@@ -6,8 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore_conformance.power.content import PAGE_BYTES, Content, read_image, write_image
 from rmqstore_conformance.power.fates import fates_of

@@ -15,8 +15,7 @@ import numpy as np
 from rmqstore.clock import ManualClock
 from rmqstore.errors import StorePathError
 from rmqstore.message import Message
-from rmqstore.store import Store
-from rmqstore.store import open as open_store
+from rmqstore.store import Store, open as open_store
 
 _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS

@@ -17,8 +17,7 @@ from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
 from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
 from rmqstore.settings import known_settings
 from rmqstore.spark.dataset import is_dataset
-from rmqstore.store import Store
-from rmqstore.store import open as open_store
+from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import MANIFEST_NAME, read_manifest
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader, ReadStore

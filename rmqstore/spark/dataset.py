@@ -42,10 +42,8 @@ from rmqstore.errors import (
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.routing import ROUTING
-from rmqstore.store import Store
-from rmqstore.store import open as open_store
-from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST
-from rmqstore.store.directory import StoreDirectory, read_manifest
+from rmqstore.store import Store, open as open_store
+from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, read_manifest
 from rmqstore.store.opening import checked_path
 
 MANIFEST: Final = "rmqstore-dataset.json"

@@ -21,8 +21,7 @@ from rmqstore.contract import EngineInfo, Support
 from rmqstore.digests import TableDigest, digest_rows
 from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
-from rmqstore.store import Store
-from rmqstore.store import open as open_store
+from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import read_manifest
 from rmqstore.store.opening import broker_name, checked_path
 from rmqstore.store.reader import Reader, ReadStore

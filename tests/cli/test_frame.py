@@ -17,8 +17,7 @@ import pytest
 import typer
 
 import rmqstore.cli
-from rmqstore.cli import app as frame
-from rmqstore.cli import exits
+from rmqstore.cli import app as frame, exits
 from rmqstore.cli.engines import _declared, _document
 from rmqstore.contract import Capabilities, Durability, EngineInfo, Flush, Operation, Setting, Support, same_durability
 from rmqstore.errors import ConfigError

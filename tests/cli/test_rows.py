@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rmqstore import Message
 from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of

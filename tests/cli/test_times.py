@@ -6,8 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore.cli.times import clock_time, duration_text, iso, parse_duration, parse_time, relative
 from rmqstore.errors import IllegalArgumentError

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rmqstore.engine.kv.base import PAGE_BYTES, OrderedKV, WriteBatch, take_page
 from rmqstore.engine.kv.buffered import BufferedKV

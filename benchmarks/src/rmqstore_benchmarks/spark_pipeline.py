@@ -164,8 +164,7 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def spark_read(spark: SparkSession, path: Path, view: View) -> int:
     """Read a view with Spark and throw it away; the number comes from what was observed on the way."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
+    from pyspark.sql import Observation, functions as f
 
     seen = Observation()
     frame = spark.read.format("rmqstore").option("view", view.value).load(str(path))

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import rmqstore_rocksdb.kv
 from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, PutMany, WriteBatch

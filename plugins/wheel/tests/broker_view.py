@@ -12,8 +12,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, EngineSession, PopBuffer, PopRequest, PopStore, PopTxn, Receipt
 from rmqstore.message import Message
 from rmqstore_wheel.engine import WheelEngine
-from rmqstore_wheel.formats import check_points as codec
-from rmqstore_wheel.formats import commit_log, config_files, consume_queue, properties
+from rmqstore_wheel.formats import check_points as codec, commit_log, config_files, consume_queue, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.log.ledger import Sizes

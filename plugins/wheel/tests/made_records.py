@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rmqstore.message import Message
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import properties
+from rmqstore_wheel.formats import commit_log as log, properties
 from rmqstore_wheel.formats.commit_log import Record
 
 V6 = bytes.fromhex("20010db800000000000000000000000100002a9f")

@@ -14,8 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import rmqstore
 from plugins.wheel.tests.broker_index import BrokerIndex

@@ -15,9 +15,7 @@ from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import PARKED_TOPIC, Message, check_message, dlq_topic
 from rmqstore_wheel.formats import log_columns, messages, properties
 from rmqstore_wheel.formats.log_columns import joined
-from rmqstore_wheel.records import addressing
-from rmqstore_wheel.records import message_records as records
-from rmqstore_wheel.records import parts as record_parts
+from rmqstore_wheel.records import addressing, message_records as records, parts as record_parts
 
 
 def full(topic: str, message_id: str, **fields: Any) -> Message:

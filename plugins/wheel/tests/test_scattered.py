@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore_wheel.files.disk import Disk, DiskFile, ScatteredReads, stretches
 

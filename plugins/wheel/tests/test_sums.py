@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from plugins.wheel.tests.breaking import WheelStores
 from plugins.wheel.tests.made_records import encode_record

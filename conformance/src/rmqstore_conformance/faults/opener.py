@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, Self
 from rmqstore import ManualClock, RmqstoreError, Store
 from rmqstore.contract import Receipt, TimerHandle
 from rmqstore_conformance.faults.children import Child, say
-from rmqstore_conformance.faults.script import Answer as Answered
-from rmqstore_conformance.faults.script import Notes, open_script
+from rmqstore_conformance.faults.script import Answer as Answered, Notes, open_script
 from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import Shown, show
 from rmqstore_conformance.stores import Pair

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rmqstore import IllegalArgumentError, PoppedMessage, ReadStore, Store
-from rmqstore.contract import Durability, Flush, GroupSettings, TimerHandle
-from rmqstore.contract import Operation as Does
+from rmqstore.contract import Durability, Flush, GroupSettings, Operation as Does, TimerHandle
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES, retry_topic
 from rmqstore.store.opening import pop_buffer_of
 from rmqstore_conformance.fidelity import check

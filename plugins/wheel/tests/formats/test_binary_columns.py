@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from rmqstore_wheel.formats.binary_columns import join_columns, measure
 from rmqstore_wheel.formats.properties import decimal_parts

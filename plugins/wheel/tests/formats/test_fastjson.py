@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.fastjson import Int, Long, dumps, loads, read

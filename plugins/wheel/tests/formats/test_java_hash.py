@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError

@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.property_columns import Mixed, Regular, decode_column

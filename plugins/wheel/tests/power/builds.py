@@ -23,8 +23,7 @@ from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.log import check_point, journal
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.reclaim import reclaim
-from rmqstore_wheel.timers import index as timer_index
-from rmqstore_wheel.timers import table as timer_table
+from rmqstore_wheel.timers import index as timer_index, table as timer_table
 from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.store import WheelTimers
 from rmqstore_wheel.timers.wheel import WheelIndex

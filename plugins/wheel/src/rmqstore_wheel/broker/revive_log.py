@@ -34,10 +34,7 @@ from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
 from rmqstore.engine.pops.state import Registered
 from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, PROGRESS, REGISTERED, TOPIC, U32, after_prefix
-from rmqstore_wheel.formats import check_points as codec
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import consume_queue
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import check_points as codec, commit_log as log, consume_queue, properties as texts
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.call import BrokerRecords
 from rmqstore_wheel.log.journal import Change

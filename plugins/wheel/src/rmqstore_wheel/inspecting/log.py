@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import log_reading
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import commit_log as log, log_reading, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.log_reading import Scan, Stop

@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats import check_points as codec
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import check_points as codec, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.config_files import TimerCheck

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats import commit_log as log_format, consume_queue
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames, journal

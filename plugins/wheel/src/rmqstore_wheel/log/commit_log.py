@@ -18,8 +18,7 @@ from zlib_ng.zlib_ng import crc32
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
 from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk, ScatteredReads
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats import commit_log as log, log_reading
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.log_reading import Stop

@@ -30,8 +30,7 @@ from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
-from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats import commit_log as log_format, index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
 from rmqstore_wheel.log.buffered_pops import BufferedPops

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from rmqstore_wheel.formats import consume_queue, log_reading
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import consume_queue, log_reading, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column

@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import commit_log as log, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, matrix_at, pieces_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC

@@ -23,9 +23,7 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.engine.records import Delivery
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage, Proof
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import log_columns, log_reading, messages
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import commit_log as log, log_columns, log_reading, messages, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, pieces_of
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.property_columns import decode_column

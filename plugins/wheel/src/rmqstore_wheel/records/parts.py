@@ -28,8 +28,7 @@ from rmqstore.message import (
     PROPERTY_ORIGIN_TOPIC,
     PROPERTY_PARKED_REASON,
 )
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import commit_log as log, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 
 HOST_BITS: Final = log.BORN_HOST_V6 | log.STORE_HOST_V6

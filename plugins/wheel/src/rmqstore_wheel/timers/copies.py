@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats import commit_log as log_format, log_reading
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC

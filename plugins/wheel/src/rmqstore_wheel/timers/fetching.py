@@ -17,8 +17,7 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch
 from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats import log_reading, messages
+from rmqstore_wheel.formats import commit_log as log_format, log_reading, messages
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
@@ -26,8 +25,7 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import fault_of, gather
-from rmqstore_wheel.records import message_records as records
-from rmqstore_wheel.records import sums
+from rmqstore_wheel.records import message_records as records, sums
 from rmqstore_wheel.records.addressing import for_delivery
 from rmqstore_wheel.records.message_records import LogRecords, as_delivered
 

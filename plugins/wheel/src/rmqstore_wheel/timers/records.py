@@ -23,8 +23,7 @@ from rmqstore.columns import constant_of
 from rmqstore.engine.state import messages_in
 from rmqstore.engine.timers.ticks import tick_and_due, ticks_and_dues
 from rmqstore.message import Message
-from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
-from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece
 from rmqstore_wheel.formats.commit_log import Form
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes

@@ -9,9 +9,10 @@ name being the table. *Baked* settings are stored with the store when it is made
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,9 @@ VARIABLE_PREFIX = "RMQSTORE_"
 CONFIG_VARIABLE = "RMQSTORE_CONFIG"
 CONTROL_VARIABLES = frozenset({CONFIG_VARIABLE, "RMQSTORE_STRICT_PLUGINS"})
 """Variables of the prefix that are no settings."""
+
+ENGINE_KEYS = frozenset({"engine", "timer_engine", "pop_engine"})
+"""The settings that name engines."""
 
 _Found = Mapping[str, tuple[Value, Origin]]
 
@@ -221,6 +225,42 @@ def keyword_of(key: str, text: str, place: str, known: Mapping[str, Setting]) ->
     if key not in known:
         raise ConfigError(f"{place}: {_unknown(f'setting {key}', key, known)}")
     return {key.replace(".", "__"): parsed(known[key], text, Origin(Source.KEYWORD, place))}
+
+
+# ---------------------------------------------------------------- the file in a store
+
+
+def given_settings(store: Path, engine_settings: Mapping[str, Sequence[Setting]]) -> dict[str, Value]:
+    """Return what ``rmqstore.toml`` in a store sets, by dotted key, without what is stored with the store anyway.
+
+    It goes with a store that is copied or moved, since a retention decides what it keeps.
+    """
+    found = load(store, {}, engine_settings, environ={})
+    return {
+        key: found.values[key]
+        for key, origin in sorted(found.origins.items())
+        if origin.source is Source.STORE_FILE and key not in ENGINE_KEYS and not found.known[key].baked
+    }
+
+
+def give_settings(store: Path, settings: Mapping[str, Value], other_engines: Collection[str]) -> None:
+    """Write ``rmqstore.toml`` into a store that has none; settings of other engines than its own are left out."""
+    kept = {key: value for key, value in settings.items() if key.partition(".")[0] not in other_engines}
+    file = store / FILE_NAME
+    if kept and not file.exists():
+        file.write_text(as_toml(kept), encoding="utf-8")
+
+
+def as_toml(settings: Mapping[str, Value]) -> str:
+    """Return settings by dotted key as a TOML file; a string of JSON is one of TOML, too."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if "." not in key]
+    for table in dict.fromkeys(key.rpartition(".")[0] for key in settings if "." in key):
+        lines += ["", f"[{table}]"]
+        lines += [f"{key.rpartition('.')[2]} = {json.dumps(value)}" for key, value in settings.items() if key.rpartition(".")[0] == table]
+    return "\n".join([*lines, ""]).lstrip("\n")
+
+
+# ---------------------------------------------------------------- what is told
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:

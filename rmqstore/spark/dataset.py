@@ -43,7 +43,7 @@ from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.routing import ROUTING
 from rmqstore.store import Store, open as open_store
-from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, read_manifest
+from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, json_bytes, read_manifest, write_durably
 from rmqstore.store.opening import checked_path
 
 MANIFEST: Final = "rmqstore-dataset.json"
@@ -284,17 +284,10 @@ def read_dataset_manifest(path: Path) -> Manifest | None:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write a small file durably: beside its place, then renamed."""
-    new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.new")
+    """Write a small file durably; tasks that write it at the same time do not disturb each other."""
     try:
-        with open(new, "w", encoding="utf-8") as handle:
-            json.dump(content, handle, indent=2, sort_keys=True)
-            handle.flush()
-            os.fsync(handle.fileno())
-        new.replace(file)
-        sync_path(file.parent)
+        write_durably(file, json_bytes(content), f".{secrets.token_hex(4)}.new")
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise system_error(error, file) from error
 
 
@@ -361,9 +354,7 @@ def _made(place: Path, manifest: Manifest) -> Manifest:
 
 def _give_settings(store: Path, manifest: Manifest) -> None:
     """Write the settings into the shard as well, where a program finds them that opens it as a store of its own."""
-    from rmqstore.transfer.given import give_settings  # it brings Parquet along, which a task that writes does not need
-
-    known = known_settings(get_plugins().engine_settings())
-    keys = {key.replace(".", "__"): key for key, setting in known.items() if not setting.baked}
+    others = get_plugins().engine_settings()
+    keys = {key.replace(".", "__"): key for key, setting in known_settings(others).items() if not setting.baked}
     settings = {keys[name]: value for name, value in manifest.settings.items() if name in keys}
-    give_settings(store, settings, [manifest.engine])
+    config.give_settings(store, settings, others.keys() - {manifest.engine})

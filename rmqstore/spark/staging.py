@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable
 from typing import Final
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.delays import batch_without_requests
+from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import IllegalMessageError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job
@@ -54,8 +54,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: i
         if not rows:
             path.unlink()
             return StagedFile(name="", shards=[], rows=[], sizes_bytes=[])
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        sync_path(path)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise system_error(error, path) from error

@@ -18,7 +18,7 @@ from rmqstore.tables import State
 if TYPE_CHECKING:
     from rmqstore.store.reader import Reader
     from rmqstore.transfer.dumping import DumpReport
-    from rmqstore.transfer.progress import Progress
+    from rmqstore.transfer.incoming import Progress
 
 
 class Part:

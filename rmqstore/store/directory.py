@@ -23,14 +23,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.errors import (
-    NO_ROOM,
-    CorruptStoreError,
-    FormatVersionError,
-    StoreLockedError,
-    StorePathError,
-    system_error,
-)
+from rmqstore.engine.kv.directory import sync_path
+from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreLockedError, StorePathError, system_error
 
 LOCK_NAME = "LOCK"
 MANIFEST_NAME = "rmqstore.json"
@@ -161,7 +155,7 @@ class StoreDirectory:
                 entry = self.held / name
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
             (self.held / CREATING_NAME).touch()
-            _sync_directory(self.held)
+            sync_path(self.held)
         except OSError as error:
             raise system_error(error, self.path) from error
 
@@ -182,7 +176,7 @@ class StoreDirectory:
         """Write the manifest in one step, after the engines are there: from now on the store exists."""
         try:
             # The names of the engines must not be lost behind a manifest that speaks of them.
-            _sync_directory(self.held)
+            sync_path(self.held)
             write_manifest(self.held, manifest)
             (self.held / CREATING_NAME).unlink(missing_ok=True)
         except OSError as error:
@@ -254,22 +248,26 @@ def _is_manifest(manifest: object) -> bool:
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, object]) -> None:
-    """Write a manifest durably: to a new file, then renamed into place."""
-    new = directory / f"{MANIFEST_NAME}.new"
-    with open(new, "w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=2, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(directory / MANIFEST_NAME)
-    _sync_directory(directory)
+    """Write a manifest durably."""
+    write_durably(directory / MANIFEST_NAME, json_bytes(manifest))
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def json_bytes(content: object) -> bytes:
+    """Return the content of a small file that people may read."""
+    return json.dumps(content, indent=2, sort_keys=True).encode()
+
+
+def write_durably(file: Path, content: bytes, suffix: str = ".new") -> None:
+    """Write a file durably and in one step: beside its place, under its name and ``suffix``, then renamed."""
+    new = file.with_name(f"{file.name}{suffix}")
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        new.write_bytes(content)
+        sync_path(new)
+        new.replace(file)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    sync_path(file.parent)
 
 
 def _this_process() -> str:

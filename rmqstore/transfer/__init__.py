@@ -13,8 +13,8 @@
 
 from rmqstore.transfer.dumping import DumpReport, dump
 from rmqstore.transfer.dumps import Dump, open_dump
+from rmqstore.transfer.incoming import Progress
 from rmqstore.transfer.loading import LoadReport, load, load_into
 from rmqstore.transfer.migrating import MigrateReport, migrate
-from rmqstore.transfer.progress import Progress
 
 __all__ = ["Dump", "DumpReport", "LoadReport", "MigrateReport", "Progress", "dump", "load", "load_into", "migrate", "open_dump"]

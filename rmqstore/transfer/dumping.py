@@ -17,18 +17,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rmqstore import config
 from rmqstore.contract import EngineInfo, Support
 from rmqstore.digests import TableDigest, digest_rows
+from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store, open as open_store
-from rmqstore.store.directory import read_manifest
+from rmqstore.store.directory import read_manifest, write_durably
 from rmqstore.store.opening import broker_name, checked_path
 from rmqstore.store.reader import Reader, ReadStore
 from rmqstore.tables import HEADS, TABLES, State
-from rmqstore.transfer.dumps import FORMAT_VERSION, MANIFEST, PROGRESS, DumpFile, Manifest, Needs, check_file, joined_needs
-from rmqstore.transfer.given import given_settings
-from rmqstore.transfer.progress import Progress, silent
+from rmqstore.transfer.dumps import FORMAT_VERSION, MANIFEST, PROGRESS, DumpFile, Manifest, check_file
+from rmqstore.transfer.incoming import Needs, Progress, joined_needs, silent
 
 FILE_ROWS: Final = 65_536
 FILE_BYTES: Final = 64 * 1024 * 1024
@@ -138,27 +139,27 @@ class _Writer:
         digests = dict.fromkeys(TABLES, TableDigest())
         for file in self._files:
             digests[file.table] += TableDigest.parse(file.digest)
-        config = self._store.engine.config
+        settings = self._store.engine.config
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             rmqstore_version=importlib.metadata.version("rmqstore"),
             dump_id=self._dump_id,
             store_id=self._store.engine.store_id,
             broker=broker_name(self._store.engine.store_id),
-            timer_engine=config.timer_engine,
-            pop_engine=config.pop_engine,
-            baked=config.baked(),
+            timer_engine=settings.timer_engine,
+            pop_engine=settings.pop_engine,
+            baked=settings.baked(),
             epoch=self._state.epoch,
             last_seq=self._state.last_seq,
             precision_ms=self._state.precision_ms,
             digests={table: digest.text() for table, digest in digests.items() if table not in HEADS},
             needs=self._needs,
-            given=given_settings(self._store.path),
+            given=config.given_settings(self._store.path, get_plugins().engine_settings()),
             files=self._files,
         )
-        _write_durably(self._path / MANIFEST, manifest.to_bytes())
+        write_durably(self._path / MANIFEST, manifest.to_bytes())
         (self._path / PROGRESS).unlink()
-        _sync(self._path)
+        sync_path(self._path)
         tables = {table: digest.rows for table, digest in digests.items()}
         return DumpReport(self._path, tables, sum(file.bytes for file in self._files), self._reused)
 
@@ -214,7 +215,7 @@ class _Writer:
         except (OSError, ValueError, KeyError, AttributeError):
             return False
         self._reused = len(self._files)
-        _write_durably(self._path / PROGRESS, b"".join(whole))
+        write_durably(self._path / PROGRESS, b"".join(whole))
         return True
 
     def _note(self, line: Mapping[str, Any]) -> None:
@@ -248,7 +249,7 @@ class _Writer:
         buffer = io.BytesIO()
         pq.write_table(rows, buffer, compression="zstd")
         content = buffer.getvalue()
-        _write_durably(self._path / name, content)
+        write_durably(self._path / name, content)
         digest = sum((digest_rows(page) for page in pages), TableDigest())
         for page in pages:
             self._needs = joined_needs(self._needs, table, page)
@@ -263,22 +264,3 @@ class _Writer:
         )
         self._files.append(file)
         self._note({**msgspec.to_builtins(file), "needs": msgspec.to_builtins(self._needs)})
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file in one step."""
-    new = path.with_name(f"{path.name}.new")
-    with open(new, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

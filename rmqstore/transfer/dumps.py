@@ -17,18 +17,16 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rmqstore.batch import map_parts
 from rmqstore.digests import TableDigest
 from rmqstore.errors import CorruptStoreError, FormatVersionError, TransferError
 from rmqstore.tables import PAGE_ROWS, TABLES
+from rmqstore.transfer.incoming import Incoming, Needs
 
 MANIFEST: Final = "manifest.json"
 PROGRESS: Final = "progress.jsonl"
 FORMAT_VERSION: Final = 1
-_BLOCK_BYTES: Final = 1 << 20
 
 
 class DumpFile(msgspec.Struct, frozen=True):
@@ -41,34 +39,6 @@ class DumpFile(msgspec.Struct, frozen=True):
     sha256: str
     digest: str
     token: str | None
-
-
-class Needs(msgspec.Struct, frozen=True):
-    """What a store must be able to hold to take a dump in."""
-
-    body_bytes: int = 0
-    properties_bytes: int = 0
-    key_bytes: int = 0
-    fifo: bool = False
-
-
-def joined_needs(needs: Needs, table: str, page: pa.RecordBatch) -> Needs:
-    """Return what the rows of a page need on top of ``needs``."""
-    if table == "fifo" and len(page):
-        return msgspec.structs.replace(needs, fifo=True)
-    if table == "subscriptions" and pc.any(page.column("is_ordered")).as_py():
-        return msgspec.structs.replace(needs, fifo=True)
-    if table not in ("timers", "messages") or not len(page):
-        return needs
-    names, values, offsets = map_parts(page.column("properties"))
-    sizes = pc.add(pc.binary_length(names), pc.binary_length(values)).to_pylist()
-    bounds = offsets.to_pylist()
-    return Needs(
-        max(needs.body_bytes, pc.max(pc.binary_length(page.column("body"))).as_py()),
-        max(needs.properties_bytes, *(sum(sizes[first:behind]) for first, behind in zip(bounds, bounds[1:], strict=False))),
-        max(needs.key_bytes, pc.max(pc.binary_length(pc.list_flatten(page.column("keys")))).as_py() or 0),
-        needs.fifo,
-    )
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,48 +78,32 @@ def _check(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-class Dump:
+class Dump(Incoming):
     """A complete dump, checked file by file; made by :func:`open_dump`."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+        self.name = f"dump {path}"
         self.dump_id = manifest.dump_id
         self.store_id = manifest.store_id
         self.broker = manifest.broker
         self.epoch = manifest.epoch
         self.last_seq = manifest.last_seq
         self.precision_ms = manifest.precision_ms
-        self.baked = manifest.baked
-        self.given = manifest.given
         self.needs = manifest.needs
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"dump {self.path}"
-
     def counts(self) -> dict[str, int]:
-        """Return the number of rows of each table."""
         found = dict.fromkeys(TABLES, 0)
         for file in self.manifest.files:
             found[file.table] += file.rows
         return found
 
     def chunks(self, table: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield (name of the chunk, rows) of a table; the same every time.
-
-        Raises:
-            CorruptStoreError: a file is not what was written.
-        """
         for file in self.manifest.files:
             if file.table == table:
                 for number, rows in enumerate(_batches(self.path / file.name, TABLES[table])):
                     yield f"{file.name}/{number}", rows
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        """Return all rows of a table that is never large."""
-        return [row for _, rows in self.chunks(table) for row in rows.to_pylist()]
 
 
 def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -225,8 +179,5 @@ def check_file(path: Path, entry: DumpFile, *, verify: bool) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hex."""
-    hashed = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            hashed.update(block)
-    return hashed.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,6 +12,7 @@ import msgspec
 
 from rmqstore import config
 from rmqstore.clock import Clock
+from rmqstore.config import ENGINE_KEYS
 from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import StorePathError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
@@ -21,9 +22,7 @@ from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
 from rmqstore.store.snapshots import parted_epoch
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.dumps import Dump, open_dump
-from rmqstore.transfer.given import give_settings
-from rmqstore.transfer.incoming import Incoming
-from rmqstore.transfer.progress import Progress, silent
+from rmqstore.transfer.incoming import Incoming, Progress, silent
 from rmqstore.transfer.replacing import Replacement
 from rmqstore.transfer.taking import Taking
 
@@ -69,7 +68,7 @@ def load(
     names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
     given = {**{name: value for name, value in names.items() if value is not None}, **settings}
     try:
-        return _Load(place, found, given, checked_clock(clock), progress or silent).run()
+        return _load(place, found, given, checked_clock(clock), progress or silent)
     except OSError as error:
         raise system_error(error, place) from error
 
@@ -95,57 +94,41 @@ def _filled(store: Store, dump: Dump, progress: Progress) -> LoadReport:
     return LoadReport(store.path, tables)
 
 
-class _Load:
-    def __init__(self, place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress: Progress) -> None:
-        self._place = place
-        self._dump = dump
-        self._given = given
-        self._clock = clock
-        self._progress = progress
-        self._settings = new_store_settings(dump.baked, given)
-        self._replacement = Replacement(place, "loading")
-        self._plan = {"dump": dump.dump_id, "settings": {key: str(value) for key, value in sorted(given.items())}}
-
-    def run(self) -> LoadReport:
-        replacement = self._replacement
-        if not self._place.parent.is_dir():
-            raise StorePathError(f"{self._place.parent} does not exist; make it first")
-        note = replacement.noted() or {}
-        if replacement.take_up() is not None and note.get("plan") == self._plan:
-            return LoadReport(self._place, note["tables"])
-        if self._place.is_dir() and read_manifest(self._place) is not None:
-            return self._fill()
-        check_settings(replacement.staging, self._settings)
-        if self._place.exists():
-            # It may hold something else.
-            with StoreDirectory(self._place) as directory:
-                directory.abandon()
-        if note.get("plan") != self._plan:
-            replacement.claim()
-            replacement.begin({"plan": self._plan})
-            self._give_settings()
-        opened = OwnedEngines(replacement.staging, self._settings, self._dump.store_id, parted_epoch(self._dump.epoch))
-        tables = built(replacement, Store(opened, self._clock, services=False), self._dump, self._progress)
-        replacement.ready(tables, 0, free_name(self._place, "before-load"))
-        replacement.publish()
-        return LoadReport(self._place, tables)
-
-    def _fill(self) -> LoadReport:
-        """Load into the store that is there."""
-        with Store(OwnedEngines(self._place, self._given), self._clock, services=False) as store:
+def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress: Progress) -> LoadReport:
+    if not place.parent.is_dir():
+        raise StorePathError(f"{place.parent} does not exist; make it first")
+    settings = new_store_settings(dump.manifest.baked, given)
+    replacement = Replacement(place, "loading")
+    note = replacement.noted() or {}
+    plan = {"dump": dump.dump_id, "settings": {key: str(value) for key, value in sorted(given.items())}}
+    if replacement.take_up() is not None and note.get("plan") == plan:
+        return LoadReport(place, note["tables"])
+    if place.is_dir() and read_manifest(place) is not None:
+        with Store(OwnedEngines(place, given), clock, services=False) as store:
             check_keeps(store)
-            return _filled(store, self._dump, self._progress)
+            return _filled(store, dump, progress)
+    check_settings(replacement.staging, settings)
+    if place.exists():
+        # It may hold something else.
+        with StoreDirectory(place) as directory:
+            directory.abandon()
+    if note.get("plan") != plan:
+        replacement.claim()
+        replacement.begin({"plan": plan})
+        # The new store has the settings file of the old one, when the place has none.
+        replacement.staging.mkdir(exist_ok=True)
+        others = get_plugins().engine_settings().keys() - {settings.get(name) for name in ENGINE_KEYS}
+        config.give_settings(replacement.staging, dump.manifest.given, others)
+    tables = built(replacement, settings, dump, clock, progress)
+    replacement.ready(tables, 0, free_name(place, "before-load"))
+    replacement.publish()
+    return LoadReport(place, tables)
 
-    def _give_settings(self) -> None:
-        """Let the new store have the settings file of the old one, when the place has none."""
-        engines = {str(self._settings[name]) for name in ("engine", "timer_engine", "pop_engine") if self._settings.get(name)}
-        self._replacement.staging.mkdir(exist_ok=True)
-        give_settings(self._replacement.staging, self._dump.given, engines)
 
-
-def built(replacement: Replacement, target: Store, source: Incoming, progress: Progress) -> dict[str, int]:
+def built(replacement: Replacement, settings: dict[str, Any], source: Incoming, clock: Clock, progress: Progress) -> dict[str, int]:
     """Take a source into the new store of a replacement, close it and return the rows by table; what is refused leaves nothing behind."""
-    with target:
+    opened = OwnedEngines(replacement.staging, settings, source.store_id, parted_epoch(source.epoch))
+    with Store(opened, clock, services=False) as target:
         taking = Taking(target, source, progress)
         try:
             check_transferable(target)
@@ -161,9 +144,9 @@ def built(replacement: Replacement, target: Store, source: Incoming, progress: P
 def new_store_settings(baked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a store that takes over another: the baked ones of that, and over them those that were given."""
     settings = dict(given)
-    if not any(name in settings for name in ("engine", "timer_engine", "pop_engine")):
+    if ENGINE_KEYS.isdisjoint(settings):
         settings |= {"timer_engine": baked["timer_engine"], "pop_engine": baked["pop_engine"]}
-    in_use = {settings.get(name) for name in ("engine", "timer_engine", "pop_engine")}
+    in_use = {settings.get(name) for name in ENGINE_KEYS}
     for key, value in baked.items():
         if key not in ("timer_engine", "pop_engine") and ("." not in key or key.split(".")[0] in in_use):
             settings.setdefault(key.replace(".", "__"), value)

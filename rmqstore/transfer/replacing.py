@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
+from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import TransferError
-from rmqstore.store.directory import LOCK_NAME, StoreDirectory, read_manifest
+from rmqstore.store.directory import LOCK_NAME, StoreDirectory, json_bytes, read_manifest, write_durably
 from rmqstore.store.snapshots import epoch_of
 
 _AT_FDCWD: Final = -100
@@ -79,9 +80,8 @@ class Replacement:
             copy = self.staging / CONFIG_NAME
             shutil.copyfile(config, copy)
             # Else a power loss behind the exchange leaves a store without its settings.
-            with open(copy, "rb") as file:
-                os.fsync(file.fileno())
-            sync_names(self.staging)
+            sync_path(copy)
+            sync_path(self.staging)
         self._write(note)
 
     def ready(self, tables: dict[str, int], epoch: int, previous: str) -> None:
@@ -117,13 +117,13 @@ class Replacement:
             elif not exchanged(self.staging, self.path):
                 self.path.rename(previous)
                 self.staging.rename(self.path)
-            sync_names(self.path.parent)
+            sync_path(self.path.parent)
         if self.staging.exists():
             self.staging.rename(previous)
         if previous.exists() and {entry.name for entry in previous.iterdir()} <= {CONFIG_NAME, LOCK_NAME}:
             # There was no store, only its settings, which the new one has.
             shutil.rmtree(previous)
-        sync_names(self.path.parent)
+        sync_path(self.path.parent)
         self._note.unlink()
         return Published(previous if previous.exists() else None)
 
@@ -131,13 +131,7 @@ class Replacement:
         return self.path.exists() and self.path.stat().st_ino == note["inode"]
 
     def _write(self, note: dict[str, Any]) -> None:
-        new = self._note.with_name(f"{self._note.name}.new")
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(note, file, indent=2, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._note)
-        sync_names(self._note.parent)
+        write_durably(self._note, json_bytes(note))
 
 
 def exchanged(one: Path, other: Path) -> bool:
@@ -151,12 +145,3 @@ def exchanged(one: Path, other: Path) -> bool:
     if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
     raise OSError(number, os.strerror(number), str(one), None, str(other))
-
-
-def sync_names(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.contract import Capabilities, Side, Support
-from rmqstore.contract.state import ADOPTED, Adopted
+from rmqstore.contract.state import ADOPTED, TIMER_TABLES, Adopted
 from rmqstore.digests import TableDigest, digest_rows
 from rmqstore.errors import CorruptStoreError, TransferError
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
 from rmqstore.tables import DIGESTED, TABLES, State
-from rmqstore.transfer.incoming import Incoming, is_timer_table
-from rmqstore.transfer.progress import Progress
+from rmqstore.transfer.incoming import Incoming, Progress
 
 
 class Taking:
@@ -224,7 +223,7 @@ class Taking:
         return pa.array(np.where(own, -(-dues // to_ms) * to_ms, ticks))
 
     def _side(self, table: str) -> Side:
-        return self._target.engine.timers if is_timer_table(table) else self._target.engine.pops
+        return self._target.engine.timers if table in TIMER_TABLES else self._target.engine.pops
 
     def _flush(self) -> None:
         self._target.engine.timers.sync()

@@ -209,7 +209,7 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
     with monkeypatch.context() as patched:
         patched.setattr(replacing.Replacement, "ready", cutting(replacing.Replacement.ready))
         patched.setattr(replacing.Replacement, "publish", cutting(replacing.Replacement.publish))
-        patched.setattr(replacing, "sync_names", cutting(replacing.sync_names))
+        patched.setattr(replacing, "sync_path", cutting(replacing.sync_path))
         if can_exchange:
             patched.setattr(replacing, "exchanged", cutting(replacing.exchanged))
         patched.setattr(taking.Taking, "_compare", cutting(taking.Taking._compare))

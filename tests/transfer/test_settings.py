@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import rmqstore
+from rmqstore.config import as_toml
 from rmqstore.settings import Source
 from rmqstore.transfer import dump, load, migrate
-from rmqstore.transfer.given import as_toml
 from rmqstore.transfer.replacing import Replacement
 from rmqstore_conformance.stores import DAY_MS, Pair, Stores, message, stores_of
 

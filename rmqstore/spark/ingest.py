@@ -30,7 +30,7 @@ from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
-from rmqstore.spark.stagedfiles import StagedFile, joined, read_batches
+from rmqstore.spark.staging import StagedFile, joined, read_batches
 from rmqstore.store import Store
 from rmqstore.store.sending import calls_of
 

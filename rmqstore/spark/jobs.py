@@ -9,7 +9,7 @@
 Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a task writes a file of its own, so attempts, also ones that
 run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
 names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change,
-and what the disk changes is refused by the sums that the commit holds (``stagedfiles``).
+and what the disk changes is refused by the sums that the commit holds (``staging``).
 So the chunks of phase 2, made of the batches of these files in their order, are the same for every sender, however often. Each
 carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
 (I1); a chunk whose mark is there is skipped. A task owns its shard while it sends, and looks under that lock whether the shard is done, so
@@ -43,12 +43,8 @@ import msgspec
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
 from rmqstore.spark.dataset import Dataset, write_json
-from rmqstore.spark.stagedfiles import StagedFile
+from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile
 from rmqstore.store.directory import StoreDirectory
-
-CHUNK_ROWS: Final = 50_000
-CHUNK_BYTES: Final = 32 * 1024 * 1024
-"""A chunk, which a store takes in one atomic call, has about so many rows or bytes."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD: Final = "job.json"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -190,19 +191,11 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
 
 def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
     """Return ``number - 1`` times between which about equally many timers are due."""
-    if number == 1:
-        return []
     steps = max(min((high - low), 64 * number), 1)
     grid = sorted({low + (high - low) * step // steps for step in range(steps + 1)})
-    counts = view.pending(grid).counts
-    target = sum(counts) / number
-    edges: list[int] = []
-    seen = 0
-    for at, count in zip(grid[1:], counts, strict=True):
-        seen += count
-        if seen >= target * (len(edges) + 1) and len(edges) < number - 1:
-            edges.append(at)
-    return sorted(set(edges))
+    filled = np.cumsum(view.pending(grid).counts)
+    places = np.searchsorted(filled, filled[-1] * np.arange(1, number) / number)
+    return sorted({grid[1 + place] for place in places.tolist()})
 
 
 def _message_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -> Iterator[Part]:

@@ -13,25 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.columns import bytes_of, offsets_of
-
 ROUTING: Final = "crc32(message_group, keys[0], message_id)"
 """The name of this rule in the manifest of a data set."""
 
-_COLUMNWISE_BYTES: Final = 64
-"""Names up to this long are summed column by column; there are few longer ones."""
-
 _Numbers = np.ndarray[Any, np.dtype[Any]]
-
-
-def _table() -> _Numbers:
-    entries = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        entries = np.where(entries & 1, (entries >> 1) ^ np.uint32(0xEDB88320), entries >> 1).astype(np.uint32)
-    return entries
-
-
-_TABLE: Final = _table()
 
 
 def shard_of(name: str, shards: int) -> int:
@@ -41,28 +26,8 @@ def shard_of(name: str, shards: int) -> int:
 
 def crc32_column(column: pa.Array) -> _Numbers:
     """Return the CRC-32 of every row of a string column, uint32; a null counts as empty."""
-    if column.null_count:
-        column = pc.fill_null(column, "")
-    rows = len(column)
-    offsets = offsets_of(column).astype(np.int64)
-    data = np.frombuffer(bytes_of(column), np.uint8)
-    starts, lengths = offsets[:-1] - offsets[0], offsets[1:] - offsets[:-1]
-    # The longest first, so that the rows that still have a byte at some place are always the first ones.
-    order = np.argsort(-lengths, kind="stable")
-    starts, lengths = starts[order], lengths[order]
-    longer = int(np.searchsorted(-lengths, -_COLUMNWISE_BYTES, side="left"))
-    sums = np.full(rows, 0xFFFFFFFF, np.uint32)
-    longest = int(lengths[longer]) if longer < rows else 0
-    for place in range(longest):
-        behind = int(np.searchsorted(-lengths, -place, side="left"))
-        part = slice(longer, behind)
-        sums[part] = _TABLE[(sums[part] ^ data[starts[part] + place]) & 0xFF] ^ (sums[part] >> np.uint32(8))
-    sums ^= np.uint32(0xFFFFFFFF)
-    for row in range(longer):
-        sums[row] = zlib.crc32(data[starts[row] : starts[row] + lengths[row]].tobytes())
-    found = np.empty(rows, np.uint32)
-    found[order] = sums
-    return found
+    texts = pc.fill_null(column, "").cast(pa.binary()).to_pylist()
+    return np.fromiter(map(zlib.crc32, texts), np.uint32, len(texts))
 
 
 def shard_column(columns: pa.RecordBatch, shards: int, first_row: int = 0) -> _Numbers:

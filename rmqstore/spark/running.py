@@ -21,8 +21,7 @@ from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, unfinished_jobs
-from rmqstore.spark.stagedfiles import StagedFile, counted
-from rmqstore.spark.staging import stage
+from rmqstore.spark.staging import StagedFile, counted, stage
 from rmqstore.when import time_ms
 
 if TYPE_CHECKING:

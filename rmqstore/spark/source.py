@@ -33,8 +33,7 @@ from rmqstore.spark.ingest import check_delays, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
 from rmqstore.spark.running import answered
-from rmqstore.spark.stagedfiles import StagedFile, counted
-from rmqstore.spark.staging import stage
+from rmqstore.spark.staging import StagedFile, counted, stage
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

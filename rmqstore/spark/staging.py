@@ -1,27 +1,88 @@
-"""Phase 1 of a job in a task: rows are checked, split by shard and set aside in a file; nothing is sent."""
+"""Phase 1 of a job in a task: rows are checked, split by shard and set aside in a file; nothing is sent until the file is read.
+
+A file is an Arrow IPC stream of record batches, each of one shard, so any reader of such streams shows what is in it. Which batch is
+where, and the CRC-32 of its bytes, is not in the file but in the answer of the task, and with the commit in the record of the job: a batch
+is taken by that alone, from a copy of its bytes. So a file of another length, or a batch of which a byte is another one, is noticed before
+anything of that batch is sent.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.batch import MessageBatch
+from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.clock import SystemClock
+from rmqstore.columns import bytes_of
 from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
-from rmqstore.errors import IllegalMessageError, system_error
+from rmqstore.errors import CorruptStoreError, IllegalMessageError, TransferError, system_error
 from rmqstore.plugins import get_plugins
-from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job
 from rmqstore.spark.routing import shard_column
-from rmqstore.spark.stagedfiles import BatchWriter, StagedFile, joined
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # the same sums, taken more slowly; the extra "spark" brings the other one
+    from zlib import crc32
+
+if TYPE_CHECKING:
+    from rmqstore.spark.jobs import Job
+
+CHUNK_ROWS: Final = 50_000
+CHUNK_BYTES: Final = 32 * 1024 * 1024
+"""A chunk, which a store takes in one atomic call, has about so many rows or bytes."""
 
 HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each; and the latest deliver time, ms.
+
+    A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
+    ``body_sum`` is that of all bytes of all bodies, the same in whatever order the rows come. A file
+    without sums was written by a version that took none; it only says what its job had.
+    """
+
+    name: str
+    shards: list[int]
+    rows: list[int]
+    sizes_bytes: list[int]
+    offset: int = 0
+    sums: list[int] = []
+    latest_ms: int | None = None
+    body_sum: int = 0
+    is_drained: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.offset + sum(self.sizes_bytes) + len(_END_OF_STREAM)
+
+
+def body_sum(batch: pa.RecordBatch) -> int:
+    """Return the sum of all bytes of the bodies."""
+    data = bytes_of(batch.column("body").cast(pa.binary()))
+    return int(pc.sum(pa.Array.from_buffers(pa.uint8(), len(data), [None, pa.py_buffer(data)])).as_py() or 0)
+
+
+def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
+    """Return how many rows there are, and the sum of their bodies; nothing is written."""
+    rows = total = 0
+    for batch in batches:
+        rows += batch.num_rows
+        total += body_sum(batch)
+    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], body_sum=total, is_drained=True)
 
 
 def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: int | None = None) -> StagedFile:
@@ -44,7 +105,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: i
     try:
         job.begin()
         with pa.OSFile(str(path), "wb") as sink:
-            writer = _Writer(sink, job.dataset.manifest.shards)
+            writer = StagedWriter(sink, job.dataset.manifest.shards)
             rows = 0
             for batch in batches:
                 if batch.num_rows:
@@ -73,22 +134,26 @@ def _checked(batch: pa.RecordBatch, partition: int, first_row: int, now_ms: int)
         raise
 
 
-class _Writer:
-    """Collects rows by shard and writes them chunk by chunk, each a record batch of its own."""
+class StagedWriter:
+    """Collects rows by shard and writes them into a new file chunk by chunk, each a record batch of its own."""
 
     def __init__(self, sink: pa.NativeFile, shards: int) -> None:
-        self._file = BatchWriter(sink)
+        self._sink = sink
+        self._sink.write(IN_SCHEMA.serialize())
+        self._offset: int = sink.tell()
         self._count = shards
         self._pieces: dict[int, list[pa.RecordBatch]] = {}
         self._held_rows: dict[int, int] = {}
         self._held_bytes: dict[int, int] = {}
-        self.latest_ms: int | None = None
+        self._written: list[tuple[int, int, int, int]] = []  # of each batch: shard, rows, bytes, CRC-32
+        self._body_sum = 0
+        self._latest_ms: int | None = None
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
         """Take in a checked batch; ``first_row`` is the turn of its first row."""
         latest_ms = pc.max(columns.column("deliver_at_ms")).as_py()
         if latest_ms is not None:
-            self.latest_ms = max(latest_ms, self.latest_ms or 0)
+            self._latest_ms = max(latest_ms, self._latest_ms or 0)
         for shard, piece in self._split(columns, first_row):
             self._pieces.setdefault(shard, []).append(piece)
             self._held_rows[shard] = self._held_rows.get(shard, 0) + piece.num_rows
@@ -113,10 +178,67 @@ class _Writer:
     def _write(self, shard: int) -> None:
         pieces = self._pieces.pop(shard)
         del self._held_bytes[shard], self._held_rows[shard]
-        self._file.write(shard, joined(pieces))
+        self.write(shard, joined(pieces))
+
+    def write(self, shard: int, batch: pa.RecordBatch) -> None:
+        """Write rows of ``IN_SCHEMA`` that belong to one shard."""
+        message = batch.serialize()
+        self._written.append((shard, batch.num_rows, message.size, crc32(message)))
+        self._body_sum += body_sum(batch)
+        self._sink.write(message)
 
     def finish(self, name: str) -> StagedFile:
-        """Write what is held, and the end of the file of this name."""
+        """Write what is held, and the end of the stream; say what is in the file of this name."""
         for shard in sorted(self._pieces):
             self._write(shard)
-        return self._file.finish(name, self.latest_ms)
+        self._sink.write(_END_OF_STREAM)
+        shards, rows, sizes_bytes, sums = map(list, zip(*self._written, strict=True)) if self._written else ([], [], [], [])
+        return StagedFile(
+            name=name,
+            shards=shards,
+            rows=rows,
+            sizes_bytes=sizes_bytes,
+            offset=self._offset,
+            sums=sums,
+            latest_ms=self._latest_ms,
+            body_sum=self._body_sum,
+        )
+
+
+def read_batches(path: Path, file: StagedFile, shard: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield number and rows of every batch of a shard.
+
+    Raises:
+        CorruptStoreError: the file is missing, or not what was written.
+        TransferError: an earlier version wrote it.
+    """
+    if shard not in file.shards:
+        return
+    if len(file.sums) != len(file.shards):
+        raise TransferError(
+            f"the staged file {path} has no sums: an earlier version of rmqstore set it aside, so finish its job with that version, "
+            "or take it back with `rmqstore doctor --undo`, or --drop-job when some of it was sent"
+        )
+    starts = accumulate(file.sizes_bytes[:-1], initial=file.offset)
+    try:
+        with pa.OSFile(str(path)) as source:
+            if source.size() != file.size_bytes:
+                what = f"the staged file {path} has {source.size()} bytes, not {file.size_bytes} as it was written"
+                raise CorruptStoreError(what, file=str(path), offset=min(source.size(), file.size_bytes))
+            for number, (own, start) in enumerate(zip(file.shards, starts, strict=True)):
+                if own != shard:
+                    continue
+                source.seek(start)
+                message = source.read_buffer(file.sizes_bytes[number])
+                batch = pa.ipc.read_record_batch(message, IN_SCHEMA) if crc32(message) == file.sums[number] else None
+                if batch is None or batch.num_rows != file.rows[number]:
+                    what = f"batch {number} of the staged file {path} is not what was written"
+                    raise CorruptStoreError(what, file=str(path), offset=start)
+                yield number, batch
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        raise CorruptStoreError(f"the staged file {path} cannot be read: {error}", file=str(path), offset=0) from error
+
+
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of some batches as one, without a copy when there is only one."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

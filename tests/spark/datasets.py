@@ -12,8 +12,7 @@ from rmqstore.spark import Dataset
 from rmqstore.spark.ingest import ingest_shard
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import View, Wanted, plan, read
-from rmqstore.spark.stagedfiles import StagedFile
-from rmqstore.spark.staging import stage
+from rmqstore.spark.staging import StagedFile, stage
 from tests.pairs import DURABLE_PAIRS
 
 NOW_MS: Final = 1_700_000_000_000

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import rmqstore
 from rmqstore.batch import IN_SCHEMA, MessageBatch
-from rmqstore.spark.stagedfiles import BatchWriter, StagedFile, read_batches
+from rmqstore.spark.staging import StagedFile, StagedWriter, read_batches
 from tests.spark.datasets import rows
 
 COUNTS = ((0, 3), (1, 4), (0, 1), (2, 5))
@@ -24,7 +24,7 @@ def batch_of(first: int, count: int) -> pa.RecordBatch:
 
 def written(path: Path) -> StagedFile:
     with pa.OSFile(str(path), "wb") as sink:
-        writer = BatchWriter(sink)
+        writer = StagedWriter(sink, shards=3)
         for number, (shard, count) in enumerate(COUNTS):
             # A slice, of which only the rows themselves may be written.
             writer.write(shard, batch_of(0, 100).slice(number * 10, count))

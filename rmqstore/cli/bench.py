@@ -35,12 +35,12 @@ _COLUMNS: Final = (
     "rmqstore bench run full.toml --out full --master spark://host:7077",
 )
 def run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="TOML file that says what is measured.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the results go; a run that was ended goes on there.")],
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="TOML file that says what is measured.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go; a run that was ended goes on there.")],
     stores: Annotated[
-        Path | None, typer.Option("--stores", metavar="DIR", help="Where the stores go: the disk to measure. [default: /var/tmp]")
+        Path | None, typer.Option(metavar="DIR", help="Where the stores go: the disk to measure. [default: /var/tmp]")
     ] = None,
-    master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Spark cluster; this machine if left out.")] = None,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="Spark cluster; this machine if left out.")] = None,
 ) -> None:
     """Measure engines on a grid of workloads, sizes and backlogs.
 
@@ -83,8 +83,8 @@ def _part(name: str) -> ModuleType:
 
 @examples("rmqstore bench report bench-results", "rmqstore bench report bench-results --out docs/benchmark")
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where `rmqstore bench run` left its results.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", metavar="OUT", help="Where the report goes; DIR/report if not given.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where `rmqstore bench run` left its results.")],
+    out: Annotated[Path | None, typer.Option(metavar="OUT", help="Where the report goes; DIR/report if not given.")] = None,
 ) -> None:
     """Make the report on a run of the grid.
 
@@ -120,24 +120,20 @@ def load_test(
         list[str] | None,
         typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
     ] = None,
-    messages: Annotated[int, typer.Option("--messages", metavar="N", help="Messages of each engine.")] = 20_000,
-    shards: Annotated[int, typer.Option("--shards", metavar="N", help="Stores of each engine, one task each.")] = 4,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Decides what becomes of each message, and what fails where.")] = 0,
+    messages: Annotated[int, typer.Option(metavar="N", help="Messages of each engine.")] = 20_000,
+    shards: Annotated[int, typer.Option(metavar="N", help="Stores of each engine, one task each.")] = 4,
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides what becomes of each message, and what fails where.")] = 0,
     failures: Annotated[
         list[str] | None,
-        typer.Option("--failures", metavar="LIST", help="Of task, worker, twin, consumer, executor, with commas; or none. All by default."),
+        typer.Option(metavar="LIST", help="Of task, worker, twin, consumer, executor, with commas; or none. All by default."),
     ] = None,
-    master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Spark cluster; this machine by default.")] = None,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="Spark cluster; this machine by default.")] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Start a cluster of two workers on this machine, and kill one.")] = False,
-    directory: Annotated[
-        Path | None, typer.Option("--directory", metavar="DIR", help="Where the stores go; every executor must reach it.")
-    ] = None,
-    report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .md or .json report.")] = None,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Leave stores, ledger and tables in this new directory.")
-    ] = None,
+    directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the stores go; every executor must reach it.")] = None,
+    report: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Write a .md or .json report.")] = None,
+    keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Leave stores, ledger and tables in this new directory.")] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a load test that ended early, as it was begun in DIR.")
+        Path | None, typer.Option(metavar="DIR", help="Go on with a load test that ended early, as it was begun in DIR.")
     ] = None,
 ) -> None:
     """Account for every message while tasks and consumers die.

@@ -44,23 +44,20 @@ def conformance(
         typer.Argument(metavar="ENGINE", help="Engine to refute; of the timers, if there are two.", autocompletion=complete_engine),
     ] = None,
     pop_engine: Annotated[
-        str | None,
-        typer.Option("--pop-engine", metavar="ENGINE", help="Engine of the pops, if it is another.", autocompletion=complete_engine),
+        str | None, typer.Option(metavar="ENGINE", help="Engine of the pops, if it is another.", autocompletion=complete_engine)
     ] = None,
-    level: Annotated[LevelName, typer.Option("--level", help="How far to go.")] = LevelName.CORE,
-    report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .json, .md or .html report.")] = None,
+    level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.CORE,
+    report: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Write a .json, .md or .html report.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting of every store that is opened.")] = None,
-    case: Annotated[str | None, typer.Option("--case", metavar="WORDS", help="Only cases that match, as `pytest -k`.")] = None,
-    seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of all that is random; fresh: a new one.")] = "0",
-    effort: Annotated[float, typer.Option("--effort", metavar="X", help="So many times the kills, disk states, failing calls.")] = 1.0,
-    recorder: Annotated[RecorderName, typer.Option("--recorder", help="Who sees what a store writes.")] = RecorderName.STRACE,
-    suite_version: Annotated[str | None, typer.Option("--suite-version", help="Leave out cases that are newer.")] = None,
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="MODULE", help="Module that announces the engine.")] = None,
-    expect_failure: Annotated[
-        list[str] | None, typer.Option("--expect-failure", metavar="CASE=REASON", help="A case that must fail, and why.")
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes; more than one needs pytest-xdist.")] = 1,
-    explain: Annotated[str | None, typer.Option("--explain", metavar="CLAUSE", help="Say what a clause promises, and its cases.")] = None,
+    case: Annotated[str | None, typer.Option(metavar="WORDS", help="Only cases that match, as `pytest -k`.")] = None,
+    seed: Annotated[str, typer.Option(metavar="N", help="Seed of all that is random; fresh: a new one.")] = "0",
+    effort: Annotated[float, typer.Option(metavar="X", help="So many times the kills, disk states, failing calls.")] = 1.0,
+    recorder: Annotated[RecorderName, typer.Option(help="Who sees what a store writes.")] = RecorderName.STRACE,
+    suite_version: Annotated[str | None, typer.Option(help="Leave out cases that are newer.")] = None,
+    plugin: Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Module that announces the engine.")] = None,
+    expect_failure: Annotated[list[str] | None, typer.Option(metavar="CASE=REASON", help="A case that must fail, and why.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs pytest-xdist.")] = 1,
+    explain: Annotated[str | None, typer.Option(metavar="CLAUSE", help="Say what a clause promises, and its cases.")] = None,
 ) -> None:
     """Try to refute a storage engine, clause by clause.
 

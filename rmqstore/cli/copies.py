@@ -33,7 +33,7 @@ _Told: TypeAlias = Callable[[str, int, int], None]
 @examples("rmqstore snapshot data backup-2026-12-01")
 def snapshot(
     store: StoreArgument,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the copy, which must not exist yet.", show_default=False)],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the copy, which must not exist yet.")],
 ) -> None:
     """Write a consistent copy of a store.
 
@@ -47,8 +47,8 @@ def snapshot(
 
 @examples("rmqstore restore backup-2026-12-01 data")
 def restore(
-    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Directory of the snapshot; it stays as it is.", show_default=False)],
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the store, which must not exist yet.", show_default=False)],
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Directory of the snapshot; it stays as it is.")],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the store, which must not exist yet.")],
 ) -> None:
     """Make a store from a snapshot.
 
@@ -84,7 +84,7 @@ def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
 @examples("rmqstore dump data data.dump", "rmqstore dump data data.dump --resume")
 def dump(
     store: StoreArgument,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the dump.", show_default=False)],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the dump.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what an interrupted dump left in DEST.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,7 +108,7 @@ def dump(
 
 @examples("rmqstore load data.dump copy", "rmqstore load data.dump copy --engine NAME")
 def load(
-    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="Directory of the dump.", show_default=False)],
+    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="Directory of the dump.")],
     store: StoreArgument,
     engine: EngineOption = None,
     precision: PrecisionOption = None,

@@ -63,16 +63,11 @@ def demo(
         list[str] | None,
         typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
     ] = None,
-    orders: Annotated[int, typer.Option("--orders", metavar="N", min=1, help="Orders in the simulated day.")] = 100_000,
-    live: Annotated[
-        int, typer.Option("--live", metavar="N", min=0, help="Timers on the real clock; 0 leaves that part out.")
-    ] = _LIVE_TIMERS,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Leave the stores in this directory, for a look inside.")
-    ] = None,
+    orders: Annotated[int, typer.Option(metavar="N", min=1, help="Orders in the simulated day.")] = 100_000,
+    live: Annotated[int, typer.Option(metavar="N", min=0, help="Timers on the real clock; 0 leaves that part out.")] = _LIVE_TIMERS,
+    keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Leave the stores in this directory, for a look inside.")] = None,
     store: Annotated[
-        Path | None,
-        typer.Option("--store", metavar="DIR", help="Leave a store there to try the other commands on; an earlier one is replaced."),
+        Path | None, typer.Option(metavar="DIR", help="Leave a store there to try the other commands on; an earlier one is replaced.")
     ] = None,
 ) -> None:
     """Play a day of orders that close unless they are paid.

@@ -69,9 +69,7 @@ def doctor(
     undo: Annotated[
         bool, typer.Option("--undo", help="Of a data set: first take back what is half done, as far as nothing was sent.")
     ] = False,
-    drop_job: Annotated[
-        str | None, typer.Option("--drop-job", metavar="ID", help="Of a data set: first give a job up that cannot be finished.")
-    ] = None,
+    drop_job: Annotated[str | None, typer.Option(metavar="ID", help="Of a data set: first give a job up that cannot be finished.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a store and what it needs.

@@ -27,15 +27,11 @@ from rmqstore.store.reader import Reader
 )
 def group(
     store: StoreArgument,
-    name: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", show_default=False, autocompletion=complete_group)],
-    max_retries: Annotated[
-        int | None, typer.Option("--max-retries", metavar="N", min=0, help="Redeliveries before the dead letter queue.", show_default=False)
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", autocompletion=complete_group)],
+    max_retries: Annotated[int | None, typer.Option(metavar="N", min=0, help="Redeliveries before the dead letter queue.")] = None,
     backoff: Annotated[
         str | None,
-        typer.Option(
-            "--backoff", metavar="D,D…", help="Waits after the 1st, 2nd … failed attempt; the last one repeats.", show_default=False
-        ),
+        typer.Option(metavar="D,D…", help="Waits after the 1st, 2nd … failed attempt; the last one repeats.", show_default=False),
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Take back what is set for the group.")] = False,
     as_json: JsonOption = False,
@@ -68,9 +64,7 @@ def group(
 
 # ---------------------------------------------------------------- dead letters
 
-GroupArgument = Annotated[
-    str | None, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=complete_group)
-]
+GroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The message with this id; may be given again.")]
 ParkedOption = Annotated[bool, typer.Option("--parked", help="The entries that could not be read, in place of a group's dead letters.")]
 
@@ -111,7 +105,7 @@ def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOptio
 @examples("rmqstore dlq resend data billing --all", "rmqstore dlq resend data billing --id 7F000001000100000000000000000000AB")
 def resend(
     store: StoreArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=complete_group)],
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)],
     ids: IdOption = None,
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     as_json: JsonOption = False,
@@ -132,7 +126,7 @@ def drop(
     group: GroupArgument = None,
     ids: IdOption = None,
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    older_than: Annotated[str | None, typer.Option("--older-than", metavar="DURATION", help="Only what died so long ago: 7d.")] = None,
+    older_than: Annotated[str | None, typer.Option(metavar="DURATION", help="Only what died so long ago: 7d.")] = None,
     parked: ParkedOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -38,10 +38,8 @@ class _Look(msgspec.Struct, frozen=True):
 
 @examples("rmqstore inspect data", "rmqstore inspect ~/store --at 2026-12-01T08:00", "rmqstore inspect ~/store --json")
 def inspect(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of a store, or any whose files an engine knows.", show_default=False)
-    ],
-    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Count due times from then; now by default.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a store, or any whose files an engine knows.")],
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Count due times from then; now by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look into files, and name what is damaged.

@@ -159,14 +159,10 @@ def _standing_document(standing: Standing) -> dict[str, Any]:
 def peek(
     store: StoreArgument,
     topic: Annotated[
-        str | None,
-        typer.Argument(metavar="TOPIC", help="Name of the topic; not with --id.", show_default=False, autocompletion=complete_topic),
+        str | None, typer.Argument(metavar="TOPIC", help="Name of the topic; not with --id.", autocompletion=complete_topic)
     ] = None,
-    queue: Annotated[int, typer.Option("--queue", metavar="N", min=0, help="Which queue.")] = 0,
-    offset: Annotated[
-        int | None,
-        typer.Option("--offset", metavar="N", min=0, help="Where to start; the first kept message when left out.", show_default=False),
-    ] = None,
+    queue: Annotated[int, typer.Option(metavar="N", min=0, help="Which queue.")] = 0,
+    offset: Annotated[int | None, typer.Option(metavar="N", min=0, help="Where to start; the first kept message when left out.")] = None,
     maximum: Annotated[int, typer.Option("--max", "-n", metavar="N", min=1, max=100_000, help="Messages at most.")] = 10,
     message_id: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Find the newest message with this id, in any topic.")
@@ -299,8 +295,8 @@ _PLACE_COLUMNS: Final = (
 )
 def where(
     store: StoreArgument,
-    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Messages with this id.", show_default=False)] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Messages with this key.", show_default=False)] = None,
+    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Messages with this id.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Messages with this key.")] = None,
     topic: TopicOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -78,7 +78,7 @@ def test_every_core_clause_holds(tmp_path: Path) -> None:
 @examples("rmqstore new-engine acme", "rmqstore new-engine work/acme --name acme")
 def new_engine(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the project; it must not be there yet.")],
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the engine (default: that of the directory).")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the engine (default: that of the directory).")] = None,
 ) -> None:
     """Write a plug-in project for an engine of your own.
 

@@ -43,20 +43,18 @@ def complete_engine(incomplete: str) -> list[str]:
 complete_topic = _in_the_store(_topics_of)
 complete_group = _in_the_store(lambda store: store.groups.list())
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False, parser=checked_path)]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", parser=checked_path)]
 """Parsed here, since an empty text would become the current directory."""
 
-TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False, autocompletion=complete_topic)
-]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", autocompletion=complete_topic)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 GroupOption = Annotated[
     str | None,
-    typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", show_default=False, autocompletion=complete_group),
+    typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", autocompletion=complete_group),
 ]
 TopicOption = Annotated[
     str | None,
-    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.", show_default=False, autocompletion=complete_topic),
+    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.", autocompletion=complete_topic),
 ]
 
 

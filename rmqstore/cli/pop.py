@@ -59,23 +59,17 @@ def pop(
     store: StoreArgument,
     topic: TopicArgument,
     group: Annotated[
-        str,
-        typer.Option(
-            "--group", "-g", metavar="GROUP", help="Consumer group that gets them.", show_default=False, autocompletion=complete_group
-        ),
+        str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that gets them.", autocompletion=complete_group)
     ],
     maximum: Annotated[
-        int | None,
-        typer.Option("--max", "-n", metavar="N", min=1, help="Messages in all; 1, or without end with --follow.", show_default=False),
+        int | None, typer.Option("--max", "-n", metavar="N", min=1, help="Messages in all; 1, or without end with --follow.")
     ] = None,
-    invisible: Annotated[str, typer.Option("--invisible", metavar="DURATION", help="Length of the leases.")] = "60s",
-    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the first message.")] = "0s",
-    filter: Annotated[str, typer.Option("--filter", metavar="EXPR", help="Only what this lets through: tags 'a || b', or SQL92.")] = "*",
+    invisible: Annotated[str, typer.Option(metavar="DURATION", help="Length of the leases.")] = "60s",
+    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the first message.")] = "0s",
+    filter: Annotated[str, typer.Option(metavar="EXPR", help="Only what this lets through: tags 'a || b', or SQL92.")] = "*",
     order: Annotated[bool, typer.Option("--order", help="FIFO: one run at a time of each queue.")] = False,
-    queue: Annotated[int | None, typer.Option("--queue", metavar="N", min=0, help="Only this queue.")] = None,
-    attempt_id: Annotated[
-        str | None, typer.Option("--attempt-id", metavar="ID", help="Repeated with the same id, it gives the same leases.")
-    ] = None,
+    queue: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this queue.")] = None,
+    attempt_id: Annotated[str | None, typer.Option(metavar="ID", help="Repeated with the same id, it gives the same leases.")] = None,
     ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Ack what was printed, or keep the leases and print receipts.")] = True,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
     create: Annotated[bool, typer.Option("--create", help="With --wait or --follow: make a topic that is not there yet.")] = False,

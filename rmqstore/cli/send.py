@@ -53,30 +53,26 @@ class Due(msgspec.Struct, frozen=True):
 def send(
     store: StoreArgument,
     topic: Annotated[
-        str | None,
-        typer.Argument(metavar="TOPIC", help="Where it goes. With --from-file: where rows go that name no topic.", show_default=False),
+        str | None, typer.Argument(metavar="TOPIC", help="Where it goes. With --from-file: where rows go that name no topic.")
     ] = None,
-    body: Annotated[str | None, typer.Argument(metavar="BODY", help="The text to send; stdin when left out.", show_default=False)] = None,
-    body_file: Annotated[Path | None, typer.Option("--body-file", metavar="FILE", help="Send what is in this file, as it is.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="One word to filter by.")] = None,
+    body: Annotated[str | None, typer.Argument(metavar="BODY", help="The text to send; stdin when left out.")] = None,
+    body_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Send what is in this file, as it is.")] = None,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="One word to filter by.")] = None,
     key: Annotated[
         list[str] | None, typer.Option("--key", "-k", metavar="KEY", help="A word to find or cancel it by; may be given again.")
     ] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be given again.")] = None,
-    group_key: Annotated[str | None, typer.Option("--group-key", metavar="KEY", help="Message group, for FIFO; not with a time.")] = None,
+    group_key: Annotated[str | None, typer.Option(metavar="KEY", help="Message group, for FIFO; not with a time.")] = None,
     message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Its id; made when left out.")] = None,
-    queue: Annotated[int | None, typer.Option("--queue", metavar="N", min=0, help="Queue of the topic; chosen when left out.")] = None,
+    queue: Annotated[int | None, typer.Option(metavar="N", min=0, help="Queue of the topic; chosen when left out.")] = None,
     delay: Annotated[
         str | None, typer.Option("--delay", "-d", metavar="DURATION", help="Due so long from now: 90s, 5m, 2h, 1d, 250ms.")
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="TIME", help="Due then: ISO 8601, local without an offset, or ms since the epoch: 1796108400000ms."),
+        typer.Option(metavar="TIME", help="Due then: ISO 8601, local without an offset, or ms since the epoch: 1796108400000ms."),
     ] = None,
-    delay_level: Annotated[
-        int | None,
-        typer.Option("--delay-level", metavar="N", help="RocketMQ's delay level: 1 is 1 s, 18 is 2 h."),
-    ] = None,
+    delay_level: Annotated[int | None, typer.Option(metavar="N", help="RocketMQ's delay level: 1 is 1 s, 18 is 2 h.")] = None,
     from_file: Annotated[
         str | None,
         typer.Option("--from-file", "-f", metavar="FILE", help="Send every row of a JSONL, CSV or Parquet file; - is JSONL on stdin."),
@@ -84,10 +80,8 @@ def send(
     format: Annotated[  # noqa: A002 - the option's name
         Format | None, typer.Option("--format", metavar="jsonl|csv|parquet", help="What the file is; by its suffix when left out.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="ROWS", min=_MIN_BATCH, max=_MAX_BATCH, help="Rows in one step.")] = 5000,
-    run: Annotated[
-        str, typer.Option("--run", metavar="NAME", help="Name of this run: under another one the same file is stored again.")
-    ] = "",
+    batch: Annotated[int, typer.Option(metavar="ROWS", min=_MIN_BATCH, max=_MAX_BATCH, help="Rows in one step.")] = 5000,
+    run: Annotated[str, typer.Option(metavar="NAME", help="Name of this run: under another one the same file is stored again.")] = "",
     create: Annotated[bool, typer.Option("--create/--no-create", help="Make the store when there is none.")] = False,
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)

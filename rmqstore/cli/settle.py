@@ -48,8 +48,7 @@ def ack(
 def cancel(
     store: StoreArgument,
     handles: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="HANDLE...", help="As send printed them; - reads one a line from stdin.", show_default=False),
+        list[str] | None, typer.Argument(metavar="HANDLE...", help="As send printed them; - reads one a line from stdin.")
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="With --key: the topic of the timers.")] = None,
     key: Annotated[

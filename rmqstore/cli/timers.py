@@ -67,12 +67,10 @@ class Histogram(msgspec.Struct, frozen=True):
 )
 def timers(
     store: StoreArgument,
-    within: Annotated[str | None, typer.Option("--within", metavar="DURATION", help="From now on so far: 10m, 1h, 7d.")] = None,
+    within: Annotated[str | None, typer.Option(metavar="DURATION", help="From now on so far: 10m, 1h, 7d.")] = None,
     from_: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Due then or later; now when left out.")] = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Due before then; the last timer when left out.")] = None,
-    buckets: Annotated[
-        int, typer.Option("--buckets", metavar="N", min=1, max=1000, help="Bars at most; their width is a round time.")
-    ] = 20,
+    to: Annotated[str | None, typer.Option(metavar="TIME", help="Due before then; the last timer when left out.")] = None,
+    buckets: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Bars at most; their width is a round time.")] = 20,
     as_list: Annotated[bool, typer.Option("--list", help="List the timers themselves, overdue ones too.")] = False,
     topic: TopicOption = None,
     as_json: JsonOption = False,

@@ -161,9 +161,7 @@ def load_test(
         resume=resume,
     )
     outcomes = _played(command, request)
-    show.table(
-        [Column(heading, right=bool(at)) for at, heading in enumerate(reporting.HEADINGS)], [reporting.summary(each) for each in outcomes]
-    )
+    show.table(show.columns(reporting.HEADINGS[:1], reporting.HEADINGS[1:]), map(reporting.summary, outcomes))
     show.line()
     for outcome in outcomes:
         _tell(outcome, reporting)

@@ -15,7 +15,6 @@ from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples
-from rmqstore.cli.show import Column
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import TransferError
 from rmqstore.settings import CORE_SETTINGS, allowed
@@ -173,7 +172,7 @@ def _report(path: Path, tables: Mapping[str, int], previous: Path | None, as_jso
 
 
 def _show_tables(tables: Mapping[str, int]) -> None:
-    show.table((Column("table"), Column("rows", right=True)), [(name, number) for name, number in tables.items() if number])
+    show.table(show.columns(["table"], ["rows"]), [(name, number) for name, number in tables.items() if number])
 
 
 @contextmanager

@@ -12,14 +12,14 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from rmqstore.cli import stores
+from rmqstore.cli import show, stores
 from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
 from rmqstore.cli.demo_store import check_place, leave_store
+from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.cli.options import complete_engine, examples
+from rmqstore.cli.show import Cell
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.message import Message
 from rmqstore.plugins import EngineState, get_plugins
@@ -32,9 +32,7 @@ _LIVE_LEAD_MS = 400
 _LIVE_PATIENCE_S = 15.0
 _LIVE_PRECISION_MS = 100
 _LIVE_TOPIC, _LIVE_GROUP = "alarms", "clock-watchers"
-_EDGES_MS = (0, 25, 50, 75, 100, 150, 250, 500, 1000)
-_BAR_WIDTH = 40
-_EXIT_BROKEN_PROMISE = 1
+_COUNTED = ("in", "cancelled", "delivered", "redelivered", "acked", "seconds", "msgs/s")
 _PROMISES = """Checked by order number, on every engine:
   - each paid order was cancelled, and never delivered;
   - each other one was handed over in the minute in which it was due, never early, and acked exactly once;
@@ -48,13 +46,6 @@ _LOOK_INSIDE = """
   rmqstore dlq list {store} billing          which messages nobody could handle, and why
   rmqstore lag {store}                       how far each group is behind
   rmqstore config {store} --explain          its settings, and where they come from"""
-
-
-class Lateness(msgspec.Struct, frozen=True):
-    """How late each live timer reached its consumer, ms, and what was wrong."""
-
-    late_ms: list[int]
-    problems: list[str]
 
 
 @examples("rmqstore demo", "rmqstore demo --orders 10000 --live 0", "rmqstore demo --keep stores")
@@ -75,45 +66,45 @@ def demo(
     A day of simulated time on every installed engine: a timer per order, 85 % of them cancelled in time, the others delivered to three
     consumers, one of which dies. Every order is checked at the end. Then timers on the real clock, and how late they are.
     """
-    console = Console(highlight=False)
     if store is not None:
         check_place(store)
-    names = _engine_names(engine, console)
+    names = _engine_names(engine)
     day = make_orders(orders, _SEED)
     paid = sum(order.paid_ms is not None for order in day)
-    console.print(f"A day of {orders:,} orders; each closes after 30 minutes unless it is paid, as {paid:,} are.", soft_wrap=True)
-    console.print("One flush makes five simulated minutes durable. One of three consumers hangs at 20:00 and dies.\n", soft_wrap=True)
+    show.line(f"A day of {orders:,} orders; each closes after 30 minutes unless it is paid, as {paid:,} are.")
+    show.line("One flush makes five simulated minutes durable. One of three consumers hangs at 20:00 and dies.\n")
     failed: list[str] = []
-    tallies: dict[str, Tally] = {}
-    late: dict[str, Lateness] = {}
     with _directory(keep, names) as root:
-        with _progress(console) as progress:
+        tallies: list[tuple[str, Tally]] = []
+        columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TextColumn("orders and payments"))
+        with show.progress(*columns, TimeElapsedColumn()) as progress:
             for name in names:
-                tallies[name], problems = _play(name, root / name, day, progress)
+                tally, problems = _play(name, root / name, day, progress)
+                tallies.append((name, tally))
                 failed += [f"{name}: {problem}" for problem in problems]
-        console.print("", _table(tallies), sep="\n")
-        console.print(
-            "msgs/s counts every send, cancel, delivery and ack; one cancel in 100 is by key, the others by handle.\n", soft_wrap=True
-        )
+        show.table(show.columns(["engine"], _COUNTED), [_counts(name, tally) for name, tally in tallies])
+        show.line("msgs/s counts every send, cancel, delivery and ack; one cancel in 100 is by key, the others by handle.\n")
         if not failed:
-            console.print(_PROMISES, soft_wrap=True)
-        for name in names if live else ():
-            late[name] = _live(name, root / f"{name}-live", live, console)
-            failed += [f"{name}, live: {problem}" for problem in late[name].problems]
+            show.line(_PROMISES)
         if live:
-            _show_lateness(late, live, console)
+            show.line(f"On the real clock: {live:,} timers due within {_LIVE_SPREAD_MS} ms, ticks of {_LIVE_PRECISION_MS} ms, all synced;")
+            show.line("lateness from the due time to the consumer, ms:")
+            late = [(name, _live(root / f"{name}-live", name, live)) for name in names]
+            failed += [f"{name}, live: {problem}" for name, found in late for problem in found.problems]
+            show.table(show.columns(["engine"], ["p50", "p99", "max", "early"]), [[name, *found.figures()] for name, found in late])
     if keep is not None:
-        console.print(f"\nThe stores are in {keep}.", soft_wrap=True)
+        show.line(f"\nThe stores are in {keep}.")
     if store is not None:
-        leave_store(store, _durable(names), SystemClock().now_ms())
-        console.print(_LOOK_INSIDE.format(store=store), soft_wrap=True, markup=False)
+        default = get_plugins().default_engine()
+        leave_store(store, default if default in names else names[0], SystemClock().now_ms())
+        show.line(_LOOK_INSIDE.format(store=store))
     if failed:
         shown = [*failed[:10], *([f"… and {len(failed) - 10} more"] if len(failed) > 10 else [])]
-        typer.echo("rmqstore: a promise was broken\n" + "\n".join(f"  {line}" for line in shown), err=True)
-        raise typer.Exit(_EXIT_BROKEN_PROMISE)
+        show.note("rmqstore: a promise was broken\n" + "\n".join(f"  {line}" for line in shown))
+        raise typer.Exit(EXIT_ERROR)
 
 
-def _engine_names(wanted: list[str] | None, console: Console) -> list[str]:
+def _engine_names(wanted: list[str] | None) -> list[str]:
     """Return the engines to show: those asked for, which must work, or all that work."""
     plugins = stores.plugins()
     if wanted:
@@ -123,18 +114,12 @@ def _engine_names(wanted: list[str] | None, console: Console) -> list[str]:
     entries = plugins.engines()
     for entry in entries:
         if entry.state is not EngineState.OK:
-            console.print(f"{entry.name} is left out, it is {entry.state.value}: {entry.reason}", markup=False)
+            show.line(f"{entry.name} is left out, it is {entry.state.value}: {entry.reason}")
     names = [entry.name for entry in entries if entry.state is EngineState.OK]
     if not names:
-        typer.echo("rmqstore: no engine is installed. For example: pip install 'rmqstore[all]'", err=True)
-        raise typer.Exit(1)
+        show.note("rmqstore: no engine is installed. For example: pip install 'rmqstore[all]'")
+        raise typer.Exit(EXIT_ERROR)
     return names
-
-
-def _durable(names: list[str]) -> str:
-    """Return the engine for the store that stays: the default one if it takes part, else one that keeps what it stores."""
-    default = get_plugins().default_engine()
-    return default if default in names else names[0]
 
 
 @contextmanager
@@ -151,17 +136,6 @@ def _directory(keep: Path | None, names: list[str]) -> Iterator[Path]:
     yield keep
 
 
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description:10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("orders and payments"),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console)
-
-
 def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tuple[Tally, list[str]]:
     clock = ManualClock(START_MS)
     task = progress.add_task(engine, total=len(day) + sum(order.paid_ms is not None for order in day))
@@ -171,32 +145,35 @@ def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tupl
         return tally, played.problems()
 
 
-def _table(tallies: dict[str, Tally]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("engine")
-    for heading in ("in", "cancelled", "delivered", "redelivered", "acked", "seconds", "msgs/s"):
-        table.add_column(heading, justify="right")
-    for name, tally in tallies.items():
-        numbers = (tally.orders, tally.cancelled, tally.delivered, tally.redelivered, tally.acked)
-        rate = tally.operations / max(tally.seconds, 1e-9)
-        table.add_row(name, *(f"{number:,}" for number in numbers), f"{tally.seconds:.1f}", f"{rate:,.0f}")
-    return table
+def _counts(engine: str, tally: Tally) -> list[Cell]:
+    rate = tally.operations / max(tally.seconds, 1e-9)
+    counts = (tally.orders, tally.cancelled, tally.delivered, tally.redelivered, tally.acked)
+    return [engine, *counts, f"{tally.seconds:.1f}", f"{rate:,.0f}"]
 
 
 # ---------------------------------------------------------------- the real clock
 
 
-def _live(engine: str, path: Path, timers: int, console: Console) -> Lateness:
+class Lateness(msgspec.Struct, frozen=True):
+    """How late each live timer reached its consumer, ms, and what was wrong."""
+
+    late_ms: list[int]
+    problems: list[str]
+
+    def figures(self) -> list[Cell]:
+        """Return the lateness of half of the timers, of 99 % and of all, ms, and how many came early."""
+        late = [f"{np.percentile(self.late_ms, share):.0f}" if self.late_ms else "-" for share in (50, 99, 100)]
+        return [*late, sum(each < 0 for each in self.late_ms)]
+
+
+def _live(path: Path, engine: str, timers: int) -> Lateness:
     """Store timers that are due within seconds, and consume them as they come, with the store's own thread handing over."""
     rng = np.random.default_rng(_SEED)
     late_ms: list[int] = []
     seen: set[str] = set()
     problems: list[str] = []
     clock = SystemClock()
-    with (
-        console.status(f"{engine}: {timers:,} timers on the real clock"),
-        open_store(path, engine=engine, precision_ms=_LIVE_PRECISION_MS) as store,
-    ):
+    with open_store(path, engine=engine, precision_ms=_LIVE_PRECISION_MS) as store:
         start_ms = clock.now_ms() + _LIVE_LEAD_MS
         due_ms = (start_ms + rng.integers(0, _LIVE_SPREAD_MS, timers)).tolist()
         store.send_batch([Message(_LIVE_TOPIC, b"ring", keys=(str(row),), deliver_at_ms=at) for row, at in enumerate(due_ms)])
@@ -215,27 +192,3 @@ def _live(engine: str, path: Path, timers: int, console: Console) -> Lateness:
         if any(late < 0 for late in late_ms):
             problems.append(f"{sum(late < 0 for late in late_ms)} timers came early, by up to {-min(late_ms)} ms")
     return Lateness(late_ms, problems)
-
-
-def _show_lateness(late: dict[str, Lateness], timers: int, console: Console) -> None:
-    console.print(
-        f"On the real clock: {timers:,} timers due within {_LIVE_SPREAD_MS / 1000:g} s, ticks of {_LIVE_PRECISION_MS} ms, all synced;\n"
-        "lateness from the due time to the consumer:",
-        soft_wrap=True,
-    )
-    table = Table(header_style="bold")
-    table.add_column("ms late")
-    for name in late:
-        table.add_column(name, min_width=_BAR_WIDTH // max(len(late), 1))
-    counts = {name: np.histogram(each.late_ms, (*_EDGES_MS, np.inf))[0].tolist() for name, each in late.items()}
-    labels = [f"{low}-{high}" for low, high in zip(_EDGES_MS, _EDGES_MS[1:], strict=False)] + [f"{_EDGES_MS[-1]} and more"]
-    width = max(_BAR_WIDTH // max(len(late), 1), 10)
-    for row, label in enumerate(labels):
-        if any(counts[name][row] for name in late):
-            most = max(max(each) for each in counts.values())
-            table.add_row(label, *("█" * round(width * counts[name][row] / most) + f" {counts[name][row]:,}" for name in late))
-    table.add_section()
-    for label, share in (("p50", 50), ("p99", 99), ("max", 100)):
-        table.add_row(label, *(f"{np.percentile(each.late_ms, share):.0f} ms" if each.late_ms else "-" for each in late.values()))
-    table.add_row("early", *(str(sum(ms < 0 for ms in each.late_ms)) for each in late.values()))
-    console.print(table)

@@ -180,7 +180,7 @@ def _list_groups(store: Reader, *, as_json: bool) -> None:
     if as_json:
         show.document({"groups": counts})
     elif counts:
-        show.table((Column("group"), Column("dead letters", right=True)), counts.items())
+        show.table(show.columns(["group"], ["dead letters"]), counts.items())
     else:
         show.line("No group has dead letters.")
 

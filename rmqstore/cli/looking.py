@@ -102,9 +102,8 @@ def lag(
     else:
         seldom = ("expired", "backing_off")
         counts = [name for name in Lag.__struct_fields__ if name not in seldom or any(getattr(each.lag, name) for each in standings)]
-        columns = [Column(name.replace("_", " "), right=True) for name in counts]
         rows = [[each.group, each.topic, *(getattr(each.lag, name) for name in counts)] for each in standings]
-        show.table([Column("group"), Column("topic"), *columns], rows)
+        show.table(show.columns(["group", "topic"], [name.replace("_", " ") for name in counts]), rows)
     if any(standing.lag.in_flight or standing.lag.backing_off for standing in standings):
         show.note(f"`rmqstore leases {store}` shows who holds what is in flight.")
     if dead := next((standing for standing in standings if standing.lag.dead), None):
@@ -126,7 +125,6 @@ def _standings(store: Reader, group: str | None, topic: str | None) -> list[Stan
 
 
 def _show_queues(standings: list[Standing]) -> None:
-    headings = ("queue", "next offset", "end", "behind", "in flight")
     rows = []
     for standing in standings:
         held = {each.queue_id: each for each in standing.offsets}
@@ -134,7 +132,7 @@ def _show_queues(standings: list[Standing]) -> None:
             own = held.get(queue)
             numbers = ("-", end, "-", "-") if own is None else (own.next_offset, end, max(end - own.next_offset, 0), own.in_flight)
             rows.append([standing.group, standing.topic, queue, *numbers])
-    show.table((Column("group"), Column("topic"), *(Column(heading, right=True) for heading in headings)), rows)
+    show.table(show.columns(["group", "topic"], ["queue", "next offset", "end", "behind", "in flight"]), rows)
 
 
 def _standing_document(standing: Standing) -> dict[str, Any]:

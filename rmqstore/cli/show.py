@@ -44,6 +44,11 @@ class Column(NamedTuple):
     long: bool = False
 
 
+def columns(texts: Sequence[str], numbers: Sequence[str]) -> list[Column]:
+    """Return the columns of a table whose rows are sequences of cells: texts first, then numbers."""
+    return [*map(Column, texts), *(Column(heading, right=True) for heading in numbers)]
+
+
 def console() -> Console:
     """Return the console of stdout."""
     return Console(highlight=False, emoji=False, markup=False)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from rmqstore import ManualClock
 from rmqstore.cli import main, stores
-from rmqstore.cli.demo_store import leave_store
+from rmqstore.cli.demo import leave_store
 from rmqstore.plugins import get_plugins
 
 PAGE = Path(__file__).with_name("guide.md")

@@ -10,7 +10,7 @@ import typer
 
 import rmqstore
 from rmqstore.cli import demo as command
-from rmqstore.cli.demo_orders import CLOSE_AFTER_MS, DAY_MS, GROUP, START_MS, TOPIC, OrderDay, make_orders
+from rmqstore.cli.demo import CLOSE_AFTER_MS, DAY_MS, GROUP, START_MS, TOPIC, OrderDay, make_orders
 from rmqstore.plugins import BrokenPluginWarning, EngineState, Plugins
 
 with warnings.catch_warnings():

@@ -15,23 +15,7 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from rmqstore.cli import (
-    bench,
-    config,
-    conformance,
-    copies,
-    demo,
-    doctor,
-    engines,
-    groups,
-    inspect,
-    looking,
-    new_engine,
-    pop,
-    send,
-    settle,
-    timers,
-)
+from rmqstore.cli import copies, demo, doctor, engines, groups, looking, pop, send, suites, timers
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.cli.options import EPILOGS, examples
 from rmqstore.errors import RmqstoreError
@@ -161,13 +145,13 @@ def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
         to.command(command.__name__.strip("_").replace("_", "-"), epilog=EPILOGS[command])(_interruptible(command))
 
 
-_add(app, send.send, pop.pop, settle.ack, settle.cancel, timers.timers)
+_add(app, send.send, pop.pop, pop.ack, pop.cancel, timers.timers)
 _add(app, looking.topics, looking.lag, looking.peek, looking.leases, looking.where, groups.group)
 app.add_typer(dead_letters, name="dlq")
 _add(dead_letters, groups.list_, groups.resend, groups.drop)
-_add(app, config.config, doctor.doctor, inspect.inspect, conformance.conformance)
+_add(app, engines.config, doctor.doctor, doctor.inspect, suites.conformance)
 app.add_typer(benchmarks, name="bench")
-_add(benchmarks, bench.run, bench.workloads, bench.report)
-_add(app, bench.load_test, new_engine.new_engine)
+_add(benchmarks, suites.run, suites.workloads, suites.report)
+_add(app, suites.load_test, engines.new_engine)
 _add(app, copies.verify, copies.snapshot, copies.restore, copies.dump, copies.load, copies.migrate)
 _add(app, engines.engines, demo.demo, completion)

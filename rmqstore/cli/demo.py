@@ -1,13 +1,21 @@
-"""``rmqstore demo``: a day of orders through every installed engine, checked order by order; then some seconds on the real clock."""
+"""``rmqstore demo``: a day of orders through every installed engine, checked order by order; then some seconds on the real clock.
+
+The day is that of a shop whose orders close after 30 minutes unless they are paid. With ``--store`` it also leaves a store for a look
+inside: another shop, in the middle of its day, with all that an operator meets.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -15,15 +23,16 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
-from rmqstore.cli.demo_store import check_place, leave_store
 from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.cli.options import complete_engine, examples
 from rmqstore.cli.show import Cell
 from rmqstore.clock import ManualClock, SystemClock
-from rmqstore.message import Message
+from rmqstore.contract import AckOutcome, CancelOutcome
+from rmqstore.errors import StorePathError
+from rmqstore.message import Message, PoppedMessage
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.store import open as open_store
+from rmqstore.store import Store, open as open_store
+from rmqstore.store.sending import SendReceipt
 
 _SEED = 7
 _LIVE_TIMERS = 2000
@@ -192,3 +201,344 @@ def _live(path: Path, engine: str, timers: int) -> Lateness:
         if any(late < 0 for late in late_ms):
             problems.append(f"{sum(late < 0 for late in late_ms)} timers came early, by up to {-min(late_ms)} ms")
     return Lateness(late_ms, problems)
+
+
+# ---------------------------------------------------------------- a day of orders
+
+
+TOPIC: Final = "close-order"
+GROUP: Final = "closers"
+MINUTE_MS: Final = 60_000
+DAY_MS: Final = 24 * 60 * MINUTE_MS
+START_MS: Final = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp()) * 1000
+CLOSE_AFTER_MS: Final = 30 * MINUTE_MS
+LAST_PAID_MS: Final = 28 * MINUTE_MS
+PAID_SHARE: Final = 0.85
+BY_KEY_EVERY: Final = 100
+"""One payment in so many knows only the order's number, not the handle, so it cancels by key."""
+
+HANG_MS: Final = START_MS + 20 * 60 * MINUTE_MS
+DEATH_MS: Final = HANG_MS + 5 * MINUTE_MS
+"""In the evening peak the third consumer hangs: it pops and acks nothing any more, until it dies."""
+
+FLUSH_EVERY_MS: Final = 5 * MINUTE_MS
+INVISIBLE_MS: Final = 2 * MINUTE_MS
+POP: Final = 32
+HUNG_POP: Final = 256
+_SETTLE_MINUTES: Final = 10
+_SHOWN_IDS: Final = 3
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One order; ``paid_ms`` is None when it is not paid."""
+
+    number: str
+    created_ms: int
+    paid_ms: int | None
+    body: bytes
+
+    @property
+    def closes_ms(self) -> int:
+        """When it is closed unless it was paid."""
+        return self.created_ms + CLOSE_AFTER_MS
+
+
+def make_orders(count: int, seed: int) -> list[Order]:
+    """Return a day of ``count`` orders by time of arrival: quiet nights, a peak at noon, a higher one in the evening."""
+    rng = np.random.default_rng(seed)
+    hour = (np.arange(1440) + 0.5) / 60
+    rate = 0.15 + 1.1 * np.exp(-(((hour - 12.5) / 1.8) ** 2)) + 1.6 * np.exp(-(((hour - 20.0) / 2.2) ** 2)) + 0.4 * (hour > 8)
+    minutes = rng.choice(1440, count, p=rate / rate.sum())
+    created = np.sort(minutes * MINUTE_MS + rng.integers(0, MINUTE_MS, count)) + START_MS
+    waited = np.minimum(rng.lognormal(np.log(4 * MINUTE_MS), 0.9, count), LAST_PAID_MS).astype(np.int64)
+    is_paid = rng.random(count) < PAID_SHARE
+    customers = rng.zipf(1.3, count) % 40_000
+    cents = (100 * rng.lognormal(3.4, 0.8, count)).astype(np.int64) + 99
+    orders = []
+    for row, (at, wait, paid, customer, amount) in enumerate(
+        zip(created.tolist(), waited.tolist(), is_paid.tolist(), customers.tolist(), cents.tolist(), strict=True)
+    ):
+        number = f"A{row:07d}"
+        body = {"order": number, "customer": f"C{customer:05d}", "amount": f"{amount / 100:.2f}", "currency": "EUR", "created_ms": at}
+        orders.append(Order(number, at, at + wait if paid else None, json.dumps(body).encode()))
+    return orders
+
+
+class Tally(msgspec.Struct):
+    """What happened in one day, in messages; ``lost_leases`` were held by the consumer that hung and died."""
+
+    orders: int = 0
+    cancelled: int = 0
+    by_key: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    lost_leases: int = 0
+    seconds: float = 0.0
+
+    @property
+    def operations(self) -> int:
+        """Messages sent, cancelled, popped and acked."""
+        return self.orders + self.cancelled + self.delivered + self.redelivered + self.acked
+
+
+class OrderDay:
+    """Plays the day against one store, minute by minute, and keeps what it saw by order number."""
+
+    def __init__(self, store: Store, clock: ManualClock, orders: Sequence[Order]) -> None:
+        self._store = store
+        self._clock = clock
+        self._orders = orders
+        self._receipts: dict[str, SendReceipt] = {}
+        self._payments = sorted((order.paid_ms, order.number) for order in orders if order.paid_ms is not None)
+        self._paid = 0
+        self._deliveries: Counter[str] = Counter()
+        self._acks: Counter[str] = Counter()
+        self._cancelled: set[str] = set()
+        self._problems: list[str] = []
+        self.tally = Tally()
+
+    def play(self, progress: Callable[[int], None]) -> Tally:
+        """Play it through; ``progress`` is told the orders that arrived and the payments that came in each minute."""
+        start_s = time.perf_counter()
+        for now_ms, arrived in self._minutes():
+            self._clock.set(now_ms)
+            before = self._paid
+            self._schedule(arrived)
+            self._cancel_paid(now_ms)
+            self._store.tick()
+            self._consume(now_ms)
+            if (now_ms - START_MS) % FLUSH_EVERY_MS == 0:
+                self._store.flush()
+            progress(len(arrived) + self._paid - before)
+        self.tally.seconds = time.perf_counter() - start_s
+        return self.tally
+
+    def _minutes(self) -> Iterator[tuple[int, list[Order]]]:
+        """Yield the end of each minute with the orders that came in it; goes on until all are closed and expired leases are back."""
+        at = 0
+        for now_ms in range(START_MS + MINUTE_MS, START_MS + DAY_MS + CLOSE_AFTER_MS + _SETTLE_MINUTES * MINUTE_MS, MINUTE_MS):
+            first = at
+            while at < len(self._orders) and self._orders[at].created_ms < now_ms:
+                at += 1
+            yield now_ms, list(self._orders[first:at])
+
+    def _schedule(self, orders: list[Order]) -> None:
+        if orders:
+            sent = self._store.send_batch(
+                [Message(TOPIC, order.body, keys=(order.number,), deliver_at_ms=order.closes_ms) for order in orders]
+            )
+            self._receipts.update(zip((order.number for order in orders), sent, strict=True))
+            self.tally.orders += len(orders)
+
+    def _cancel_paid(self, now_ms: int) -> None:
+        by_handle: dict[str, str] = {}
+        while self._paid < len(self._payments) and self._payments[self._paid][0] < now_ms:
+            number = self._payments[self._paid][1]
+            receipt = self._receipts.pop(number)
+            if self._paid % BY_KEY_EVERY == 0:
+                self._note_cancel(number, self._store.cancel_key(TOPIC, number))
+                self.tally.by_key += 1
+            else:
+                by_handle[number] = receipt.handle or ""
+            self._paid += 1
+        for number, outcome in zip(by_handle, self._store.cancel(list(by_handle.values())), strict=True):
+            self._note_cancel(number, [outcome])
+
+    def _note_cancel(self, number: str, outcomes: list[CancelOutcome]) -> None:
+        if outcomes == [CancelOutcome.CANCELLED]:
+            self.tally.cancelled += 1
+            self._cancelled.add(number)
+        else:
+            self._problems.append(f"cancelling order {number} before its time gave {outcomes}")
+
+    def _consume(self, now_ms: int) -> None:
+        """Three consumers take turns until nothing is left; the third hangs, then dies, holding what it popped."""
+        healthy = 3 if now_ms < HANG_MS else 2
+        if HANG_MS <= now_ms < DEATH_MS:
+            held = self._store.pop(TOPIC, GROUP, max_messages=HUNG_POP, invisible_ms=INVISIBLE_MS)
+            self._note_deliveries(held)
+            self.tally.lost_leases += len(held)
+        busy = True
+        while busy:
+            busy = False
+            for _ in range(healthy):
+                popped = self._store.pop(TOPIC, GROUP, max_messages=POP, invisible_ms=INVISIBLE_MS)
+                if popped:
+                    busy = True
+                    self._note_deliveries(popped)
+                    self._note_acks(popped, self._store.ack(popped))
+
+    def _note_deliveries(self, popped: Sequence[PoppedMessage]) -> None:
+        for message in popped:
+            number = message.keys[0]
+            due_ms = message.deliver_at_ms or 0
+            if message.attempt == 1:
+                self.tally.delivered += 1
+                if message.store_ms < due_ms:
+                    self._problems.append(f"order {number} was handed over {due_ms - message.store_ms} ms early")
+                elif message.store_ms - due_ms > MINUTE_MS:
+                    self._problems.append(f"order {number} was handed over {message.store_ms - due_ms} ms late, a tick is {MINUTE_MS} ms")
+            else:
+                self.tally.redelivered += 1
+            self._deliveries[number] += 1
+            if json.loads(message.body)["order"] != number:
+                self._problems.append(f"order {number} came with the body of another one")
+
+    def _note_acks(self, popped: Sequence[PoppedMessage], outcomes: Sequence[AckOutcome]) -> None:
+        for message, outcome in zip(popped, outcomes, strict=True):
+            if outcome is AckOutcome.ACKED:
+                self.tally.acked += 1
+                self._acks[message.keys[0]] += 1
+            else:
+                self._problems.append(f"the ack of order {message.keys[0]} gave {outcome.value}")
+
+    def problems(self) -> list[str]:
+        """Check the day by order number; returns one sentence for each broken promise."""
+        problems = self._problems
+        paid = {order.number for order in self._orders if order.paid_ms is not None}
+        unpaid = {order.number for order in self._orders} - paid
+        self._expect(paid == self._cancelled, "orders were paid but not cancelled", paid - self._cancelled)
+        self._expect(not paid & self._deliveries.keys(), "paid orders were delivered", paid & self._deliveries.keys())
+        self._expect(unpaid == self._deliveries.keys(), "unpaid orders were never delivered", unpaid - self._deliveries.keys())
+        self._expect(unpaid == self._acks.keys(), "unpaid orders were never acked", unpaid - self._acks.keys())
+        twice = {number for number, count in self._acks.items() if count != 1}
+        self._expect(not twice, "orders were acked more than once", twice)
+        again = sum(self._deliveries.values()) - len(self._deliveries)
+        if again != self.tally.lost_leases:
+            problems.append(f"{self.tally.lost_leases} leases were held by the consumer that died, but {again} messages came again")
+        lag = self._store.lag(TOPIC, GROUP)
+        if (lag.ready, lag.in_flight, lag.retry, lag.dead) != (0, 0, 0, 0):
+            problems.append(f"the group is not done: {lag}")
+        if pending := self._store.pending().total:
+            problems.append(f"{pending} timers are still pending")
+        problems += [f"verify: {difference}" for difference in self._store.verify()]
+        return problems
+
+    def _expect(self, holds: bool, what: str, numbers: set[str]) -> None:
+        if not holds:
+            self._problems.append(f"{len(numbers)} {what}, for example {', '.join(sorted(numbers)[:_SHOWN_IDS]) or '(others)'}")
+
+
+# ---------------------------------------------------------------- the store that is left
+
+
+HOUR_MS: Final = 60 * MINUTE_MS
+_HISTORY_MS: Final = 3 * HOUR_MS
+_FILE: Final = "rmqstore.toml"
+_FIRST_LINE: Final = "# Made by `rmqstore demo`, which replaces this store when it is run again."
+_SETTINGS: Final = f"""{_FIRST_LINE}
+max_retries = 3           # the shop gives up early
+retention_ms = 172800000  # two days
+"""
+_LEFT_SEED: Final = 11
+_TIMERS: Final = 2400
+_PAID_EVERY: Final = 7
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which :func:`leave_store` would make no store; changes nothing.
+
+    Raises:
+        StorePathError: something else is there, or its parent is missing.
+    """
+    if path.exists():
+        file = path / _FILE
+        if not (file.is_file() and file.read_text(encoding="utf-8", errors="replace").startswith(_FIRST_LINE)):
+            raise StorePathError(f"{path} exists and was not made by the demo; name another directory with --store")
+    elif not path.parent.is_dir():
+        raise StorePathError(f"{path.parent} does not exist; make it first, or name another directory with --store")
+
+
+def leave_store(path: Path, engine: str, now_ms: int) -> None:
+    """Make the store ``path``, in place of one that an earlier run left.
+
+    Raises:
+        StorePathError: as :func:`check_place` says.
+    """
+    check_place(path)
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir()
+    (path / _FILE).write_text(_SETTINGS, encoding="utf-8")
+    clock = ManualClock(now_ms - _HISTORY_MS)
+    with open_store(path, engine=engine, clock=clock, services=False, flush="async") as store:
+        _Shop(store, clock, now_ms).live()
+
+
+class _Shop:
+    """Three hours of a shop: orders that time out, invoices that one consumer cannot digest, parcels that must keep their order."""
+
+    def __init__(self, store: Store, clock: ManualClock, now_ms: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._now_ms = now_ms
+        self._rng = np.random.default_rng(_LEFT_SEED)
+
+    def live(self) -> None:
+        """Live through the hours up to now."""
+        self._store.topics.create("parcels", 2)
+        self._order_timeouts()
+        self._invoices()
+        self._parcels()
+        while self._clock.now_ms() < self._now_ms:
+            self._clock.set(min(self._clock.now_ms() + 10 * MINUTE_MS, self._now_ms))
+            self._store.tick()
+            self._store.ack(self._store.pop("orders", "closers", max_messages=1024))
+        self._consumers_now()
+
+    def _order_timeouts(self) -> None:
+        """Timers from now on, most of them soon; one in seven is cancelled again, as if paid."""
+        delays = self._rng.gamma(1.4, 2.2 * HOUR_MS, _TIMERS).astype(np.int64)
+        rows = [
+            Message(
+                "orders",
+                f'{{"order": {row}, "action": "close"}}'.encode(),
+                tag="close",
+                keys=(f"order-{row}",),
+                properties={"amount": str(10 + row % 490), "region": ("eu", "us", "asia")[row % 3]},
+                message_id=f"close-{row}",
+                deliver_at_ms=self._clock.now_ms() + int(delay) + MINUTE_MS,
+            )
+            for row, delay in enumerate(delays.tolist())
+        ]
+        receipts = self._store.send_batch(rows)
+        self._store.cancel([str(each.handle) for each in receipts[::_PAID_EVERY]])
+
+    def _invoices(self) -> None:
+        """Invoices for two groups; one of them fails on what it cannot read, until its attempts are used up."""
+        rows = [
+            Message(
+                "invoices", f"invoice {row}".encode(), tag="pdf" if row % 5 else "scan", keys=(f"invoice-{row}",), message_id=f"inv-{row}"
+            )
+            for row in range(500)
+        ]
+        self._store.send_batch(rows)
+        bad = {"inv-40", "inv-121", "inv-305"}
+        for _ in range(4):
+            while popped := self._store.pop("invoices", "billing", max_messages=64, invisible_ms=MINUTE_MS):
+                self._store.ack([each for each in popped if each.message_id not in bad])
+            self._clock.advance(MINUTE_MS)
+            self._store.tick()
+        self._store.ack(self._store.pop("invoices", "archive", max_messages=160))
+
+    def _parcels(self) -> None:
+        """Parcels in the order of their customers."""
+        rows = [
+            Message(
+                "parcels",
+                f"step {step} of parcel {parcel}".encode(),
+                message_group=f"parcel-{parcel}",
+                message_id=f"parcel-{parcel}-{step}",
+            )
+            for parcel in range(12)
+            for step in ("packed", "labelled", "shipped")
+        ]
+        self._store.send_batch(rows)
+
+    def _consumers_now(self) -> None:
+        """What is under way at this moment."""
+        self._store.pop("invoices", "archive", max_messages=8, invisible_ms=30 * MINUTE_MS)
+        self._store.pop("parcels", "shipping", max_messages=6, invisible_ms=15 * MINUTE_MS, order=True)
+        failed = self._store.pop("invoices", "printing", max_messages=3, invisible_ms=1000)
+        self._store.retry_later(failed)

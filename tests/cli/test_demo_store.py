@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqstore.cli import demo
-from rmqstore.cli.demo_store import check_place, leave_store
+from rmqstore.cli.demo import check_place, leave_store
 from rmqstore.errors import StorePathError
 from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command

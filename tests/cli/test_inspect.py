@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore.cli import inspect
+from rmqstore.cli import doctor
 from rmqstore.plugins import Plugins
 from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
@@ -50,7 +50,7 @@ def acme(site: Site, cli: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command see the distributions that there are now."""
     plugins = Plugins()
-    monkeypatch.setattr(inspect, "get_plugins", lambda: plugins)
+    monkeypatch.setattr(doctor, "get_plugins", lambda: plugins)
 
 
 def test_tables(cli: Command, acme: Path) -> None:

@@ -35,7 +35,7 @@ from rmqstore.filters.conditions import (
     opposite,
     same,
 )
-from rmqstore.filters.faults import Fault, quoted
+from rmqstore.filters.filter import Fault, quoted
 
 MAX_DEPTH = 100
 """Levels of parentheses, NOT and comparisons in each other; evaluation recurses once a level."""

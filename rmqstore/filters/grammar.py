@@ -15,7 +15,7 @@ from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 
 from rmqstore.filters.building import Builder
 from rmqstore.filters.conditions import Condition
-from rmqstore.filters.faults import Fault, quoted
+from rmqstore.filters.filter import Fault, quoted
 
 _GRAMMAR = r"""
 start: condition

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rmqstore.batch import IN_SCHEMA
-from rmqstore.spark.columns import ddl
+from rmqstore.spark.columns import ddl, shard_of
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.ingest import ShardReport
-from rmqstore.spark.routing import shard_of
 from rmqstore.spark.running import HandOverReport, ScheduleReport, hand_over, migrate, schedule
 
 if TYPE_CHECKING:

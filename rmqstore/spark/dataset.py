@@ -41,7 +41,7 @@ from rmqstore.errors import (
 )
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
-from rmqstore.spark.routing import ROUTING
+from rmqstore.spark.columns import ROUTING
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, json_bytes, read_manifest, write_durably
 from rmqstore.store.opening import checked_path

@@ -26,7 +26,7 @@ from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalMessageError, TransferError, system_error
 from rmqstore.plugins import get_plugins
-from rmqstore.spark.routing import shard_column
+from rmqstore.spark.columns import shard_column
 
 try:
     from zlib_ng.zlib_ng import crc32

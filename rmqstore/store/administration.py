@@ -17,7 +17,7 @@ from rmqstore.tables import State
 
 if TYPE_CHECKING:
     from rmqstore.store.reader import Reader
-    from rmqstore.transfer.dumping import DumpReport
+    from rmqstore.transfer.dumps import DumpReport
     from rmqstore.transfer.incoming import Progress
 
 
@@ -132,7 +132,7 @@ class Transfer(Part):
 
     def dump(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
         """Write all that the store holds into the new directory ``path``; ``rmqstore.transfer.dump`` says more."""
-        from rmqstore.transfer.dumping import dump  # a dump reads Parquet, which few programs need at their start
+        from rmqstore.transfer.dumps import dump  # a dump reads Parquet, which few programs need at their start
 
         self._store._check_open()
         return dump(self._store, path, progress=progress)

@@ -11,10 +11,8 @@
 1
 """
 
-from rmqstore.transfer.dumping import DumpReport, dump
-from rmqstore.transfer.dumps import Dump, open_dump
+from rmqstore.transfer.dumps import Dump, DumpReport, dump, open_dump
 from rmqstore.transfer.incoming import Progress
-from rmqstore.transfer.loading import LoadReport, load, load_into
-from rmqstore.transfer.migrating import MigrateReport, migrate
+from rmqstore.transfer.loading import LoadReport, MigrateReport, load, load_into, migrate
 
 __all__ = ["Dump", "DumpReport", "LoadReport", "MigrateReport", "Progress", "dump", "load", "load_into", "migrate", "open_dump"]

@@ -13,9 +13,9 @@ import pytest
 import rmqstore
 from rmqstore.batch import MessageBatch
 from rmqstore.spark import Dataset, migrating, repair, shard_of
+from rmqstore.spark.columns import crc32_column, shard_column
 from rmqstore.spark.ingest import ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits
-from rmqstore.spark.routing import crc32_column, shard_column
 from tests.spark.datasets import ENGINE, ENGINES, committed, creation_left_behind, ingested, rows, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")

@@ -26,7 +26,7 @@ from rmqstore_benchmarks.machine import default_directory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rmqstore.spark.standalone import StandaloneCluster
+    from rmqstore.spark.sessions import StandaloneCluster
 
 _QUICK_MESSAGES: Final = 50_000
 _WORKERS: Final = 2
@@ -143,7 +143,7 @@ def _begun(request: Request) -> Begun:
 def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:
     cluster: StandaloneCluster | None = None
     if begun.cluster:
-        from rmqstore.spark.standalone import StandaloneCluster
+        from rmqstore.spark.sessions import StandaloneCluster
 
         cluster = stack.enter_context(StandaloneCluster(_WORKERS))
     master = cluster.master if cluster is not None else begun.master

@@ -33,7 +33,7 @@ from rmqstore_benchmarks.load.plan import VERSION, Plan
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rmqstore.spark.standalone import StandaloneCluster
+    from rmqstore.spark.sessions import StandaloneCluster
 
 # ---------------------------------------------------------------- the directory
 

@@ -18,6 +18,7 @@ from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, exa
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import TransferError
 from rmqstore.settings import CORE_SETTINGS, allowed
+from rmqstore.store.directory import engines_in
 from rmqstore.store.snapshots import restore as restore_snapshot
 from rmqstore.transfer.dumps import MANIFEST, PROGRESS
 
@@ -154,11 +155,10 @@ def _precision_ms(text: str) -> int:
 def _engine_of(store: Path) -> str:
     """Return the one engine of a store, for a migration that changes the precision only."""
     stores.require(store)
-    baked = (stores.manifest(store) or {})["baked"]
-    if baked["timer_engine"] != baked["pop_engine"]:
-        both = f"{baked['timer_engine']} and {baked['pop_engine']}"
-        raise typer.BadParameter(f"{store} has two engines, {both}; name the one that it shall have", param_hint="--engine")
-    return str(baked["timer_engine"])
+    engine, *others = engines_in(stores.manifest(store) or {})
+    if others:
+        raise typer.BadParameter(f"{store} has two engines, {engine} and {others[0]}; name the one it shall have", param_hint="--engine")
+    return engine
 
 
 def _report(path: Path, tables: Mapping[str, int], previous: Path | None, as_json: bool) -> None:

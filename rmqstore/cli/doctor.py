@@ -23,13 +23,13 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import MINUTE_MS, clock_and_relative, clock_time, iso, relative, span, time_option
-from rmqstore.contract import Cell, Inspection, Inspector, Moment, Section
+from rmqstore.contract import Cell, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark import repair
 from rmqstore.spark.dataset import Dataset, is_dataset
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader
 
@@ -96,7 +96,8 @@ def doctor(
         checks = [{"check": each.check, "level": each.level.value, "text": each.text} for each in findings]
         show.document({"path": str(store), "is_well": not counts[Level.PROBLEM], "checks": checks})
     else:
-        show.note(_sum(counts))
+        parts = [show.count(counts[level], level.value) for level in (Level.PROBLEM, Level.WARNING) if counts[level]]
+        show.note(f"{' and '.join(parts)}." if parts else "All is well.")
     if counts[Level.PROBLEM]:
         raise typer.Exit(EXIT_NOT_DONE)
 
@@ -112,11 +113,6 @@ def _repair(path: Path, *, finish: bool, undo: bool, drop_job: str | None) -> No
         sentences = repair.finish(dataset) if finish else repair.undo(dataset)
     for sentence in sentences:
         show.note(f"{sentence[0].upper()}{sentence[1:]}.")
-
-
-def _sum(counts: dict[Level, int]) -> str:
-    parts = [show.count(counts[level], level.value) for level in (Level.PROBLEM, Level.WARNING) if counts[level]]
-    return f"{' and '.join(parts)}." if parts else "All is well."
 
 
 def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
@@ -164,7 +160,7 @@ def _engines_of(path: Path) -> set[str]:
     with suppress(RmqstoreError, OSError):
         manifest = stores.manifest(path)
         if manifest is not None:
-            return {manifest["baked"][side] for side in ("timer_engine", "pop_engine")}
+            return set(engines_in(manifest))
     return set()
 
 
@@ -194,7 +190,7 @@ def _directory(path: Path) -> Iterator[Finding]:
         what = "is no store" if path.exists() else "does not exist"
         yield Finding("store", Level.PROBLEM, f"{path} {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
         return
-    engines = " + ".join(dict.fromkeys(manifest["baked"][side] for side in ("timer_engine", "pop_engine")))
+    engines = " + ".join(engines_in(manifest))
     yield Finding("store", Level.OK, f"format {manifest['format']}, store id {manifest['store_id']:08x}, engine {engines}")
 
 
@@ -239,9 +235,9 @@ def _start_of(pid: int) -> str | None:
 
 def _files(path: Path, in_use: set[str]) -> Iterator[Finding]:
     for engine in sorted(in_use):
-        files = [entry for entry in (path / engine).rglob("*") if entry.is_file()]
+        files, taken = _bytes_in(path / engine)
         if files:
-            yield Finding("files", Level.OK, f"{engine}: {show.count(len(files), 'file')}, {size(sum(map(_bytes_of, files)))}")
+            yield Finding("files", Level.OK, f"{engine}: {show.count(files, 'file')}, {size(taken)}")
         else:
             yield Finding("files", Level.PROBLEM, f"{path / engine} holds no files of engine {engine}; restore the store from a snapshot")
 
@@ -257,7 +253,7 @@ def _settings(path: Path) -> Finding:
 
 
 def _disk(path: Path) -> Finding:
-    used = sum(_bytes_of(entry) for entry in path.rglob("*") if entry.is_file())
+    _, used = _bytes_in(path)
     free = shutil.disk_usage(path).free
     text = f"{size(free)} free, the store takes {size(used)}"
     if not os.access(path, os.W_OK):
@@ -274,7 +270,8 @@ def _clock(path: Path) -> Finding:
     now_ms = stores.now_ms()
     if now_ms < _SANE_FROM_MS:
         return Finding("clock", Level.PROBLEM, f"the clock says {clock_time(now_ms)}; set it, or timers come at the wrong time")
-    newest_ms = max(_written_ms(entry) for entry in (path / MANIFEST_NAME, *path.glob("*/*")))
+    found = (_status(entry) for entry in (path / MANIFEST_NAME, *path.glob("*/*")))
+    newest_ms = max((status.st_mtime_ns // 1_000_000 for status in found if status), default=0)
     if newest_ms > now_ms + _CLOCK_SLACK_MS:
         what = f"the clock says {clock_time(now_ms)}, but the store was written {relative(newest_ms, now_ms)}"
         return Finding("clock", Level.WARNING, f"{what}; it was set back, or was ahead then")
@@ -305,53 +302,39 @@ def _contents(store: Reader) -> Iterator[Finding]:
     yield Finding("contents", Level.OK, f"{messages}, {waiting}")
     pending = store.pending((0, max(now_ms, 1)))
     if pending.counts[0] and pending.earliest_ms is not None:
-        yield _overdue(store.path, pending.counts[0], now_ms - pending.earliest_ms)
+        late_ms = now_ms - pending.earliest_ms
+        late = f"{show.count(pending.counts[0], 'timer')} overdue, the first by {span(late_ms)}"
+        if late_ms < _TIMER_SLACK_MS and _holder(store.path) is not None:
+            yield Finding("timers", Level.OK, f"{late}; the program that has the store open is about to deliver them")
+        else:
+            yield Finding("timers", Level.WARNING, f"{late}; they are delivered when a program opens the store with its services")
     for info in store.topics.list(system=True):
         kept = sum(info.max_offsets) - sum(info.min_offsets)
+        group = info.name.removeprefix(DLQ_PREFIX)
         if kept and info.name == PARKED_TOPIC:
-            yield Finding(
-                "parked", Level.WARNING, f"entries were parked since they could not be read; `rmqstore dlq list {store.path} --parked`"
-            )
-        elif kept and info.name.startswith(DLQ_PREFIX):
-            yield from _dead(store, info.name.removeprefix(DLQ_PREFIX))
-    yield from _expired(store)
-
-
-def _expired(store: Reader) -> Iterator[Finding]:
+            what = "entries were parked since they could not be read"
+            yield Finding("parked", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} --parked`")
+        elif kept and group != info.name and (dead := len(store.dead_letters.list(group, limit=_COUNTED))):
+            what = f"group {group} gave up {show.count(dead, 'message')}{' or more' if dead == _COUNTED else ''}"
+            yield Finding("dead", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} {group}` shows why")
     for each in store.groups.subscriptions():
         if expired := store.lag(each.topic, each.group).expired:
             took = f"retention took {show.count(expired, 'message')} of topic {each.topic} before group {each.group} had popped them"
             yield Finding("retention", Level.WARNING, f"{took}; `rmqstore config {store.path}` shows retention_ms, where 0 is no age limit")
 
 
-def _overdue(path: Path, number: int, late_ms: int) -> Finding:
-    late = f"{show.count(number, 'timer')} overdue, the first by {span(late_ms)}"
-    if late_ms < _TIMER_SLACK_MS and _holder(path) is not None:
-        return Finding("timers", Level.OK, f"{late}; the program that has the store open is about to deliver them")
-    return Finding("timers", Level.WARNING, f"{late}; they are delivered when a program opens the store with its services")
-
-
-def _dead(store: Reader, group: str) -> Iterator[Finding]:
-    dead = len(store.dead_letters.list(group, limit=_COUNTED))
-    if dead:
-        what = f"group {group} gave up {show.count(dead, 'message')}{' or more' if dead == _COUNTED else ''}"
-        yield Finding("dead", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} {group}` shows why")
-
-
-def _bytes_of(path: Path) -> int:
-    """Return the room that a file takes; 0 when it was removed meanwhile."""
+def _status(path: Path) -> os.stat_result | None:
+    """Return what the system says of a file; None when it was removed meanwhile."""
     try:
-        return path.stat().st_blocks * 512
+        return path.stat()
     except OSError:
-        return 0
+        return None
 
 
-def _written_ms(path: Path) -> int:
-    """Return when a file was written last, ms; 0 when it was removed meanwhile."""
-    try:
-        return path.stat().st_mtime_ns // 1_000_000
-    except OSError:
-        return 0
+def _bytes_in(directory: Path) -> tuple[int, int]:
+    """Return how many files there are in a directory, and the room that they take."""
+    found = [status.st_blocks * 512 for entry in directory.rglob("*") if entry.is_file() and (status := _status(entry))]
+    return len(found), sum(found)
 
 
 def size(number: int) -> str:
@@ -406,7 +389,8 @@ def inspect(
         for engine in passed_over:
             show.note(f"Engine {engine} keeps nothing that can be told file by file; `rmqstore doctor {directory} --deep` looks inside.")
         if looks:
-            show.note(_damage_sum(looks))
+            found = sum(len(look.inspection.damage) for look in looks)
+            show.note(f"{show.count(found, 'place')} damaged or not as expected." if found else "No damage was found.")
     if not is_well:
         raise typer.Exit(EXIT_NOT_DONE)
 
@@ -425,25 +409,14 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
     if is_dataset(path):
         stores.require(path)
     if manifest is None:
-        inspectors = _inspectors()
-        looks = [look for engine, inspector in inspectors.items() if (look := _looked(engine, inspector, path, now_ms)) is not None]
-        if not looks:
-            raise StorePathError(_unknown(directory, inspectors))
-        return looks, []
-    looks, passed_over = [], []
-    for engine in dict.fromkeys(manifest["baked"][side] for side in ("timer_engine", "pop_engine")):
-        inspector = get_plugins().load_inspector(engine)
-        found = None if inspector is None else _looked(engine, inspector, path / engine, now_ms)
-        if found is None:
-            passed_over.append(engine)
-        else:
-            looks.append(found)
-    return looks, passed_over
-
-
-def _looked(engine: str, inspector: Inspector, path: Path, now_ms: int) -> _Look | None:
-    found = inspector(path, now_ms)
-    return None if found is None else _Look(engine, path, found)
+        asked: dict[str, tuple[Inspector | None, Path]] = {engine: (inspector, path) for engine, inspector in _inspectors().items()}
+    else:
+        asked = {engine: (get_plugins().load_inspector(engine), path / engine) for engine in engines_in(manifest)}
+    found = {engine: None if inspector is None else inspector(place, now_ms) for engine, (inspector, place) in asked.items()}
+    looks = [_Look(engine, asked[engine][1], inspection) for engine, inspection in found.items() if inspection is not None]
+    if manifest is None and not looks:
+        raise StorePathError(_unknown(directory, asked))
+    return looks, [] if manifest is None else [engine for engine, inspection in found.items() if inspection is None]
 
 
 def _inspectors() -> dict[str, Inspector]:
@@ -476,7 +449,10 @@ def _print(look: _Look, now_ms: int) -> None:
         show.line()
         show.line(Text(show.plain(section.heading), "bold underline"))
         if section.rows:
-            show.table(_columns(section), [[_text(cell, now_ms) for cell in row] for row in section.rows])
+            # Numbers go to the right.
+            is_number = [all(cell is None or isinstance(cell, int) for cell in cells) for cells in zip(*section.rows, strict=True)]
+            columns = [Column(heading, right=right) for heading, right in zip(section.columns, is_number, strict=True)]
+            show.table(columns, [[_text(cell, now_ms) for cell in row] for row in section.rows])
         if section.note:
             show.line(show.plain(section.note))
     if look.inspection.damage:
@@ -485,23 +461,10 @@ def _print(look: _Look, now_ms: int) -> None:
         show.table(_DAMAGE, look.inspection.damage)
 
 
-def _columns(section: Section) -> list[Column]:
-    """Numbers go to the right; texts of any length may move to lines of their own."""
-    return [
-        Column(heading, right=all(cell is None or isinstance(cell, int) for cell in cells))
-        for heading, cells in zip(section.columns, zip(*section.rows, strict=True), strict=True)
-    ]
-
-
 def _text(cell: Cell, now_ms: int) -> str:
     if isinstance(cell, Moment):
         return clock_and_relative(cell.ms, now_ms)
     return "-" if cell is None else str(cell)
-
-
-def _damage_sum(looks: list[_Look]) -> str:
-    found = sum(len(look.inspection.damage) for look in looks)
-    return f"{show.count(found, 'place')} damaged or not as expected." if found else "No damage was found."
 
 
 def _document(look: _Look) -> dict[str, Any]:
@@ -514,11 +477,11 @@ def _document(look: _Look) -> dict[str, Any]:
             {
                 "heading": section.heading,
                 "note": section.note,
-                "rows": [{column: _plain(cell) for column, cell in zip(section.columns, row, strict=True)} for row in section.rows],
+                "rows": [dict(zip(section.columns, map(_plain, row), strict=True)) for row in section.rows],
             }
             for section in inspection.sections
         ],
-        "damage": [{"file": each.file, "offset": each.offset, "what": each.what} for each in inspection.damage],
+        "damage": [msgspec.structs.asdict(each) for each in inspection.damage],
     }
 
 

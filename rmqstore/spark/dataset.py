@@ -43,7 +43,7 @@ from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.columns import ROUTING
 from rmqstore.store import Store, open as open_store
-from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, json_bytes, read_manifest, write_durably
+from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, engines_in, json_bytes, read_manifest, write_durably
 from rmqstore.store.opening import checked_path
 
 MANIFEST: Final = "rmqstore-dataset.json"
@@ -220,7 +220,7 @@ class Dataset:
     def engines_of(self, shard: int) -> set[str] | None:
         """Return the engines of a shard's two sides; None when it is missing."""
         manifest = read_manifest(self.shard_path(shard))
-        return None if manifest is None else {manifest["baked"]["timer_engine"], manifest["baked"]["pop_engine"]}
+        return None if manifest is None else set(engines_in(manifest))
 
     def open_shard(self, shard: int, *, now_ms: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> Store:
         """Own a shard, without services; waits while another task holds it.

@@ -247,6 +247,11 @@ def _is_manifest(manifest: object) -> bool:
     return type(store_id) is int and 0 < store_id < 2**32 and len(engines) == 2 and all(isinstance(name, str) and name for name in engines)
 
 
+def engines_in(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the engines of a store's sides, one or two, by its manifest."""
+    return list(dict.fromkeys((manifest["baked"]["timer_engine"], manifest["baked"]["pop_engine"])))
+
+
 def write_manifest(directory: Path, manifest: Mapping[str, object]) -> None:
     """Write a manifest durably."""
     write_durably(directory / MANIFEST_NAME, json_bytes(manifest))

@@ -17,7 +17,7 @@ from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
-from rmqstore.store.directory import StoreDirectory, read_manifest
+from rmqstore.store.directory import StoreDirectory, engines_in, read_manifest
 from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
 from rmqstore.store.reader import ReadStore
 from rmqstore.store.snapshots import parted_epoch
@@ -239,7 +239,7 @@ def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progr
             replacement.claim()
             replacement.begin({"wish": wish})
         tables = built(replacement, settings, source, SystemClock(), progress)
-        old = "+".join(dict.fromkeys((baked["timer_engine"], baked["pop_engine"])))
+        old = "+".join(engines_in(directory.manifest or {}))
         replacement.ready(tables, source.epoch, free_name(place, f"before-{old}"))
         return MigrateReport(place, replacement.publish().previous, tables)
 

@@ -180,7 +180,8 @@ def _flattened(
             raise ConfigError(f"{origin}: the name {name!r} holds a dot; write a table, without quotes")
         if isinstance(value, dict) and key not in known:
             if not any(other == key or other.startswith(f"{key}.") for other in tables):
-                raise ConfigError(f"{origin}: {_unknown(f'table [{key}]', key, tables)}; known tables: {_listed(tables)}")
+                listed = ", ".join(f"[{each}]" for each in sorted(tables))
+                raise ConfigError(f"{origin}: {_unknown(f'table [{key}]', key, tables)}; known tables: {listed or 'none'}")
             yield from _flattened(value, f"{key}.", known, tables, origin)
         elif key in known:
             yield key, value
@@ -267,7 +268,3 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence about an unknown name, with the nearest known one; without one, where to look."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"{what} is unknown; did you mean {nearest[0]}?" if nearest else f"{what} is unknown; docs/configuration.md lists the settings"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"[{name}]" for name in sorted(names)) or "none"

@@ -196,13 +196,18 @@ def checked(setting: Setting, value: object, origin: Origin) -> Value:
     """
     plain = _plain(setting, value)
     if setting.type is float and isinstance(plain, int) and not isinstance(plain, bool):
-        plain = _as_float(plain)
+        try:
+            plain = float(plain)
+        except OverflowError:
+            plain = math.inf
     if type(plain) is not setting.type:
         raise _refusal(setting, f"{reprlib.repr(value)} ({type(value).__name__})", origin)
     if isinstance(plain, float) and not math.isfinite(plain):
         raise _refusal(setting, repr(value), origin)
-    is_choice = not setting.choices or plain in setting.choices
-    if not is_choice or _is_outside(setting, plain):
+    if setting.choices and plain not in setting.choices:
+        raise _refusal(setting, reprlib.repr(value), origin)
+    low, high = setting.minimum, setting.maximum
+    if not isinstance(plain, str) and not (-math.inf if low is None else low) <= plain <= (math.inf if high is None else high):
         raise _refusal(setting, reprlib.repr(value), origin)
     return plain
 
@@ -245,20 +250,6 @@ def _plain(setting: Setting, value: object) -> object:
         whole, rest = divmod(value, _ONE_MS)
         return value if rest else whole
     return value
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _is_outside(setting: Setting, value: Value) -> bool:
-    if isinstance(value, str):
-        return False
-    below = setting.minimum is not None and value < setting.minimum
-    return below or (setting.maximum is not None and value > setting.maximum)
 
 
 def _refusal(setting: Setting, given: str, origin: Origin) -> ConfigError:

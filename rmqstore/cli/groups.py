@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -93,7 +93,8 @@ def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOptio
             return
         letters = _letters(opened, group, parked=parked)
     if as_json:
-        show.document({**show.times_document(now=now_ms), "dead_letters": [_document(letter) for letter in letters]})
+        documents = [{**show.struct_document(each), "message": show.message_document(each.message)} for each in letters]
+        show.document({**show.times_document(now=now_ms), "dead_letters": documents})
     elif letters:
         show.table(_COLUMNS, letters)
         what = "parked entries" if parked else f"dead letters of group {group}"
@@ -183,7 +184,3 @@ def _list_groups(store: Reader, *, as_json: bool) -> None:
         show.table(show.columns(["group"], ["dead letters"]), counts.items())
     else:
         show.line("No group has dead letters.")
-
-
-def _document(letter: DeadLetter) -> dict[str, Any]:
-    return {**show.struct_document(letter), "message": show.message_document(letter.message)}

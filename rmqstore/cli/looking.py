@@ -212,13 +212,10 @@ def _show_message(message: PoppedMessage) -> None:
     place = f"{message.topic} queue {message.queue_id} offset {message.queue_offset}"
     parts = [show.plain(message.message_id), *show.words(message)]
     show.line(Text.assemble((place, "bold"), *(f"  {part}" for part in parts)))
-    show.line(Text(f"  came {clock_and_relative(message.store_ms, stores.now_ms())}{_times(message.attempt)}", "dim"))
+    before = f", delivered {show.count(message.attempt, 'time')} before" if message.attempt else ""
+    show.line(Text(f"  came {clock_and_relative(message.store_ms, stores.now_ms())}{before}", "dim"))
     for text in show.body_lines(message.body):
         show.line(f"  {text}")
-
-
-def _times(number: int) -> str:
-    return "" if not number else f", delivered {show.count(number, 'time')} before"
 
 
 _LEASE_COLUMNS: Final = (

@@ -31,16 +31,12 @@ def _in_the_store(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.C
     return completed
 
 
-def _topics_of(store: Reader) -> list[str]:
-    return [topic.name for topic in store.topics.list()]
-
-
 def complete_engine(incomplete: str) -> list[str]:
     """Return the engines that are installed and begin so."""
     return sorted(entry.name for entry in get_plugins().engines() if entry.name.startswith(incomplete))
 
 
-complete_topic = _in_the_store(_topics_of)
+complete_topic = _in_the_store(lambda store: [topic.name for topic in store.topics.list()])
 complete_group = _in_the_store(lambda store: store.groups.list())
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", parser=checked_path)]

@@ -167,7 +167,8 @@ def _print(store: Store, wish: Wish, messages: Sequence[PoppedMessage], tally: T
             if interrupt.is_set:
                 break
             if wish.as_json:
-                show.json_line(_document(message))
+                lease = {**show.times_document(lease_end=_lease_end_ms(message)), "receipt": message.receipt}
+                show.json_line({**show.message_document(message), **lease})
             else:
                 _show(message, wish)
             printed += 1
@@ -183,11 +184,6 @@ def _print(store: Store, wish: Wish, messages: Sequence[PoppedMessage], tally: T
                     show.note(
                         f"rmqstore: message {show.plain(message.message_id)} was not acked, the lease is {outcome.value}; it may come again"
                     )
-
-
-def _document(message: PoppedMessage) -> dict[str, object]:
-    ends_ms = _lease_end_ms(message)
-    return {**show.message_document(message), **show.times_document(lease_end=ends_ms), "receipt": message.receipt}
 
 
 def _lease_end_ms(message: PoppedMessage) -> int | None:

@@ -236,7 +236,12 @@ def _send_rows(owning: Callable[[], AbstractContextManager[Store]], reader: Read
     try:
         with Interrupt() as interrupt, owning() as opened, progress:
             batches = reader.batches()
-            while (batch := _next(batches, interrupt)) is not None:
+            while True:
+                # Only while the file is read, and not while a batch is stored, does Ctrl-C end the command.
+                with interrupt.at_once():
+                    batch = next(batches, None)
+                if batch is None:
+                    break
                 _send_batch(opened, batch, due, tally)
                 progress.update(task, completed=batch.progress)
     except RmqstoreError as error:
@@ -253,12 +258,6 @@ def _send_rows(owning: Callable[[], AbstractContextManager[Store]], reader: Read
         show.note(f"{show.count(tally.before, 'row')} were stored before by the same command, and not again; --run NAME stores them again.")
 
 
-def _next(batches: Iterator[Batch], interrupt: Interrupt) -> Batch | None:
-    """Read on; only here, and not while a batch is stored, does Ctrl-C end the command."""
-    with interrupt.at_once():
-        return next(batches, None)
-
-
 def _stored_so_far(tally: Tally) -> str:
     if not tally.rows:
         return "nothing was stored"
@@ -269,7 +268,9 @@ def _send_batch(store: Store, batch: Batch, due: Due, tally: Tally) -> None:
     rows = batch.rows
     deliver_ms = due.deliver_ms(stores.now_ms())
     if deliver_ms is not None:
-        rows = _with_deliver_time(rows, deliver_ms)
+        at = rows.schema.names.index("deliver_at_ms")
+        given = pa.array(np.full(rows.num_rows, deliver_ms), pa.int64())
+        rows = rows.set_column(at, rows.schema.field(at), pc.coalesce(rows.column(at), given))
     try:
         for mark, part in calls_of(rows, batch.mark):
             sent = store.send_batch(part, marks=(mark,))
@@ -279,9 +280,3 @@ def _send_batch(store: Store, batch: Batch, due: Due, tally: Tally) -> None:
         error.args = (f"{batch.place}: {error}",)
         raise
     tally.batches += 1
-
-
-def _with_deliver_time(rows: pa.RecordBatch, deliver_ms: int) -> pa.RecordBatch:
-    at = rows.schema.names.index("deliver_at_ms")
-    given = pa.array(np.full(rows.num_rows, deliver_ms), pa.int64())
-    return rows.set_column(at, rows.schema.field(at), pc.coalesce(rows.column(at), given))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -93,7 +93,7 @@ def timers(
         if as_list:
             listed = _pending(opened, start_ms or 0, end_ms, topic)
             if as_json:
-                show.document_with(show.times_document(now=now_ms), "timers", (_document(timer) for timer in listed))
+                show.document_with(show.times_document(now=now_ms), "timers", map(_document, listed))
             else:
                 _list(listed)
             return
@@ -131,17 +131,10 @@ def _histogram(store: Reader, start_ms: int, end_ms: int | None, buckets: int, t
 def edges_between(start_ms: int, end_ms: int, buckets: int) -> list[int]:
     """Return the edges of at most ``buckets`` bars of a round width in local time; the first and the last bar may be cut short."""
     offset_ms = _offset_ms(start_ms)
-    width_ms = next(width for width in _widths() if -(-(end_ms + offset_ms) // width) - (start_ms + offset_ms) // width <= buckets)
+    widths_ms = chain(_WIDTHS_MS, (_WIDTHS_MS[-1] << doubled for doubled in count(1)))
+    width_ms = next(width for width in widths_ms if -(-(end_ms + offset_ms) // width) - (start_ms + offset_ms) // width <= buckets)
     first_ms = (start_ms + offset_ms) // width_ms * width_ms - offset_ms + width_ms
     return [start_ms, *range(first_ms, end_ms, width_ms), end_ms]
-
-
-def _widths() -> Iterator[int]:
-    yield from _WIDTHS_MS
-    width = _WIDTHS_MS[-1]
-    while True:
-        width *= 2
-        yield width
 
 
 def _offset_ms(ms: int) -> int:
@@ -169,26 +162,22 @@ def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool, has_end: bool
     show.line()
     first, last = histogram.edges_ms[0], histogram.edges_ms[-1]
     if len(bars) > 1 and inside:
-        show.note(f"A bar starts at its time, local time with offset {_offset(first)}; {show.count(inside, 'timer')} in all bars.")
+        moment = local(first)
+        offset = "+00:00" if moment is None else moment.isoformat()[-6:]
+        show.note(f"A bar starts at its time, local time with offset {offset}; {show.count(inside, 'timer')} in all bars.")
     if not inside:
         show.note(f"No timer is due from {clock_time(first)} {f'to {clock_time(last)}' if has_end else 'on'}.")
     if histogram.before and is_from_now:
         show.note("Overdue timers are delivered as soon as a program opens the store, for example `rmqstore pop`.")
 
 
-def _offset(ms: int) -> str:
-    moment = local(ms)
-    return "+00:00" if moment is None else moment.isoformat()[-6:]
-
-
 def _labels(edges_ms: Sequence[int], is_from_now: bool) -> list[str]:
     """Return the time at which each bar starts, as short as it can be told."""
-    starts = [local(edge) for edge in edges_ms[:-1]]
-    if any(start is None for start in starts):
+    moments = [moment for ms in (*edges_ms[:-1], edges_ms[-1] - 1) if (moment := local(ms)) is not None]
+    if len(moments) < len(edges_ms):
         return [clock_time(edge) for edge in edges_ms[:-1]]
-    moments = [start for start in starts if start is not None]
     inner = edges_ms[1:-1]
-    has_date = moments[0].date() != moments[-1].date() or moments[0].date() != _date_of(edges_ms[-1] - 1)
+    has_date = len({moment.date() for moment in moments}) > 1
     if inner and all((edge + _offset_ms(edge)) % DAY_MS == 0 for edge in inner):
         form = "%Y-%m-%d %a"
     elif any(edge % SECOND_MS for edge in inner):
@@ -198,14 +187,9 @@ def _labels(edges_ms: Sequence[int], is_from_now: bool) -> list[str]:
     else:
         form = "%H:%M"
     form = f"%Y-%m-%d {form}" if has_date and not form.startswith("%Y") else form
-    labels = [moment.strftime(form) for moment in moments]
+    labels = [moment.strftime(form) for moment in moments[:-1]]
     labels = [label[:-3] for label in labels] if form.endswith("%f") else labels
     return ["now", *labels[1:]] if is_from_now else labels
-
-
-def _date_of(ms: int) -> Any:
-    moment = local(ms)
-    return None if moment is None else moment.date()
 
 
 def _bars(bars: Sequence[tuple[str, int]], before_label: str, before: int, after: int) -> None:

@@ -95,8 +95,10 @@ def _parsed(expression: str) -> Filter:
     try:
         if len(expression) > MAX_EXPRESSION:
             raise Fault(MAX_EXPRESSION, f"expected at most {MAX_EXPRESSION} characters, found {len(expression)}")
-        _check_unicode(expression)
+        expression.encode()
         return _parse_tags(expression) or Sql92Filter(expression)
+    except UnicodeEncodeError as error:
+        raise Fault(error.start, "expected Unicode text, found half of a surrogate pair").told(expression) from None
     except Fault as fault:
         raise fault.told(expression) from None
 
@@ -120,13 +122,6 @@ def _parse_tags(expression: str) -> TagFilter | None:
         empty = tags.index("")
         raise Fault(sum(len(part) + len("||") for part in parts[:empty]), "expected a tag, found none", "write tags like a || b")
     return TagFilter(expression, frozenset(tags))
-
-
-def _check_unicode(expression: str) -> None:
-    try:
-        expression.encode()
-    except UnicodeEncodeError as error:
-        raise Fault(error.start, "expected Unicode text, found half of a surrogate pair") from None
 
 
 # ---------------------------------------------------------------- what is wrong with an expression
@@ -160,12 +155,8 @@ class Fault(Exception):
 
 def quoted(text: str) -> str:
     """Return a piece of an expression as a message shows it: on one line, and short."""
-    shown = "".join(char if char.isprintable() else _unprintable(char) for char in text[: 2 * _REACH])
+    shown = "".join(char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text[: 2 * _REACH])
     return f"{shown}…" if len(text) > 2 * _REACH else shown
-
-
-def _unprintable(char: str) -> str:
-    return " " if char.isspace() else "\N{REPLACEMENT CHARACTER}"
 
 
 def _excerpt(expression: str, position: int) -> str:

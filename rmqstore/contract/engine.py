@@ -121,6 +121,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
             return Durability.NONE
         return self.durability[flush][operation]
 
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether a store is empty once it is closed: what was put survives nothing under any setting."""
+        return self.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE
+
 
 def same_durability(*, sync: Durability, asynchronous: Durability) -> dict[Flush, dict[Operation, Durability]]:
     """Return the durability table of an engine that treats all operations alike."""
@@ -176,21 +181,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the framework hands to an engine when it opens it; every value is checked already.
 
+    Those that are not listed here are settings of the framework; docs/configuration.md says what each means.
+
     Attributes:
         store_tag: 32-bit number of this store, part of handles and receipts.
         broker: the store's name in receipts, without a blank.
-        precision_ms: width of a tick.
-        max_delay_ms: horizon set by the user, 0 = the engine's own.
-        congestion_limit: timers per tick above which puts are refused with rising probability (T9), 0 = off.
-        congestion_seed: seed of the random number generator that T9 draws from.
-        cancel_memory_ms / outcome_memory_ms / mark_memory_ms: how long answers stay true (C, P5, I1).
-        default_queues: queues of a topic that is made on demand.
-        max_retries: redeliveries before the dead letter queue (P7).
-        max_in_flight: leases per (group, topic, queue), 0 = no limit (P12).
-        retry_share: share of pops that look at the retry topic first (P13).
-        retention_ms: age limit of messages, 0 = none (Q1).
-        reclaim: whether consumed messages go (Q2).
-        group_expiry_ms: idle time after which a group no longer counts for that, 0 = it always counts (Q3).
+        congestion_limit, congestion_seed: for T9, the seed being that of the draws.
+        cancel_memory_ms, outcome_memory_ms, mark_memory_ms: how long answers stay true (C, P5, I1).
+        max_retries, max_in_flight, retry_share: for P7, P12, P13.
+        retention_ms, reclaim, group_expiry_ms: for Q1, Q2, Q3.
         pop_buffer: pops and acks may wait in memory, within these limits; None = they are written at once.
         flush: whether callers wait for the disk, or are answered before (F1).
         min_epoch: no open epoch is below this one: the store goes on from a copy of another one's state.

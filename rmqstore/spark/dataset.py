@@ -15,9 +15,7 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +24,6 @@ import msgspec
 
 from rmqstore import config
 from rmqstore.clock import ManualClock
-from rmqstore.contract import Durability, Flush, Operation
-from rmqstore.engine.kv.directory import sync_path, sync_tree
 from rmqstore.errors import (
     ConfigError,
     CorruptStoreError,
@@ -43,7 +39,16 @@ from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.columns import ROUTING
 from rmqstore.store import Store, open as open_store
-from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST, StoreDirectory, engines_in, json_bytes, read_manifest, write_durably
+from rmqstore.store.directory import (
+    MANIFEST_NAME as STORE_MANIFEST,
+    StoreDirectory,
+    aside_prefix,
+    engines_in,
+    json_bytes,
+    made_aside,
+    read_manifest,
+    write_durably,
+)
 from rmqstore.store.opening import checked_path
 
 MANIFEST: Final = "rmqstore-dataset.json"
@@ -143,7 +148,7 @@ class Dataset:
         if wanted.timer_engine != wanted.pop_engine:
             raise ConfigError(f"a data set has one engine, not {wanted.timer_engine!r} and {wanted.pop_engine!r}; name one with engine=")
         info, _ = get_plugins().load_engine(wanted.timer_engine)
-        if info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
+        if info.capabilities.keeps_nothing:
             raise UnsupportedOperationError(
                 f"engine {info.name!r} keeps nothing when it is closed, and each task closes its shard; choose a durable one"
             )
@@ -316,39 +321,25 @@ def what_is(place: Path) -> str:
 
 def left_asides(place: Path) -> list[Path]:
     """Return the directories in which data sets for ``place`` are being made, or were left unfinished."""
-    name = re.compile(re.escape(_aside_prefix(place)) + "[0-9a-f]{8}")
+    name = re.compile(re.escape(aside_prefix(place, "creating")) + "[0-9a-f]{8}")
     return sorted(entry for entry in place.parent.iterdir() if name.fullmatch(entry.name) and entry.is_dir())
-
-
-def _aside_prefix(place: Path) -> str:
-    # Names may be as long as the file system takes, so the number tells apart those that begin alike.
-    return f"{place.name[:40]}.{zlib.crc32(os.fsencode(place.name)):08x}.creating-"
 
 
 def _made(place: Path, manifest: Manifest) -> Manifest:
     """Make the data set aside and rename it; return the manifest that is then there, which may be that of a faster one."""
-    aside = place.with_name(_aside_prefix(place) + secrets.token_hex(4))
     try:
-        aside.mkdir()
-        made = Dataset(aside, manifest)
-        for shard in made.shards:
-            open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
-            _give_settings(made.shard_path(shard), manifest)
-        (aside / "jobs").mkdir()
-        write_json(aside / MANIFEST, msgspec.to_builtins(manifest))
-        sync_tree(aside)
-        try:
-            aside.rename(place)
-        except OSError:
-            there = read_dataset_manifest(place)
-            if there is None:
-                raise
-            return there
-        sync_path(place.parent)
-    except OSError as error:
-        raise system_error(error, place) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        with made_aside(place, "creating") as aside:
+            made = Dataset(aside, manifest)
+            for shard in made.shards:
+                open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
+                _give_settings(made.shard_path(shard), manifest)
+            (aside / "jobs").mkdir()
+            write_json(aside / MANIFEST, msgspec.to_builtins(manifest))
+    except StorePathError:
+        there = read_dataset_manifest(place)
+        if there is None:
+            raise
+        return there
     return manifest
 
 

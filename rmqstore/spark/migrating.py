@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset
@@ -36,7 +35,7 @@ def begin(dataset: Dataset, engine: str) -> None:
         EngineLookupError: the engine cannot be used.
     """
     info, _ = get_plugins().load_engine(engine)
-    if info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
+    if info.capabilities.keeps_nothing:
         raise UnsupportedOperationError(f"engine {engine!r} keeps nothing when it is closed; choose a durable one")
     manifest = dataset.manifest
     if manifest.migrating_to == engine:

@@ -113,11 +113,11 @@ def schedule(
     with job.completing():
         if files is not None:
             job.commit(files, now_ms)
-        found = {report.shard: report for report in _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)}
+        sent = _run(df.sparkSession, job.missing_shards(), lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms), ShardReport)
         job.finish()
     if files is None:
         job.check_same(reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_counting, _ANSWER)), StagedFile))
-    return report_of(job, found)
+    return report_of(job, {report.shard: report for report in sent})
 
 
 def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
@@ -162,8 +162,7 @@ def hand_over(
     dataset = Dataset.open(path)
     dataset.check_ready()
     check_no_job_waits(dataset)
-    place = str(dataset.path)
-    found = _run(spark, dataset.shards, lambda shard: tick_shard(Dataset.open(place), shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
+    found = _run(spark, dataset.shards, lambda shard: tick_shard(dataset, shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
     return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))
 
 
@@ -194,8 +193,7 @@ def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> t
     """
     dataset = Dataset.open(path)
     migrating.begin(dataset, engine)
-    place = str(dataset.path)
-    found = _run(spark, dataset.shards, lambda shard: migrating.migrate_shard(Dataset.open(place), shard, engine), migrating.ShardMigration)
+    found = _run(spark, dataset.shards, lambda shard: migrating.migrate_shard(dataset, shard, engine), migrating.ShardMigration)
     migrating.end(dataset, engine)
     return tuple(found)
 
@@ -211,27 +209,24 @@ def answered(call: Callable[[], msgspec.Struct]) -> str:
         return encoded(Failure.of(error))
 
 
+def partition_here() -> int:
+    """Return the number of the task that this process is at."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
 def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
-    path, job_id = str(job.dataset.path), job.id
-
     def run(batches: _Batches) -> _Batches:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        partition = context.partitionId()
-        yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), map(taken, batches), partition, now_ms)))
+        yield _row(answered(lambda: stage(job, map(taken, batches), partition_here(), now_ms)))
 
     return run
 
 
 def _counting(batches: _Batches) -> _Batches:
     yield _row(answered(lambda: counted(map(taken, batches))))
-
-
-def _ingesting(job: Job, lock_wait_ms: int) -> Callable[[int], ShardReport]:
-    path, job_id = str(job.dataset.path), job.id
-    return lambda shard: ingest_shard(Job(Dataset.open(path), job_id), shard, wait_ms=lock_wait_ms)
 
 
 def _run(spark: SparkSession, shards: Sequence[int], work: Callable[[int], _Report], kind: type[_Report]) -> list[_Report]:

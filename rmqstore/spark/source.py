@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -32,7 +31,7 @@ from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import check_delays, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
-from rmqstore.spark.running import answered
+from rmqstore.spark.running import answered, partition_here
 from rmqstore.spark.staging import StagedFile, counted, stage
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class RmqstoreSource(DataSource):
         dataset = Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
         dataset.check_ready()
         job = job_of_write(dataset, options.get("job_id"))
-        return JobWriter(str(dataset.path), job.id, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms)
+        return JobWriter(job, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms)
 
     def _wanted(self) -> Wanted:
         options = self.options
@@ -141,26 +140,19 @@ class Staged(WriterCommitMessage):
 class JobWriter(DataSourceArrowWriter):
     """Writes a job: tasks stage, the commit sends."""
 
-    def __init__(self, path: str, job_id: str, now_ms: int | None, lock_wait_ms: int) -> None:
-        self._path = path
-        self._job_id = job_id
+    def __init__(self, job: Job, now_ms: int | None, lock_wait_ms: int) -> None:
+        self._job = job
         self._now_ms = now_ms
         self._lock_wait_ms = lock_wait_ms
 
-    def _job(self) -> Job:
-        return Job(Dataset.open(self._path), self._job_id)
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None
-        partition = context.partitionId()
-        job = self._job()
-        if job.record() is not None:
-            return Staged(answered(lambda: counted(map(taken, iterator))))
-        return Staged(answered(lambda: stage(job, map(taken, iterator), partition, self._now_ms)))
+        batches = map(taken, iterator)
+        if self._job.record() is not None:
+            return Staged(answered(lambda: counted(batches)))
+        return Staged(answered(lambda: stage(self._job, batches, partition_here(), self._now_ms)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        job = self._job()
+        job = self._job
         files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
         with job.completing():
             self._complete(job, files)
@@ -178,7 +170,7 @@ class JobWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.
-        self._job().discard()
+        self._job.discard()
 
 
 def _path(options: Any) -> str:

@@ -17,13 +17,15 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.engine.kv.directory import sync_path
+from rmqstore.engine.kv.directory import sync_path, sync_tree
 from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreLockedError, StorePathError, system_error
 
 LOCK_NAME = "LOCK"
@@ -211,6 +213,30 @@ class StoreDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+
+
+def aside_prefix(target: Path, doing: str) -> str:
+    """Return how the names of the directories begin in which ``target`` is made."""
+    # Names may be as long as the file system takes, so the number tells apart those that begin alike.
+    return f"{target.name[:40]}.{zlib.crc32(os.fsencode(target.name)):08x}.{doing}-"
+
+
+@contextmanager
+def made_aside(target: Path, doing: str) -> Iterator[Path]:
+    """Give a directory to fill, which becomes ``target`` once it is durable; when that fails, nothing is left."""
+    parent = target.absolute().parent
+    aside = parent / f"{aside_prefix(target, doing)}{secrets.token_hex(4)}"
+    try:
+        aside.mkdir()
+        yield aside
+        sync_tree(aside)
+        aside.rename(target)
+        sync_path(parent)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise system_error(error, target) from error
+        raise
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:

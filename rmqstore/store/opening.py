@@ -11,12 +11,9 @@ from rmqstore import config
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import Config
 from rmqstore.contract import (
-    Durability,
     EngineInfo,
     EngineOptions,
     EngineSession,
-    Flush,
-    Operation,
     PopBuffer,
     PopStore,
     Reclaim,
@@ -171,9 +168,8 @@ def refuse_missing_files(path: Path, info: EngineInfo) -> None:
     Raises:
         CorruptStoreError: naming the directory.
     """
-    keeps_files = info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is not Durability.NONE
     try:
-        is_missing = keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir()))
+        is_missing = not info.capabilities.keeps_nothing and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir()))
     except OSError as error:
         raise system_error(error, path) from error
     if is_missing:

@@ -9,20 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.engine.kv.directory import copy_file, sync_path, sync_tree
+from rmqstore.engine.kv.directory import copy_file
 from rmqstore.errors import StorePathError, system_error
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, write_manifest
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, made_aside, read_manifest, write_manifest
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import ReadStore
-
-_SHOWN: Final = 40
-"""How much of a name goes into that of the directory aside, which may not be too long."""
 
 _LEAST_STEP: Final = 1 << 10
 _DRAWN_STEP: Final = 1 << 20
@@ -45,7 +41,7 @@ def write_snapshot(engines: OwnedEngines, path: Path) -> Path:
         raise StorePathError(f"{path} exists already; a snapshot goes into a new directory")
     if any(above.exists() and above.samefile(engines.directory.held) for above in path.absolute().parents):
         raise StorePathError(f"{path} lies in the store itself, which would copy its own copies; a snapshot goes elsewhere")
-    with _aside(path, "copying") as copy:
+    with made_aside(path, "copying") as copy:
         # Timers first: what is handed over meanwhile cannot be missing from both.
         for engine, session in engines.sessions.items():
             session.snapshot(copy / engine)
@@ -76,7 +72,7 @@ def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> P
         raise StorePathError(f"{target} exists already; restore into a new directory, and swap the two yourself if you mean to replace it")
     if not target.absolute().parent.is_dir():
         raise StorePathError(f"{target.absolute().parent} does not exist; make it first, then restore into {target}")
-    with _aside(target, "restoring") as aside:
+    with made_aside(target, "restoring") as aside:
         # A snapshot that was opened itself has a lock; somebody who holds it may be writing.
         with StoreDirectory(source) if (source / LOCK_NAME).exists() else nullcontext():
             _copy(source, aside)
@@ -85,24 +81,6 @@ def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> P
         manifest["min_epoch"] = parted_epoch(max(manifest.get("min_epoch", 0), epoch_of(aside)))
         write_manifest(aside, manifest)
     return target
-
-
-@contextmanager
-def _aside(target: Path, doing: str) -> Iterator[Path]:
-    """Give a directory to fill, which becomes ``target`` once it is durable; when that fails, nothing is left."""
-    parent = target.absolute().parent
-    aside = parent / f"{target.name[:_SHOWN]}.{doing}-{secrets.token_hex(4)}"
-    try:
-        aside.mkdir()
-        yield aside
-        sync_tree(aside)
-        aside.rename(target)
-        sync_path(parent)
-    except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise system_error(error, target) from error
-        raise
 
 
 def _copy(source: Path, target: Path) -> None:

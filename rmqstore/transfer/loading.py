@@ -13,7 +13,6 @@ import msgspec
 from rmqstore import config
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import ENGINE_KEYS
-from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
@@ -172,7 +171,7 @@ def check_keeps(store: Store) -> None:
         UnsupportedOperationError: naming the engine.
     """
     for name in sorted({store.engine.config.timer_engine, store.engine.config.pop_engine}):
-        if get_plugins().load_engine(name)[0].capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
+        if get_plugins().load_engine(name)[0].capabilities.keeps_nothing:
             raise UnsupportedOperationError(f"engine {name!r} keeps nothing on disk; load into an open store of it with load_into")
 
 

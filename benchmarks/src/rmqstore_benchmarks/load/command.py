@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.failures import typed
@@ -64,7 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def durable_engines() -> list[str]:
     """Return the installed engines whose stores outlive a process."""
     infos = [entry.info for entry in get_plugins().engines() if entry.state is EngineState.OK and entry.info is not None]
-    return [info.name for info in infos if info.capabilities.durability_of(Operation.PUT, Flush.SYNC) > Durability.NONE]
+    return [info.name for info in infos if not info.capabilities.keeps_nothing]
 
 
 def plans(request: Request) -> list[Plan]:

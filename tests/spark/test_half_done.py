@@ -12,7 +12,7 @@ from rmqstore.spark import Dataset
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.ingest import ATTEMPTS, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
-from rmqstore.spark.stagedfiles import counted
+from rmqstore.spark.staging import counted
 from tests.spark.datasets import ENGINES, NOW_MS, committed, rows, staged, timers_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]

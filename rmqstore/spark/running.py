@@ -113,7 +113,7 @@ def schedule(
     with job.completing():
         if files is not None:
             job.commit(files, now_ms)
-        sent = _run(df.sparkSession, job.missing_shards(), lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms), ShardReport)
+        sent = _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)
         job.finish()
     if files is None:
         job.check_same(reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_counting, _ANSWER)), StagedFile))
@@ -227,6 +227,10 @@ def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
 
 def _counting(batches: _Batches) -> _Batches:
     yield _row(answered(lambda: counted(map(taken, batches))))
+
+
+def _ingesting(job: Job, lock_wait_ms: int) -> Callable[[int], ShardReport]:
+    return lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms)
 
 
 def _run(spark: SparkSession, shards: Sequence[int], work: Callable[[int], _Report], kind: type[_Report]) -> list[_Report]:

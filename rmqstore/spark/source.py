@@ -141,18 +141,18 @@ class JobWriter(DataSourceArrowWriter):
     """Writes a job: tasks stage, the commit sends."""
 
     def __init__(self, job: Job, now_ms: int | None, lock_wait_ms: int) -> None:
-        self._job = job
+        self.job = job
         self._now_ms = now_ms
         self._lock_wait_ms = lock_wait_ms
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batches = map(taken, iterator)
-        if self._job.record() is not None:
+        if self.job.record() is not None:
             return Staged(answered(lambda: counted(batches)))
-        return Staged(answered(lambda: stage(self._job, batches, partition_here(), self._now_ms)))
+        return Staged(answered(lambda: stage(self.job, batches, partition_here(), self._now_ms)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        job = self._job
+        job = self.job
         files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
         with job.completing():
             self._complete(job, files)
@@ -170,7 +170,7 @@ class JobWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.
-        self._job.discard()
+        self.job.discard()
 
 
 def _path(options: Any) -> str:

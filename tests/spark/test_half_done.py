@@ -82,17 +82,17 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
         return RmqstoreSource({"path": str(dataset.path), "now_ms": str(NOW_MS), **options}).writer(schema, overwrite=False)
 
     first = writer()
-    files = staged(first._job(), *(rows(start, 20) for start in range(0, 200, 20)))
+    files = staged(first.job, *(rows(start, 20) for start in range(0, 200, 20)))
     deaths(2 * ATTEMPTS)
-    with pytest.raises(rmqstore.TransferError, match=rf'option\("job_id", "{first._job_id}"\).*SIGKILL'):
+    with pytest.raises(rmqstore.TransferError, match=rf'option\("job_id", "{first.job.id}"\).*SIGKILL'):
         first.commit([Staged(encoded(file)) for file in files])
     first.abort([])
-    with pytest.raises(rmqstore.TransferError, match=f"{first._job_id}.*has not come to its end"):
+    with pytest.raises(rmqstore.TransferError, match=f"{first.job.id}.*has not come to its end"):
         writer()
-    assert writer(job_id="another")._job_id == "another"
+    assert writer(job_id="another").job.id == "another"
 
     deaths(0)
-    again = writer(job_id=first._job_id)
+    again = writer(job_id=first.job.id)
     again.commit([Staged(encoded(counted([rows(0, 77), rows(77, 123).slice(0, 50), rows(127, 73)])))])
     with pytest.raises(rmqstore.TransferError, match="brought 200 messages, and this write has 200 others,"):
         again.commit([Staged(encoded(counted([rows(1, 200)])))])

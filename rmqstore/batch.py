@@ -7,7 +7,7 @@ something of an engine's own (a :class:`BatchSource`) — and makes the others w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from rmqstore import message as limits
 from rmqstore.columns import bytes_of, constant_of, lengths_of
-from rmqstore.errors import IllegalArgumentError, IllegalMessageError, IllegalMessageTypeError
+from rmqstore.errors import IllegalArgumentError, IllegalMessageError, IllegalMessageTypeError, IllegalNameError
 from rmqstore.message import Message, PoppedMessage, check_message, check_topic
 
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
@@ -91,14 +91,7 @@ class MessageBatch:
         if isinstance(messages, Message | str | bytes) or not isinstance(messages, Sequence):
             raise IllegalMessageTypeError(f"a batch is a list of Message, not {type(messages).__name__}")
         rows = list(messages)
-        for row, message in enumerate(rows):
-            try:
-                if not isinstance(message, Message):
-                    raise IllegalMessageTypeError(f"expected a Message, not {type(message).__name__}")
-                check_message(message)
-            except IllegalArgumentError as error:
-                error.args = (f"row {row}: {error}",)
-                raise
+        _check_rows(rows)
         return cls(messages=rows)
 
     @classmethod
@@ -229,7 +222,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         except pa.ArrowInvalid as error:
             raise IllegalMessageError(f"column {field.name!r} cannot be read as {field.type}: {error}") from None
     if field.name in _REQUIRED and column.null_count:
-        raise IllegalMessageError(f"column {field.name!r} has a null at row {pc.index(column.is_null(), True).as_py()}; it must have none")
+        raise IllegalMessageError(f"row {pc.index(column.is_null(), True).as_py()}: column {field.name!r} has a null; it must have none")
     return column
 
 
@@ -250,34 +243,81 @@ def _text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind))
 
 
+def _check_rows(messages: Iterable[object]) -> None:
+    for row, message in enumerate(messages):
+        try:
+            if not isinstance(message, Message):
+                raise IllegalMessageTypeError(f"expected a Message, not {type(message).__name__}")
+            check_message(message)
+        except IllegalArgumentError as error:
+            error.args = (f"row {row}: {error}",)
+            raise
+
+
 def _check_columns(columns: pa.RecordBatch) -> None:
-    if not columns.num_rows:
-        return
-    for name in ("tag", "message_group", "message_id"):
-        column = columns.column(name)
-        if column.null_count < len(column):
-            _refuse_invalid_utf8(name, column)
-    for topic in distinct_topics(columns.column("topic")):
-        check_topic(topic)
-    _check_bodies(columns.column("body"))
-    _refuse_words("tag", columns, limits.MAX_PROPERTIES_BYTES, r"[\s|\x00-\x1f]")
-    _refuse_words("message_group", columns, limits.MAX_GROUP_KEY_BYTES, r"[\s\x00-\x1f]")
-    _refuse_words("message_id", columns, limits.MAX_ID_BYTES, r"[\s\x00-\x1f]")
-    for name, maximum in (("deliver_at_ms", limits.MAX_TIME_MS), ("born_ms", limits.MAX_TIME_MS), ("queue_id", limits.MAX_QUEUES - 1)):
-        column = columns.column(name)
-        if column.null_count == len(column):
-            continue
-        bounds = pc.min_max(column)
-        if not 0 <= bounds["min"].as_py() <= bounds["max"].as_py() <= maximum:
-            _refuse_where(name, columns, functools.partial(_outside, maximum=maximum), f"0 to {maximum} is allowed")
-    group, deliver = columns.column("message_group"), columns.column("deliver_at_ms")
-    if group.null_count < len(group) and deliver.null_count < len(deliver):
-        both = pc.and_(group.is_valid(), deliver.is_valid())
-        if pc.any(both).as_py():
-            raise IllegalMessageError(
-                f"column 'message_group', row {pc.index(both, True).as_py()}: a FIFO message cannot have a deliver time"
-            )
-    _check_sizes(columns)
+    """Refuse what :func:`check_message` refuses: whole columns tell whether there is such a row, and the rows which one it is."""
+    if columns.num_rows and not _are_legal(columns):
+        _check_rows(_messages_of(columns))
+
+
+_WORDS: Final = (
+    ("tag", "TAGS", limits.MAX_PROPERTIES_BYTES, r"[\s|\x00-\x1f]"),
+    ("message_group", "__SHARDINGKEY", limits.MAX_GROUP_KEY_BYTES, r"[\s\x00-\x1f]"),
+    ("message_id", "UNIQ_KEY", limits.MAX_ID_BYTES, r"[\s\x00-\x1f]"),
+)
+_NUMBERS: Final = (("deliver_at_ms", limits.MAX_TIME_MS), ("born_ms", limits.MAX_TIME_MS), ("queue_id", limits.MAX_QUEUES - 1))
+
+
+def _are_legal(columns: pa.RecordBatch) -> bool:
+    """Say whether every row is within the limits.
+
+    Raises:
+        IllegalMessageError: a row is no message at all: a text is none, or a property stands there twice.
+    """
+    given = {name: column for name, column in zip(columns.schema.names, columns.columns, strict=True) if column.null_count < len(column)}
+    found = [_is_topic(topic) for topic in distinct_topics(given["topic"])]
+    found += [_are_within(pc.binary_length(given["body"]), 1, limits.MAX_BODY_BYTES)]
+    found += [_are_within(given[name], 0, maximum) for name, maximum in _NUMBERS if name in given]
+    if given.keys() >= {"message_group", "deliver_at_ms"}:
+        found.append(not pc.any(pc.and_(given["message_group"].is_valid(), given["deliver_at_ms"].is_valid())).as_py())
+    if given.keys().isdisjoint(("tag", "message_group", "message_id", "keys", "properties")):
+        return all(found)
+    # The sum that RocketMQ's 16-bit length bounds.
+    sizes = lengths_of(given["topic"]) + np.int64(limits.property_overhead_bytes(0))
+    for name, property_name, max_bytes, illegal in _WORDS:
+        head = len(property_name) + 2
+        sizes += _lengths(columns.column(name), extra=head, absent=head + limits.MADE_ID_BYTES if name == "message_id" else 0)
+        if name in given:
+            _refuse_invalid_utf8(name, given[name])
+            found.append(_are_within(pc.binary_length(given[name]), 1, max_bytes))
+            found.append(not pc.any(pc.match_substring_regex(given[name], illegal)).as_py())
+    if "keys" in given:
+        keys = given["keys"].flatten()
+        found.append(_are_texts("keys", keys, range(0x21)))
+        sums = _sum_by_row(pc.list_parent_indices(given["keys"]), [keys], len(columns), 1)
+        sizes += np.where(sums > 0, sums - 1 + len("KEYS") + 2, 0)
+    if "properties" in given:
+        names, values, offsets = map_parts(given["properties"])
+        found += [_are_texts("properties", texts, range(1, 3)) for texts in (names, values)]
+        refused = pc.is_in(names, value_set=pa.array(sorted(limits.REFUSED_PROPERTIES)))
+        found.append(not pc.any(pc.or_(refused, pc.starts_with(names, limits.OWN_PROPERTY_PREFIX))).as_py())
+        parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, names))
+        _refuse_twice(parents, names)
+        sizes += _sum_by_row(parents, [names, values], len(columns), 1)
+    return all(found) and bool(sizes.max() <= limits.MAX_PROPERTIES_BYTES)
+
+
+def _is_topic(name: str) -> bool:
+    try:
+        check_topic(name)
+    except IllegalNameError:
+        return False
+    return True
+
+
+def _are_within(numbers: pa.Array, low: int, high: int) -> bool:
+    bounds = pc.min_max(numbers)
+    return bool(low <= bounds["min"].as_py() and bounds["max"].as_py() <= high)
 
 
 def distinct_topics(column: pa.Array) -> list[str]:
@@ -304,80 +344,11 @@ def topics_in(batch: MessageBatch) -> Iterator[str]:
         yield from (message.topic for message in batch.messages)
 
 
-def _check_bodies(column: pa.Array) -> None:
-    lengths = lengths_of(column)
-    if lengths.min() < 1 or lengths.max() > limits.MAX_BODY_BYTES:
-        row = int(((lengths < 1) | (lengths > limits.MAX_BODY_BYTES)).argmax())
-        raise IllegalMessageError(
-            f"column 'body', row {row}: {lengths[row]} bytes are not allowed; a body has 1 to {limits.MAX_BODY_BYTES} bytes"
-        )
-
-
-def _outside(column: pa.Array, maximum: int) -> pa.Array:
-    return pc.or_(pc.less(column, 0), pc.greater(column, maximum))
-
-
 def _refuse_invalid_utf8(name: str, column: pa.Array) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         raise IllegalMessageError(f"column {name!r} is not valid UTF-8: {error}") from None
-
-
-def _refuse_where(name: str, columns: pa.RecordBatch, bad: Callable[[pa.Array], pa.Array], rule: str) -> None:
-    column = columns.column(name)
-    if column.null_count == len(column):
-        return
-    mask = pc.fill_null(bad(column), False)
-    if pc.any(mask).as_py():
-        row = pc.index(mask, True).as_py()
-        shown = repr(column[row].as_py())
-        raise IllegalMessageError(f"column {name!r}, row {row}: {shown[:60]} is not allowed; {rule}")
-
-
-def _refuse_words(name: str, columns: pa.RecordBatch, max_bytes: int, illegal: str) -> None:
-    _refuse_where(
-        name,
-        columns,
-        lambda c: functools.reduce(
-            pc.or_, (pc.equal(pc.binary_length(c), 0), pc.greater(pc.binary_length(c), max_bytes), pc.match_substring_regex(c, illegal))
-        ),
-        f"1 to {max_bytes} bytes without blanks or control characters" + (" or '|'" if "|" in illegal else ""),
-    )
-
-
-def _check_sizes(columns: pa.RecordBatch) -> None:
-    """Check keys, properties, and the sum that RocketMQ's 16-bit length bounds."""
-    if all(columns.column(name).null_count == len(columns) for name in ("tag", "message_group", "message_id", "keys", "properties")):
-        return
-    total = lengths_of(columns.column("topic")) + np.int64(limits.property_overhead_bytes(0) + len("UNIQ_KEY") + 2)
-    total += _lengths(columns.column("message_id"), absent=limits.MADE_ID_BYTES)
-    for name, property_name in (("tag", "TAGS"), ("message_group", "__SHARDINGKEY")):
-        total += _lengths(columns.column(name), extra=len(property_name) + 2)
-    keys, properties = columns.column("keys"), columns.column("properties")
-    if keys.null_count < len(keys):
-        flat = keys.flatten()
-        _refuse_text("keys", flat, range(0x21))
-        sums = _sum_by_row(pc.list_parent_indices(keys), [flat], len(keys), 1)
-        total += np.where(sums > 0, sums - 1 + len("KEYS") + 2, 0)
-    if properties.null_count < len(properties):
-        names, values, offsets = map_parts(properties)
-        _refuse_text("properties", names, range(1, 3))
-        _refuse_text("properties", values, range(1, 3))
-        system = pc.or_(
-            pc.is_in(names, value_set=pa.array(sorted(limits.REFUSED_PROPERTIES))), pc.starts_with(names, limits.OWN_PROPERTY_PREFIX)
-        )
-        if pc.any(system).as_py():
-            raise IllegalMessageError(f"column 'properties': {names[pc.index(system, True).as_py()].as_py()!r} belongs to the system")
-        parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, names))
-        _refuse_twice(parents, names)
-        total += _sum_by_row(parents, [names, values], len(properties), 1)
-    if total.max() > limits.MAX_PROPERTIES_BYTES:
-        row = int((total > limits.MAX_PROPERTIES_BYTES).argmax())
-        raise IllegalMessageError(
-            f"column 'properties', row {row}: properties, tag and keys take {total[row]} bytes encoded; "
-            f"at most {limits.MAX_PROPERTIES_BYTES} are allowed"
-        )
 
 
 def _lengths(column: pa.Array, *, extra: int = 0, absent: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]] | int:
@@ -399,7 +370,7 @@ def _refuse_twice(parents: pa.Array, names: pa.Array) -> None:
     again = entries[1:] == entries[:-1]
     if again.any():
         row, number = divmod(int(entries[int(again.argmax())]), count)
-        raise IllegalMessageError(f"column 'properties', row {row}: {numbered.dictionary[number].as_py()!r} stands there twice")
+        raise IllegalMessageError(f"row {row}: property {numbered.dictionary[number].as_py()!r} stands there twice")
 
 
 def map_parts(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -413,23 +384,15 @@ def map_parts(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
     return properties.keys.slice(first, last - first), properties.items.slice(first, last - first), offsets
 
 
-def _refuse_text(name: str, flat: pa.Array, illegal: range) -> None:
-    """Refuse nulls, empty texts and characters below U+0080 that are not allowed; in UTF-8 these are bytes that stand for nothing else."""
+def _are_texts(name: str, flat: pa.Array, illegal: range) -> bool:
+    """Say whether all are texts of some length without illegal characters; those are below U+0080, and so bytes of their own in UTF-8."""
     if not len(flat):
-        return
+        return True
     if flat.null_count:
         raise IllegalMessageError(f"column {name!r} holds a null inside; leave the entry out instead")
     _refuse_invalid_utf8(name, flat)
-    lengths = lengths_of(flat)
     wrong = np.frombuffer(bytes_of(flat), np.uint8) - np.uint8(illegal.start) < len(illegal)
-    if lengths.min() > 0 and not wrong.any():
-        return
-    ends = np.cumsum(lengths)
-    row = int((lengths == 0).argmax()) if lengths.min() == 0 else len(flat)
-    if wrong.any():
-        row = min(row, int(np.searchsorted(ends, int(wrong.argmax()), side="right")))
-    shown = repr(flat[row].as_py())
-    raise IllegalMessageError(f"column {name!r}: {shown[:60]} is empty or holds a character that is not allowed there")
+    return bool(lengths_of(flat).min() > 0 and not wrong.any())
 
 
 def _sum_by_row(parents: pa.Array, flats: list[pa.Array], rows: int, extra: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -170,7 +170,7 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
     "properties: a null value": ({"properties": pa.array([[("a", None)]], STRINGS)}, "properties"),
     "properties: one of the system": ({"properties": pa.array([[("a", "1"), ("__CRC32#", "2")]], STRINGS)}, "__CRC32#"),
     "properties: one of an engine": ({"properties": pa.array([[("RMQS_X", "1")]], STRINGS)}, "RMQS_X"),
-    "properties: one name twice": ({"properties": pa.array([[("a", "1"), ("a", "2")]], STRINGS)}, "properties"),
+    "properties: one name twice": ({"properties": pa.array([[("a", "1"), ("a", "2")]], STRINGS)}, "property 'a'"),
     "deliver_at_ms: int32": ({"deliver_at_ms": pa.array([1], pa.int32())}, "deliver_at_ms"),
     "deliver_at_ms: timestamp": ({"deliver_at_ms": pa.array([1], pa.timestamp("ms"))}, "deliver_at_ms"),
     "deliver_at_ms: float": ({"deliver_at_ms": pa.array([1.0])}, "deliver_at_ms"),
@@ -193,10 +193,10 @@ def test_a_wrong_column_is_named(case: str) -> None:
 PROPERTY_ROWS = [("a", "1"), ("b", "2")]
 AT_FAULT: dict[str, tuple[dict[str, Any], str]] = {
     "a blank": ({"keys": [["é", "good"], ["b", "al so", "bad\t"]]}, "'al so'"),
-    "an empty text before a tab": ({"keys": [["a"], ["", "bad\t"]]}, "''"),
-    "an empty text at the end": ({"keys": [["a"], ["b", ""]]}, "''"),
-    "a separator": ({"properties": [PROPERTY_ROWS, [("a", "1"), ("b", "x\x02y")]]}, r"'x\\x02y'"),
-    "a name twice": ({"properties": [PROPERTY_ROWS, [*PROPERTY_ROWS, ("b", "3")]]}, "row 1: 'b'"),
+    "an empty text before a tab": ({"keys": [["a"], ["", "bad\t"]]}, "a key is empty"),
+    "an empty text at the end": ({"keys": [["a"], ["b", ""]]}, "row 1: a key is empty"),
+    "a separator": ({"properties": [PROPERTY_ROWS, [("a", "1"), ("b", "x\x02y")]]}, "row 1: property 'b' holds U.0001"),
+    "a name twice": ({"properties": [PROPERTY_ROWS, [*PROPERTY_ROWS, ("b", "3")]]}, "row 1: property 'b' stands there twice"),
 }
 
 

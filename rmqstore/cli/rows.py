@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA, MessageBatch, columns_of
 from rmqstore.cli.times import parse_time
 from rmqstore.errors import IllegalArgumentError, IllegalMessageError
-from rmqstore.message import Message, check_message
+from rmqstore.message import Message
 
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends when its bodies reach this size, however few rows it has."""
@@ -167,11 +167,15 @@ class _Lines:
     def _batch(self, messages: Mapping[int, Message], batch: int) -> Batch:
         """Make a batch of messages by line; they are checked together, and one by one only to name the line at fault."""
         source = self._source
+        given = list(messages.values())
         try:
-            rows = MessageBatch.from_arrow(columns_of(list(messages.values()))).columns
+            rows = MessageBatch.from_arrow(columns_of(given)).columns
         except (IllegalArgumentError, pa.ArrowException, ArithmeticError, UnicodeError) as error:
-            for number, message in messages.items():
-                self._check(number, message)
+            try:
+                MessageBatch.of(given)
+            except IllegalArgumentError as found:
+                row, what = _row_at_fault(found)
+                raise source.bad(what, number=list(messages)[row or 0]) from None
             raise source.bad(f"this line or one of the {len(messages) - 1} before it cannot be stored: {error}") from error
         mark = f"{source.digest.hexdigest()}:{batch}".encode()
         return Batch(rows, f"{source.name}, lines {min(messages)}–{source.number}", mark, source.bytes)
@@ -188,12 +192,6 @@ class _Lines:
             if values[column] is None:
                 raise self._source.bad(f"the row has no {column}; {hint}", column, number)
         return Message(**values)
-
-    def _check(self, number: int, message: Message) -> None:
-        try:
-            check_message(message)
-        except IllegalArgumentError as error:
-            raise self._source.bad(str(error), column_at_fault(message), number) from None
 
 
 def _json_rows(source: _Source) -> Iterator[_Row]:
@@ -311,15 +309,10 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:59]}…"
 
 
-def column_at_fault(message: Message) -> str:
-    """Return the first field for which alone a message is refused; ``properties`` when it is their sum."""
-    sound = Message("t", b"b")
-    for name in ("topic", "body", *_TEXTS, *_NUMBERS, "keys"):
-        try:
-            check_message(msgspec.structs.replace(sound, **{name: getattr(message, name)}))
-        except IllegalArgumentError:
-            return name
-    return "deliver_at_ms" if message.message_group is not None and message.deliver_at_ms is not None else "properties"
+def _row_at_fault(error: IllegalArgumentError) -> tuple[int | None, str]:
+    """Return which row of a batch an error is about, from 0, and what it says of it; None when it is about a column."""
+    told = re.fullmatch(r"row (\d+): (.*)", str(error), re.DOTALL)
+    return (int(told[1]), told[2]) if told else (None, str(error))
 
 
 # ---------------------------------------------------------------- Parquet
@@ -378,22 +371,11 @@ class _Parquet:
 
     def _check(self, columns: pa.RecordBatch, first: int) -> None:
         try:
-            MessageBatch.from_arrow(columns.slice(0, 0))
-        except IllegalArgumentError as error:
-            raise IllegalMessageError(f"{self._name}: {error}") from None
-        try:
             MessageBatch.from_arrow(columns)
         except IllegalArgumentError as error:
-            raise self._located(columns, first, error) from None
-
-    def _located(self, columns: pa.RecordBatch, first: int, error: IllegalArgumentError) -> IllegalMessageError:
-        """Return the error with the row's number in the file, from 1."""
-        for row in range(columns.num_rows):
-            try:
-                MessageBatch.from_arrow(columns.slice(row, 1))
-            except IllegalArgumentError as found:
-                return IllegalMessageError(f"{self._name}, row {first + row + 1}: {re.sub(r',? (at )?row 0', '', str(found))}")
-        return IllegalMessageError(f"{self._name}, rows {first + 1}–{first + columns.num_rows}: {error}")
+            row, what = _row_at_fault(error)
+            where = "" if row is None else f", row {first + row + 1}"
+            raise IllegalMessageError(f"{self._name}{where}: {what}") from None
 
 
 def _parts(columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

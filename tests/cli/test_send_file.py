@@ -176,7 +176,7 @@ def test_a_corrected_or_longer_file_keeps_what_is_stored(cli: Command) -> None:
     path = cli.file("rows.jsonl", jsonl([*lines[:2400], {"body": "x", "tag": "a b"}, *lines[2401:]]))
     command = ("send", "data", "orders", "-f", path, "--batch", "1000", *MAKE)
     said = cli.bad(1, *command)
-    assert f"{path}, line 2401, column 'tag': tag 'a b' holds a blank" in said
+    assert f"{path}, line 2401: tag 'a b' holds a blank" in said
     assert "the first 2,000 rows are stored; run the same command again" in said
     cli.file("rows.jsonl", jsonl(lines))
     assert cli.good(*command, "--json").json == {"rows": 2500, "stored": 500, "stored_before": 2000, "batches": 3}
@@ -205,28 +205,28 @@ GOOD = '{"body": "x"}\n'
         ("[1]", "line 2: a line holds one JSON object"),
         ("{}", "line 2, column 'body': the row has no body"),
         ('{"body": 5}', "line 2, column 'body': this must be a text, not 5"),
-        ('{"body": ""}', "line 2, column 'body': body has 0 bytes"),
+        ('{"body": ""}', "line 2: body has 0 bytes"),
         ('{"body": "x", "body_base64": "eA=="}', "line 2, column 'body_base64': the row has a body too"),
         ('{"body_base64": "eA==", "body": "x"}', "line 2, column 'body': the row has a body_base64 too"),
         ('{"body_base64": "%"}', "line 2, column 'body_base64': this is no base64"),
         ('{"body": "x", "tga": "y"}', "line 2, column 'tga': the column is unknown; did you mean tag?"),
         ('{"body": "x", "zzzz": "y"}', "line 2, column 'zzzz': the column is unknown; there are topic, body"),
-        ('{"body": "x", "topic": "a b"}', "line 2, column 'topic': topic name 'a b' is not made of"),
-        ('{"body": "x", "topic": "%DLQ%g"}', "line 2, column 'topic': topic '%DLQ%g' starts with a reserved prefix"),
+        ('{"body": "x", "topic": "a b"}', "line 2: topic name 'a b' is not made of"),
+        ('{"body": "x", "topic": "%DLQ%g"}', "line 2: topic '%DLQ%g' starts with a reserved prefix"),
         ('{"body": "x", "keys": 5}', "line 2, column 'keys': keys are a list of texts"),
-        ('{"body": "x", "keys": ["a b"]}', "line 2, column 'keys': a key 'a b' holds a blank"),
+        ('{"body": "x", "keys": ["a b"]}', "line 2: a key 'a b' holds a blank"),
         ('{"body": "x", "properties": "y"}', "line 2, column 'properties': properties are an object of texts"),
         ('{"body": "x", "properties": {"a": 1}}', "line 2, column 'properties': this must be a text, not 1"),
-        ('{"body": "x", "properties": {"KEYS": "1"}}', "line 2, column 'properties': property 'KEYS' belongs to the system"),
+        ('{"body": "x", "properties": {"KEYS": "1"}}', "line 2: property 'KEYS' belongs to the system"),
         ('{"body": "x", "deliver_at_ms": "soon"}', "line 2, column 'deliver_at_ms': 'soon' is no whole number"),
-        ('{"body": "x", "deliver_at_ms": -1}', "line 2, column 'deliver_at_ms': deliver_at_ms must be 0"),
+        ('{"body": "x", "deliver_at_ms": -1}', "line 2: deliver_at_ms must be 0"),
         ('{"body": "x", "deliver_at_ms": 1.5}', "line 2, column 'deliver_at_ms': 1.5 is no whole number"),
         ('{"body": "x", "deliver_at": "soon"}', "line 2, column 'deliver_at': 'soon' is no time"),
         ('{"body": "x", "queue_id": true}', "line 2, column 'queue_id': True is no whole number"),
-        ('{"body": "x", "message_group": "g", "deliver_at_ms": 1}', "line 2, column 'deliver_at_ms': message_group and a deliver time"),
-        ('{"body": "x", "deliver_at_ms": 99999999999999999999}', "line 2, column 'deliver_at_ms': deliver_at_ms must be 0"),
-        ('{"body": "x", "queue_id": 5000000000}', "line 2, column 'queue_id': queue_id must be 0"),
-        ('{"body": "x", "properties": {"\\u0001": "1"}}', "line 2, column 'properties': property '\\x01' holds U+0001"),
+        ('{"body": "x", "message_group": "g", "deliver_at_ms": 1}', "line 2: message_group and a deliver time"),
+        ('{"body": "x", "deliver_at_ms": 99999999999999999999}', "line 2: deliver_at_ms must be 0"),
+        ('{"body": "x", "queue_id": 5000000000}', "line 2: queue_id must be 0"),
+        ('{"body": "x", "properties": {"\\u0001": "1"}}', "line 2: property '\\x01' holds U+0001"),
         ('{"body": "x", "tag": "\\ud800"}', "line 2: this is no JSON"),
     ],
 )
@@ -254,7 +254,7 @@ def test_text_that_is_no_utf8(cli: Command) -> None:
         ("body,colour\nx,red\n", "line 1, column 'colour': the column is unknown"),
         ("body,body\nx,y\n", "line 1, column 'body': it stands in the heading more than once"),
         ("body,tag\nx\n", "line 2: the row has 1 cells, the heading 2"),
-        ('body,tag\n"x\ny",\nz,a b\n', "line 4, column 'tag': tag 'a b' holds a blank"),
+        ('body,tag\n"x\ny",\nz,a b\n', "line 4: tag 'a b' holds a blank"),
         ('body\n"x"y\n', "line 2: this is no CSV"),
         ("body,queue_id\nx,one\n", "line 2, column 'queue_id': 'one' is no whole number"),
         ("tag\nx\n", "line 2, column 'body': the row has no body"),
@@ -269,8 +269,8 @@ def test_a_bad_csv_file(cli: Command, content: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"body": ["a", "b"], "tag": ["x", "y z"]}, ", row 2: column 'tag': 'y z' is not allowed"),
-        ({"body": ["a", ""]}, ", row 2: column 'body': 0 bytes are not allowed"),
+        ({"body": ["a", "b"], "tag": ["x", "y z"]}, ", row 2: tag 'y z' holds a blank"),
+        ({"body": ["a", ""]}, ", row 2: body has 0 bytes"),
         ({"body": ["a", "b"], "topic": ["t", "a b"]}, ", row 2: topic name 'a b' is not made of"),
         ({"body": ["a", None]}, ", row 2: column 'body' has a null"),
         ({"body": ["a"], "tag": [1]}, ": column 'tag' must be string, not int64"),
@@ -290,7 +290,7 @@ def test_a_bad_parquet_file_is_refused_before_anything_is_stored(cli: Command, c
 def test_a_bad_row_late_in_a_parquet_file_has_its_number_in_the_file(cli: Command) -> None:
     path = cli.file("rows.parquet", parquet(body=["a"] * 2500, tag=[*["x"] * 2400, "y z", *["x"] * 99]))
     text = cli.bad(1, "send", "data", "orders", "-f", path, "--batch", "1000", *MAKE)
-    assert ", row 2401: column 'tag'" in text
+    assert ", row 2401: tag 'y z'" in text
     assert text.endswith("nothing was stored")
 
 

@@ -145,9 +145,7 @@ def _dataset(path: Path, *, deep: bool) -> Iterator[Finding]:
     for trouble in repair.troubles(dataset):
         yield Finding(trouble.check, Level.PROBLEM if trouble.is_problem else Level.WARNING, trouble.text)
     well = 0
-    for shard in dataset.shards:
-        if dataset.engines_of(shard) is None:
-            continue
+    for shard in dataset.present():
         bad = [each for each in examine(dataset.shard_path(shard), deep=deep) if each.level is not Level.OK]
         well += not bad
         for each in bad:

@@ -212,9 +212,7 @@ class Dataset:
             self._check_shard(shard)
 
     def _check_shard(self, shard: int) -> None:
-        engines = self.engines_of(shard)
-        if engines is None:
-            raise StorePathError(f"shard {self.shard_path(shard)} is missing; restore it from a snapshot of that shard")
+        engines = self.engines(shard)
         if engines != {self.manifest.engine}:
             raise ConfigError(
                 f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of {' and '.join(sorted(engines))}; "
@@ -222,10 +220,21 @@ class Dataset:
             )
         StoreDirectory(self.shard_path(shard)).release()
 
-    def engines_of(self, shard: int) -> set[str] | None:
-        """Return the engines of a shard's two sides; None when it is missing."""
+    def engines(self, shard: int) -> set[str]:
+        """Return the engines of a shard's two sides.
+
+        Raises:
+            StorePathError: the shard is missing.
+        """
         manifest = read_manifest(self.shard_path(shard))
-        return None if manifest is None else set(engines_in(manifest))
+        if manifest is None:
+            raise StorePathError(f"shard {self.shard_path(shard)} is missing; restore it from a snapshot of that shard")
+        return set(engines_in(manifest))
+
+    def present(self) -> dict[int, set[str]]:
+        """Return the engines of every shard that is there."""
+        manifests = {shard: read_manifest(self.shard_path(shard)) for shard in self.shards}
+        return {shard: set(engines_in(manifest)) for shard, manifest in manifests.items() if manifest is not None}
 
     def open_shard(self, shard: int, *, now_ms: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> Store:
         """Own a shard, without services; waits while another task holds it.
@@ -237,9 +246,8 @@ class Dataset:
             StoreLockedError: it is still held after ``wait_ms``.
             StorePathError: it is missing.
         """
+        self.engines(shard)
         path = self.shard_path(shard)
-        if read_manifest(path) is None:
-            raise StorePathError(f"shard {path} is missing; restore it from a snapshot of that shard")
         until_s = time.monotonic() + wait_ms / 1000
         clock = None if now_ms is None else ManualClock(now_ms)
         while True:

@@ -35,7 +35,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -115,14 +114,18 @@ class Job:
             if record is None:
                 named = sorted((file for file in files if file.rows), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
-                if not all(_is_whole(self.staged / file.name, file) for file in record.files):
+                paths = [(self.staged / file.name, file.size_bytes) for file in record.files]
+                if not all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in paths):
                     raise TransferError(
                         f"staged files of job {self.id!r} are gone or cut off: another run of it failed meanwhile; run it again"
                     )
                 for folder in (self.staged, self.path, self.path.parent):
                     sync_path(folder)
                 self._write(_RECORD, record)
-            self._sweep({file.name for file in record.files} if not record.is_done else set())
+            kept = set() if record.is_done else {file.name for file in record.files}
+            for entry in self.staged.glob("*") if self.staged.is_dir() else ():
+                if entry.name not in kept:
+                    entry.unlink(missing_ok=True)
         return record
 
     def discard(self) -> None:
@@ -237,11 +240,8 @@ class Job:
         self.check_not_dropped(record)
         if record.is_done:
             return []
-        return [shard for shard in self.dataset.shards if record.rows_of(shard) and not self._has_all(shard)]
-
-    def _has_all(self, shard: int) -> bool:
-        progress = self.progress(shard)
-        return progress is not None and progress.is_done
+        found = {shard: self.progress(shard) for shard in self.dataset.shards if record.rows_of(shard)}
+        return [shard for shard, progress in found.items() if progress is None or not progress.is_done]
 
     def finish(self) -> None:
         """Note that every shard has everything, and remove the staged files; the record stays, so that the job can be asked for again."""
@@ -256,11 +256,6 @@ class Job:
         """Say whether there are staged files though the job came to its end, as a task leaves them that ended later."""
         record = self.record()
         return record is not None and record.is_done and self.staged.is_dir()
-
-    def remove_leftovers(self) -> None:
-        """Remove them."""
-        if self.has_leftovers():
-            shutil.rmtree(self.staged, ignore_errors=True)
 
     @contextmanager
     def completing(self) -> Iterator[None]:
@@ -313,11 +308,6 @@ class Job:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
-    def _sweep(self, kept: set[str]) -> None:
-        for entry in self.staged.glob("*") if self.staged.is_dir() else ():
-            if entry.name not in kept:
-                entry.unlink(missing_ok=True)
-
     def _write(self, name: str, content: msgspec.Struct) -> None:
         write_json(self.path / name, msgspec.to_builtins(content))
 
@@ -329,10 +319,6 @@ class Job:
             return None
         except ValueError as error:
             raise CorruptStoreError(f"the record {file} of job {self.id!r} cannot be read: {error}", file=str(file), offset=0) from error
-
-
-def _is_whole(path: Path, file: StagedFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.size_bytes
 
 
 def checked_job_id(job_id: str) -> str:

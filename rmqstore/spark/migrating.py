@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
+from rmqstore.errors import ConfigError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.jobs import check_no_job_waits
@@ -68,7 +68,7 @@ def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
     from rmqstore.transfer import migrate  # it brings Parquet along, which a task that writes does not need
 
     path = dataset.shard_path(shard)
-    if dataset.engines_of(shard) == {engine} and not _is_noted(path):
+    if not _is_noted(path) and dataset.engines(shard) == {engine}:
         return ShardMigration(shard=shard)
     report = migrate(path, engine=engine)
     return ShardMigration(shard=shard, tables=report.tables, previous="" if report.previous is None else str(report.previous))
@@ -85,9 +85,7 @@ def end(dataset: Dataset, engine: str) -> None:
         StorePathError, ConfigError: a shard is missing, or of another engine.
     """
     for shard in dataset.shards:
-        found = dataset.engines_of(shard)
-        if found is None:
-            raise StorePathError(f"shard {dataset.shard_path(shard)} is missing; restore it from a snapshot of that shard")
+        found = dataset.engines(shard)
         if found != {engine}:
             raise ConfigError(f"shard {shard} of data set {dataset.path} is of engine {' and '.join(sorted(found))}, not {engine!r}")
     changes: dict[str, Any] = {"engine": engine, "migrating_to": None}

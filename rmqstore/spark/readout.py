@@ -125,9 +125,8 @@ def stores_at(path: str) -> list[tuple[int, Path]]:
     place = place_of(path)
     if is_dataset(place):
         dataset = Dataset.open(place)
-        missing = [shard for shard in dataset.shards if dataset.engines_of(shard) is None]
-        if missing:
-            raise StorePathError(f"shard {dataset.shard_path(missing[0])} is missing; restore it from a snapshot of that shard")
+        for shard in dataset.shards:
+            dataset.engines(shard)
         return [(shard, dataset.shard_path(shard)) for shard in dataset.shards]
     if read_manifest(place) is None:
         raise StorePathError(f"there is neither a data set nor a store at {place}: {what_is(place)}")

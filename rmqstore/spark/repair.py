@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rmqstore.errors import CorruptStoreError, RmqstoreError, TransferError
+from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError, TransferError
 from rmqstore.spark import migrating
 from rmqstore.spark.dataset import Dataset, left_asides
 from rmqstore.spark.ingest import ingest_here
@@ -27,7 +27,7 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
     yield from _shards(dataset)
     doctor = f"`rmqstore doctor {dataset.path}"
     if dataset.manifest.migrating_to is not None:
-        done = sum(dataset.engines_of(shard) == {dataset.manifest.migrating_to} for shard in dataset.shards)
+        done = sum(engines == {dataset.manifest.migrating_to} for engines in dataset.present().values())
         yield Trouble(
             "migration",
             True,
@@ -58,11 +58,13 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
 def _shards(dataset: Dataset) -> Iterator[Trouble]:
     known = {dataset.manifest.engine, dataset.manifest.migrating_to}
     for shard in dataset.shards:
-        engines = dataset.engines_of(shard)
         path = dataset.shard_path(shard)
-        if engines is None:
-            yield Trouble("shards", True, f"{path} is missing; restore it from a snapshot of that shard")
-        elif not engines <= known:
+        try:
+            engines = dataset.engines(shard)
+        except StorePathError as error:
+            yield Trouble("shards", True, str(error))
+            continue
+        if not engines <= known:
             yield Trouble(
                 "shards",
                 True,
@@ -134,7 +136,7 @@ def undo(dataset: Dataset) -> list[str]:
             job.discard()
             done.append(f"job {job.id}: what was staged is removed; nothing had been sent")
         elif job.has_leftovers():
-            job.remove_leftovers()
+            shutil.rmtree(job.staged, ignore_errors=True)
             done.append(f"job {job.id}: staged files that were left are removed; it had come to its end")
     for job in unfinished_jobs(dataset):
         if job.withdraw():

@@ -21,8 +21,6 @@ def open(  # noqa: A001
     *,
     read_only: Literal[False] = False,
     engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
     clock: Clock | None = None,
     services: bool = True,
     **settings: Any,
@@ -33,8 +31,6 @@ def open(  # noqa: A001
     *,
     read_only: Literal[True],
     engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
     clock: Clock | None = None,
     services: bool = True,
     **settings: Any,
@@ -44,8 +40,6 @@ def open(  # noqa: A001 - a store opens like a file
     *,
     read_only: bool = False,
     engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
     clock: Clock | None = None,
     services: bool = True,
     **settings: Any,
@@ -55,7 +49,7 @@ def open(  # noqa: A001 - a store opens like a file
     Args:
         read_only: read one state of the store, whether a process owns it or not (X1), in place of owning it. A reader makes nothing, takes
             no lock and runs no services, so ``clock`` and ``services`` mean nothing to it.
-        engine: the storage engine; ``timer_engine`` and ``pop_engine`` choose one for each side.
+        engine: the storage engine; the settings ``timer_engine`` and ``pop_engine`` choose one for each side.
         clock: where time comes from; the machine's by default.
         services: run a background thread that hands over, revives and flushes. Without it the store moves only by :meth:`Store.tick`.
         settings: any setting of docs/configuration.md; a dot in its key is written ``__``.
@@ -68,13 +62,12 @@ def open(  # noqa: A001 - a store opens like a file
         FormatVersionError, CorruptStoreError: what is there cannot be read.
         UnsupportedOperationError: the engine cannot be opened for reading (S1).
     """
-    names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
     for name, flag in (("read_only", read_only), ("services", services)):
         if not isinstance(flag, bool):
             raise IllegalArgumentTypeError(f"{name} must be True or False, not {flag!r}")
     clock = checked_clock(clock)
     if read_only:
-        return ReadStore(checked_path(path), {**names, **settings})
-    store = Store(OwnedEngines(checked_path(path), {**names, **settings}), clock, services=services)
+        return ReadStore(checked_path(path), {"engine": engine, **settings})
+    store = Store(OwnedEngines(checked_path(path), {"engine": engine, **settings}), clock, services=services)
     get_plugins().notify_opened(store)
     return store

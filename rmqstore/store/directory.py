@@ -19,7 +19,7 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -90,27 +90,19 @@ class StoreDirectory:
         except OSError as error:
             raise system_error(error, self.path) from error
         self.held = self._directory.path
-        try:
-            if read_manifest(self.held) is None:
-                try:
-                    self._refuse_strangers()
-                except StorePathError:
-                    # Another open may have made the store meanwhile; its manifest is there before its marker goes.
-                    if read_manifest(self.held) is None:
-                        raise
-            self._lock = self._locked()
-        except BaseException as error:
-            self._directory.close()
-            if isinstance(error, OSError):
+        self.manifest: dict[str, Any] | None = None
+        with ExitStack() as stack:
+            stack.callback(self._directory.close)
+            try:
+                self._refuse_strangers()
+                self._lock = self._locked()
+            except OSError as error:
                 raise system_error(error, self.path) from error
-            raise
-        try:
-            self.manifest: dict[str, Any] | None = read_manifest(self.held)
+            stack.callback(self.release)
+            self.manifest = read_manifest(self.held)
             if self.manifest is None:
                 self._clear()
-        except BaseException:
-            self.release()
-            raise
+            stack.pop_all()
 
     def _prepare(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -142,9 +134,10 @@ class StoreDirectory:
         return handle
 
     def _refuse_strangers(self) -> set[str]:
-        """Return what a creation left that did not come to its end; anything else is refused."""
-        strangers = {entry.name for entry in self.held.iterdir()} - {LOCK_NAME, CONFIG_NAME}
-        if strangers and CREATING_NAME not in strangers:
+        """Return what a creation left that did not come to its end; anything else that is no store is refused."""
+        strangers = set() if read_manifest(self.held) else {entry.name for entry in self.held.iterdir()} - {LOCK_NAME, CONFIG_NAME}
+        # Another open may have made the store meanwhile; its manifest is there before its marker goes.
+        if strangers and CREATING_NAME not in strangers and read_manifest(self.held) is None:
             shown = ", ".join(sorted(strangers)[:3])
             raise StorePathError(f"{self.path} is no store and not empty (it holds {shown}); choose an empty or a new directory")
         return strangers

@@ -38,8 +38,6 @@ def load(
     path: str | os.PathLike[str],
     *,
     engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
     clock: Clock | None = None,
     progress: Progress | None = None,
     **settings: Any,
@@ -51,7 +49,7 @@ def load(
     :func:`load_into`.
 
     Args:
-        engine, timer_engine, pop_engine: engines of a new store; by default those of the dump.
+        engine: of a new store; by default, and without ``timer_engine`` and ``pop_engine``, those of the dump.
         settings: settings of a new store, as for ``rmqstore.open``; ``precision_ms`` may differ from the dump's.
         progress: told after every chunk.
 
@@ -64,8 +62,7 @@ def load(
     """
     place = checked_path(path)
     found = open_dump(checked_path(dump))
-    names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
-    given = {**{name: value for name, value in names.items() if value is not None}, **settings}
+    given = {name: value for name, value in {"engine": engine, **settings}.items() if value is not None}
     try:
         return _load(place, found, given, checked_clock(clock), progress or silent)
     except OSError as error:

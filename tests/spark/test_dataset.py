@@ -63,7 +63,7 @@ def test_a_data_set_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
             Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)
     assert list(tmp_path.iterdir()) == []
     made = Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)
-    assert [made.engines_of(shard) for shard in made.shards] == [{ENGINE}, {ENGINE}]
+    assert [made.engines(shard) for shard in made.shards] == [{ENGINE}, {ENGINE}]
 
 
 def test_a_program_that_opens_a_shard_has_the_settings_of_the_data_set(tmp_path: Path) -> None:

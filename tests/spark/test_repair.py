@@ -52,7 +52,7 @@ def test_a_migration_that_was_killed_in_a_shard_is_undone_at_once(
             migrating.migrate_here(dataset, ENGINES[0])
     dataset = Dataset.open(dataset.path)
     assert repair.undo(dataset)
-    assert [dataset.engines_of(shard) for shard in dataset.shards] == [{ENGINE}, {ENGINE}]
+    assert [dataset.engines(shard) for shard in dataset.shards] == [{ENGINE}, {ENGINE}]
     assert list(repair.troubles(Dataset.open(dataset.path))) == []
     assert sorted(timers_of(dataset.path)) == list(range(30))
     assert [entry.name for entry in dataset.path.glob("*.migrating*")] == []

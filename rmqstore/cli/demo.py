@@ -398,12 +398,16 @@ class OrderDay:
         problems = self._problems
         paid = {order.number for order in self._orders if order.paid_ms is not None}
         unpaid = {order.number for order in self._orders} - paid
-        self._expect(paid == self._cancelled, "orders were paid but not cancelled", paid - self._cancelled)
-        self._expect(not paid & self._deliveries.keys(), "paid orders were delivered", paid & self._deliveries.keys())
-        self._expect(unpaid == self._deliveries.keys(), "unpaid orders were never delivered", unpaid - self._deliveries.keys())
-        self._expect(unpaid == self._acks.keys(), "unpaid orders were never acked", unpaid - self._acks.keys())
-        twice = {number for number, count in self._acks.items() if count != 1}
-        self._expect(not twice, "orders were acked more than once", twice)
+        wrong = {
+            "orders were paid but not cancelled": paid ^ self._cancelled,
+            "paid orders were delivered": paid & self._deliveries.keys(),
+            "unpaid orders were never delivered": unpaid - self._deliveries.keys(),
+            "unpaid orders were never acked": unpaid - self._acks.keys(),
+            "orders were acked more than once": {number for number, count in self._acks.items() if count > 1},
+        }
+        for what, numbers in wrong.items():
+            if numbers:
+                problems.append(f"{len(numbers)} {what}, for example {', '.join(sorted(numbers)[:_SHOWN_IDS])}")
         again = sum(self._deliveries.values()) - len(self._deliveries)
         if again != self.tally.lost_leases:
             problems.append(f"{self.tally.lost_leases} leases were held by the consumer that died, but {again} messages came again")
@@ -414,10 +418,6 @@ class OrderDay:
             problems.append(f"{pending} timers are still pending")
         problems += [f"verify: {difference}" for difference in self._store.verify()]
         return problems
-
-    def _expect(self, holds: bool, what: str, numbers: set[str]) -> None:
-        if not holds:
-            self._problems.append(f"{len(numbers)} {what}, for example {', '.join(sorted(numbers)[:_SHOWN_IDS]) or '(others)'}")
 
 
 # ---------------------------------------------------------------- the store that is left

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import json
 import re
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
+from msgspec.structs import asdict
 from rich.text import Text
 
 from rmqstore.cli import show, stores
@@ -18,7 +18,7 @@ from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.show import Cell, Column
 from rmqstore.cli.times import SECOND_MS, duration_text
 from rmqstore.config import Config, load
-from rmqstore.contract import UNLIMITED_MS, Capabilities, Flush, Setting, Support
+from rmqstore.contract import UNLIMITED_MS, Capabilities, Flush, Support
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.plugins import EngineEntry, EngineState, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Source, allowed
@@ -66,18 +66,13 @@ def _declared(capabilities: Capabilities) -> tuple[str, str, str]:
     """Return the weakest durability under each flush setting, the horizon, and the absent capabilities."""
     survives = " / ".join(min(capabilities.durability[flush].values()).name.lower().replace("_", " ") for flush in Flush)
     horizon = "unlimited" if capabilities.horizon_ms >= UNLIMITED_MS else f"{capabilities.horizon_ms} ms"
-    absent = [name.replace("_", " ") for name, value in _fields(capabilities) if isinstance(value, Support) and value is not Support.FULL]
+    support = {name.replace("_", " "): value for name, value in asdict(capabilities).items() if isinstance(value, Support)}
+    absent = [name for name, value in support.items() if value is not Support.FULL]
     return survives, horizon, ", ".join(absent) or "-"
 
 
 def _document(entry: EngineEntry) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": entry.name,
-        "distribution": entry.distribution,
-        "version": entry.version,
-        "state": entry.state.value,
-        "reason": entry.reason,
-    }
+    document = {name: _plain(value) for name, value in asdict(entry).items() if name != "info"}
     if entry.info:
         info = entry.info
         document |= {
@@ -85,25 +80,17 @@ def _document(entry: EngineEntry) -> dict[str, Any]:
             "preference": info.preference,
             "requires": list(info.requires),
             "install_hint": info.install_hint,
-            "capabilities": {name: _plain(value) for name, value in _fields(info.capabilities)},
-            "settings": [_setting(setting) for setting in info.settings],
+            "capabilities": {name: _plain(value) for name, value in asdict(info.capabilities).items()},
+            "settings": [{name: _plain(value) for name, value in asdict(setting).items()} for setting in info.settings],
         }
     return document
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
-    return {name: value.__name__ if isinstance(value, type) else value for name, value in _fields(setting)}
-
-
-def _fields(struct: msgspec.Struct) -> list[tuple[str, Any]]:
-    return [(name, getattr(struct, name)) for name in struct.__struct_fields__]
-
-
 def _plain(value: Any) -> Any:
-    """Return ``value`` in JSON's terms: a durability by its name, other enum members by their value."""
+    """Return ``value`` in JSON's terms: a durability and a type by their names, other enum members by their value."""
     if isinstance(value, dict):
         return {key.value: {operation.value: level.name for operation, level in table.items()} for key, table in value.items()}
-    return value.value if isinstance(value, Enum) else value
+    return value.__name__ if isinstance(value, type) else value.value if isinstance(value, enum.Enum) else value
 
 
 # ---------------------------------------------------------------- settings

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import rmqstore
-from rmqstore_benchmarks.grid import aside
-from rmqstore_benchmarks.grid import phases as loops
+from rmqstore_benchmarks.grid import aside, phases as loops
 from rmqstore_benchmarks.grid.calls import Calls
 from rmqstore_benchmarks.grid.load import Load, ticks_of
 from rmqstore_benchmarks.grid.named import START_MS, workload_named

@@ -16,8 +16,7 @@ import pandas as pd
 import pytest
 
 from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
-from rmqstore_benchmarks.peers import PEERS, measure
-from rmqstore_benchmarks.peers import __main__ as command
+from rmqstore_benchmarks.peers import PEERS, __main__ as command, measure
 from rmqstore_benchmarks.peers.in_process import SQLite
 from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task, compare, popped
 from rmqstore_benchmarks.peers.servers import running

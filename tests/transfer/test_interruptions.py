@@ -13,7 +13,7 @@ import pytest
 
 import rmqstore
 from rmqstore import Store, TransferError
-from rmqstore.transfer import dump, dumping, load, load_into, migrate, replacing, taking
+from rmqstore.transfer import dump, dumps, load, load_into, migrate, replacing, taking
 from rmqstore_conformance.cases.test_moving import shown, used
 from rmqstore_conformance.stores import Pair, Stores, message, stores_of
 from tests.pairs import ENGINES
@@ -62,7 +62,7 @@ class _Cut:
 @pytest.fixture(params=DURABLE)
 def stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Small files and pages, so that there are many points to end at."""
-    monkeypatch.setattr(dumping, "FILE_ROWS", 10)
+    monkeypatch.setattr(dumps, "FILE_ROWS", 10)
     monkeypatch.setattr(rmqstore.tables, "PAGE_ROWS", 4)
     with stores_of(Pair(request.param, request.param)) as factory:
         yield factory

@@ -8,15 +8,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed, with_room
 from rmqstore.message import Message
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.records import addressing
-from rmqstore_wheel.records import message_records as records
+from rmqstore_wheel.records import addressing, message_records as records
 
 
 def waiting(message: Message, out_ms: int, noted: bytes = b"", behind: bytes = b"", **fields: Any) -> bytes:

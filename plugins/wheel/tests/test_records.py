@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed
@@ -17,12 +16,10 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.engine import records as ordered
 from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import Message, PoppedMessage, retry_topic
-from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import messages, properties
+from rmqstore_wheel.formats import commit_log as log, messages, properties
 from rmqstore_wheel.formats.log_columns import Encoded, encode_columns, joined
 from rmqstore_wheel.formats.log_reading import scan
-from rmqstore_wheel.records import addressing
-from rmqstore_wheel.records import message_records as records
+from rmqstore_wheel.records import addressing, message_records as records
 
 BATCH = st.lists(MESSAGE, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGE, st.integers(1, 4))
 ATTEMPT = st.integers(0, 2**31 - 1)

@@ -37,8 +37,7 @@ from rmqstore.engine.records import Records, deliver_at_of, encode_batch, has_ke
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
 from rmqstore.engine.shared import Shared
 from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
-from rmqstore.engine.timers import counts as counting
-from rmqstore.engine.timers import tombstones
+from rmqstore.engine.timers import counts as counting, tombstones
 from rmqstore.engine.timers.cancel import Cancelling
 from rmqstore.engine.timers.counts import MinuteCounts
 from rmqstore.engine.timers.rows import LivePut, Removal, Seen, TimerRuns

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel.formats import check_points, config_files

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from plugins.wheel.tests.broker_index import BrokerIndex
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
-from rmqstore_wheel.formats import consume_queue as cq
-from rmqstore_wheel.formats import index_file, timer_log, wheel
+from rmqstore_wheel.formats import consume_queue as cq, index_file, timer_log, wheel
 from rmqstore_wheel.formats.log_reading import Stop
 
 NOW = 1_700_000_000_000

@@ -174,7 +174,9 @@ def test_reading_works_beside_an_owner(shop: Command, line: str) -> None:
 @pytest.mark.parametrize("line", OWNING)
 def test_what_owns_a_store_is_refused_beside_its_owner(shop: Command, line: str) -> None:
     with shop.owner():
-        assert "is open elsewhere, by this process (pid" in shop.bad(1, *arguments(line, shop.data))
+        said = shop.bad(1, *arguments(line, shop.data))
+    assert "is open elsewhere, by this process (pid" in said
+    assert "the commands that only read, and rmqstore.open(path, read_only=True), work beside it" in said
 
 
 @pytest.mark.parametrize("line", [line for line in READING + OWNING if line not in ("config", "inspect")])

@@ -1,4 +1,4 @@
-"""The command in processes of its own: pipes that close, Ctrl-C, and a store that another process holds."""
+"""The command in processes of its own: pipes that close, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ def data() -> Iterator[Path]:
         yield path
 
 
-def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*RMQSTORE, *map(str, arguments)], input=stdin, capture_output=True, check=False, timeout=_PATIENCE_S)
-
-
 def lag_of(data: Path) -> Any:
     with rmqstore.open(data, services=False) as store:
         return store.lag("t", "g")
@@ -52,29 +48,6 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-@contextmanager
-def owner(data: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Let another process hold the store and send to it line by line."""
-    script = """
-import sys, rmqstore
-with rmqstore.open(sys.argv[1], services=False) as store:
-    print("open", flush=True)
-    for line in sys.stdin:
-        store.send(rmqstore.Message("new", line.strip().encode()))
-        print("sent", flush=True)
-"""
-    command = [sys.executable, "-c", script, str(data)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"open\n"
-        try:
-            yield process
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(_PATIENCE_S)
 
 
 @pytest.mark.parametrize("command", ["peek {} t --max 200", "timers {} --list --json", "config {} --explain", "pop {} t -g g --max 200"])
@@ -99,28 +72,6 @@ def test_what_the_reader_did_not_take_is_not_acked(data: Path) -> None:
         lag = store.lag("large", "g")
         assert lag.in_flight == 0, "what was not printed was given back"
         assert 40 <= lag.ready + lag.retry < 50
-
-
-def test_commands_beside_a_process_that_holds_the_store(data: Path) -> None:
-    with owner(data) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"hello\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"sent\n"
-        for command in ("timers", "topics", "lag", "leases", "doctor", "config", "verify"):
-            result = run(command, data, "--json")
-            assert result.returncode == 0, result.stderr
-            json.loads(result.stdout)
-        assert b"hello" in run("peek", data, "new").stdout
-        assert f"process {process.pid} has the store open, and is alive" in run("doctor", data).stdout.decode()
-        refused = run("send", data, "t", "x")
-        assert refused.returncode == 1
-        assert refused.stdout == b""
-        assert f"is open elsewhere, by pid {process.pid}" in refused.stderr.decode()
-        assert "started" not in refused.stderr.decode()
-        assert "the commands that only read, and rmqstore.open(path, read_only=True), work beside it" in refused.stderr.decode()
-    assert run("send", data, "t", "x").returncode == 0
 
 
 def test_follow_goes_on_until_ctrl_c_and_acks_what_it_printed(data: Path) -> None:

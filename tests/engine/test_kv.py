@@ -75,13 +75,15 @@ class Floor(NamedTuple):
 
 
 limits, page_bounds = st.sampled_from([1, 2, 5, 100]), st.sampled_from([0, 5, PAGE_BYTES])
-steps = st.one_of(
-    st.lists(changes, min_size=1, max_size=4),
+reads = st.one_of(
     st.builds(Get, spaces, st.lists(keys, max_size=6)),
     st.builds(Scan, spaces, st.just(b"") | keys, st.none() | keys, limits, st.booleans(), page_bounds),
     st.builds(Floor, spaces, keys),
-    st.sampled_from(["sync", "sync", "sync", "begin a flush", "commit a flush", "reopen", "close"]),
 )
+writes = st.lists(changes, min_size=1, max_size=4)
+syncs = st.sampled_from(["sync", "sync", "sync", "reopen", "close"])
+kinds = {"w": writes, "r": reads, "s": syncs, "b": st.just("begin a flush"), "c": st.just("commit a flush")}
+steps = st.sampled_from("wwwwbbcrrs").flatmap(kinds.__getitem__)
 
 
 @every_adapter
@@ -133,10 +135,16 @@ def follow(adapter: Adapter, path: Path, script: list[object]) -> None:
                     written = synced = 0
             assert kv.position == written
             assert synced <= kv.durable_position <= written
-        assert [dict(kv.scan_all(space, page=7)) for space in range(len(SPACES))] == model
-        assert [dict(kv.scan(space, b"", None, 1000, reverse=True)) for space in range(len(SPACES))] == model
+            if not adapter.durable:  # the others take too long for that
+                check_all(kv, model)
+        check_all(kv, model)
     finally:
         kv.close()
+
+
+def check_all(kv: OrderedKV, model: Model) -> None:
+    assert [dict(kv.scan_all(space, page=7)) for space in range(len(SPACES))] == model
+    assert [dict(kv.scan(space, b"", None, 1000, reverse=True)) for space in range(len(SPACES))] == model
 
 
 # ---------------------------------------------------------------- pages

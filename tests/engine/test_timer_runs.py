@@ -182,14 +182,6 @@ def test_the_rest_of_a_batch_that_ended_within_a_run_is_announced_after_the_cloc
     assert store.next_tick_ms() is None
 
 
-def test_times_may_be_as_late_as_numbers_go() -> None:
-    store = opened(TapedKV())
-    put_spread(store, [5, 20, 40, 99])
-    for last in (2**63 - 2000, 2**63 - 1, 2**64):
-        assert len(store.scan(0, last).timers) == 4
-        assert store.pending([0, MINUTE + 20_000, last]).counts == (1, 3)
-
-
 def test_to_forget_nothing_after_something_changes_nothing() -> None:
     kv = TapedKV()
     store = opened(kv)
@@ -241,13 +233,3 @@ def test_a_run_that_is_damaged_after_a_part_of_it_went_out_is_parked() -> None:
     store.forget(cursor)
     assert not kv.scan(TIMERS, b"", None, 1)
     assert store.verify() == []
-
-
-def test_a_tick_has_the_timers_of_all_its_runs_but_for_the_cancelled_ones() -> None:
-    store = opened(TapedKV(), congestion_limit=10)
-    handles = put_spread(store, [1, 2, 2, 3])
-    put_spread(store, [2, 2], 10)
-    counts = [store._count_of_tick(MINUTE + 1000 * second) for second in range(5)]  # type: ignore[attr-defined]
-    assert counts == [0, 1, 4, 1, 0]
-    store.cancel(handles[1:2], MINUTE)
-    assert store._count_of_tick(MINUTE + 2000) == 3  # type: ignore[attr-defined]

@@ -20,8 +20,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from rmqstore.errors import IllegalArgumentError
-
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -345,6 +343,8 @@ def modules_of(patterns: Iterable[str]) -> dict[str, Path]:
     Raises:
         IllegalArgumentError: no module fits a pattern.
     """
+    from rmqstore.errors import IllegalArgumentError  # this module is there before what it mutates is imported
+
     found: dict[str, Path] = {}
     for pattern in patterns:
         root = pattern.partition(".")[0]

@@ -217,27 +217,6 @@ def test_p14_of_one_id_the_newest_is_found(stores: Stores) -> None:
     assert found.body == b"3"
 
 
-def test_p2_deletions_go_by_the_whole_name(stores: Stores) -> None:
-    """P2: of names each of which begins with the one before, one group and one topic is deleted; all others stay as they were."""
-    store = stores.open()
-    names = [NAMES[1].member(number) for number in range(4)]
-    for topic in names:
-        store.send_batch([Message(topic, b"x"), Message(topic, b"y")])
-        for group in names:
-            assert len(store.pop(topic, group, max_messages=1)) == 1
-    gone = names[1]
-    store.groups.delete(gone)
-    store.topics.delete(gone)
-    left = [name for name in names if name != gone]
-    assert store.groups.list() == sorted(left)
-    assert [topic.name for topic in store.topics.list()] == sorted(left)
-    assert len(store.leases()) == 9
-    for topic in left:
-        for group in left:
-            assert store.lag(topic, group) == Lag(ready=1, in_flight=1, retry=0, dead=0)
-        assert store.lag(topic, gone) == Lag(ready=2, in_flight=0, retry=0, dead=0)
-
-
 @pytest.mark.parametrize("family", NAMES, ids=lambda family: family.name)
 def test_p2_groups_are_told_apart_by_case(stores: Stores, family: Any) -> None:
     """P2: of groups whose names are alike in case, by a hash or by their first letters, each has its own settings and letters."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import rmqstore
-from rmqstore import IllegalArgumentError, Message, Store, UnsupportedOperationError
+from rmqstore import CancelOutcome, IllegalArgumentError, Message, MessageBatch, Store, UnsupportedOperationError
 from rmqstore.contract import Support
 from rmqstore.plugins import get_plugins
 from rmqstore.transfer import dump
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.probing import FLAGS
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, key_of, message, pop_all, read_ids, state_of
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, key_of, mark_of, message, pop_all, read_ids, state_of
 from rmqstore_conformance.targets import capabilities_of
 
 (T,) = topics(__name__, 1)
@@ -145,3 +146,123 @@ def test_s1_declared_is_offered_and_absent_is_refused(stores: Stores, flag: str)
         files.add("empty")
     assert state_of(store) == before
     assert {path.name for path in stores.root.iterdir()} == files
+
+
+# ---------------------------------------------------------------- marks
+
+
+def test_i1_a_repeated_mark_stores_nothing(stores: Stores) -> None:
+    """I1: for sends now and for later; any of several marks will do; the answer is the first one: handles, ids, ``repeated``."""
+    store = stores.open()
+    later = [message(n, deliver_at_ms=START_MS + 1000 * n) for n in range(1, 4)]
+    first = store.send_batch(later, marks=[mark_of("a"), mark_of("b")])
+    for marks in ([mark_of("a")], [mark_of("b")], [mark_of("c"), mark_of("b")]):
+        again = store.send_batch(later, marks=marks)
+        assert again.repeated
+        assert [each.handle for each in again] == [each.handle for each in first]
+    assert store.pending().total == 3
+    assert [store.send(message("now"), marks=[mark_of("n")]).repeated for _ in range(2)] == [False, True]
+    assert read_ids(store) == ["mnow"]
+    assert store.cancel(first[2].handle or "") is CancelOutcome.CANCELLED
+    assert store.send_batch(later, marks=[mark_of("a")]).repeated
+    assert store.pending().total == 2
+
+
+def test_i1_a_resend_after_its_time_is_still_a_repeat(stores: Stores) -> None:
+    """I1: a writer resends the same rows when their time has passed: nothing is stored again, and the handle is the first."""
+    store = stores.open()
+    row = message(1, deliver_at_ms=START_MS + 1000)
+    first = store.send(row, marks=[mark_of("token")])
+    for passed in (1000, 5000):
+        stores.tick_at(store, START_MS + passed)
+        again = store.send(row, marks=[mark_of("token")])
+        assert (again.repeated, again.handle) == (True, first.handle)
+        assert read_ids(store) == ["m1"]
+
+
+def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> None:
+    """I1: no receipt of a call names a timer that was never put; nothing is stored, and the mark stays that of the first call."""
+    store = stores.open()
+    later = [message(n) for n in range(5)]
+    first = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[mark_of("a")])
+    for others in (later, later[:2], later[:1], MessageBatch.of(later).columns):
+        with pytest.raises(IllegalArgumentError, match="3 messages"):
+            store.send_batch(others, delay=timedelta(seconds=9), marks=[mark_of("b"), mark_of("a")])
+    assert store.pending().total == 3
+    again = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[mark_of("a")])
+    assert [each.handle for each in again] == [each.handle for each in first]
+
+
+def test_i1_marks_are_forgotten_after_their_time(stores: Stores) -> None:
+    """I1: each mark of either side is kept for ``mark_memory_ms`` after its call, and no longer, also beside a later one."""
+    store = stores.open(mark_memory_ms=10_000)
+
+    def repeated(*marks: bytes) -> set[bool]:
+        return {store.send(message(1), delay_ms=delay_ms, marks=marks).repeated for delay_ms in (None, DAY_MS)}
+
+    assert repeated(b"early", b"of two") == {False}
+    stores.clock.advance(5_000)
+    assert repeated(b"late") == {False}
+    stores.tick_after(store, 5_000)
+    assert [repeated(mark) for mark in (b"early", b"of two", b"late")] == [{True}] * 3
+    stores.tick_after(store, 1)
+    assert [repeated(mark) for mark in (b"late", b"early", b"of two")] == [{True}, {False}, {False}]
+
+
+def test_i1_marks_by_the_thousand_survive_a_reopen(durable_stores: Stores) -> None:
+    """I1: however many they are, each is known, of a send for now as of one for later."""
+    store = durable_stores.open(flush="async")
+    calls = [([mark_of(f"{call}-{n}") for n in range(64)], None if call % 2 else 1000) for call in range(40)]
+    for marks, delay_ms in calls:
+        store.send(message("x"), marks=marks, delay_ms=delay_ms)
+    store = durable_stores.reopen(store)
+    for at in (0, 31, 63):
+        assert all(store.send(message("x"), marks=marks[at : at + 1], delay_ms=delay_ms).repeated for marks, delay_ms in calls)
+    assert store.pending().total == store.lag(T, G).ready == 20
+
+
+@pytest.mark.clause("F3")
+def test_i1_a_refused_call_stores_no_mark(engine_stores: Stores) -> None:
+    """I1: a mark belongs to the same atomic step as the rows."""
+    store = engine_stores.open(max_delay_ms=10_000)
+    with pytest.raises(rmqstore.DelayTooLongError):
+        store.send(message(1), delay_ms=10_001, marks=[mark_of("a")])
+    assert not store.send(message(1), delay_ms=10_000, marks=[mark_of("a")]).repeated
+    for wrong in ([b""], [b"x" * 256], ["x"], b"x", "x", [None]):
+        with pytest.raises(IllegalArgumentError):
+            store.send(message(3), marks=wrong)  # type: ignore[arg-type]
+    assert ids(pop_all(store)) == []
+
+
+@pytest.mark.clause("C4")
+def test_i1_a_repeat_of_what_was_cancelled(stores: Stores) -> None:
+    """I1: a call whose timers were cancelled is repeated: nothing is stored, and the first handles say CANCELLED, also past their time."""
+    store = stores.open()
+    rows = [message(n, deliver_at_ms=START_MS + 5000) for n in range(2)]
+    first = store.send_batch(rows, marks=[mark_of("a")])
+    assert store.cancel(list(first)) == [CancelOutcome.CANCELLED] * 2
+    for _ in range(3):
+        again = store.send_batch(rows, marks=[mark_of("a")])
+        assert again.repeated
+        assert [each.handle for each in again] == [each.handle for each in first]
+        assert store.cancel(list(again)) == [CancelOutcome.CANCELLED] * 2
+        assert store.pending().total == 0
+        assert stores.tick_after(store, 5000).handed_over == 0
+
+
+@pytest.mark.parametrize("due_ms", [None, START_MS + 5000], ids=["now", "later"])
+def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, due_ms: int | None) -> None:
+    """I1: the topic of a call was deleted since: its repeat stores nothing and makes no topic, after a reopen as well."""
+    store = stores.open()
+    rows = [message(n, deliver_at_ms=due_ms) for n in range(2)]
+    store.send_batch(rows, marks=[mark_of("a")])
+    stores.tick_after(store, 5000)
+    assert store.lag(T, G).ready == 2
+    store.topics.delete(T)
+    for _ in range(2):
+        assert store.send_batch(rows, marks=[mark_of("a")]).repeated
+        assert store.topics.list() == []
+        assert store.pending().total == 0
+        store.tick()
+        if stores.pair.durable:
+            store = stores.reopen(store)

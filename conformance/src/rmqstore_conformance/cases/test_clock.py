@@ -69,18 +69,6 @@ def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
     assert ids(store.pop(T, G)) == ["m1"]
 
 
-def test_k1_a_lease_that_is_given_after_a_step_back_lasts_its_time(stores: Stores) -> None:
-    """K1: the clock was a day ahead when a tick ran; a lease that is given once it is right again ends by the new clock, not at once."""
-    store = stores.open()
-    store.send(message(1))
-    stores.tick_after(store, DAY_MS)
-    stores.clock.set(START_MS)
-    assert ids(store.pop(T, G, invisible_ms=10_000)) == ["m1"]
-    assert stores.tick_after(store, 9999).retried == 0
-    assert store.pop(T, G) == []
-    assert stores.tick_after(store, 1).retried == 1
-
-
 def test_k2_forward_delivers_all_due_in_order(stores: Stores) -> None:
     """K2: after a jump everything due is delivered by one tick, in order."""
     store = stores.open(hand_over_limit=7)

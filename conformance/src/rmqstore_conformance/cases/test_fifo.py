@@ -25,7 +25,6 @@ from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import (
     START_MS,
     Stores,
-    attempt_of,
     ids,
     label,
     mark_of,
@@ -199,45 +198,7 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
 
 
-@pytest.mark.clause("P1")
-def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
-    """P9: the same leases with the same receipts and counts; without the id the queue is closed."""
-    store = filled(stores, 4)
-    pop(store, 2)
-    stores.tick_after(store, 1000)
-    first = pop(store, 3, attempt_id=attempt_of("a1"))
-    assert [m.attempt for m in first] == [2, 2, 1]
-    assert pop(store, 3) == []
-    again = pop(store, 3, attempt_id=attempt_of("a1"))
-    assert [(label(m), m.attempt, m.receipt, m.first_pop_ms) for m in again] == [
-        (label(m), m.attempt, m.receipt, m.first_pop_ms) for m in first
-    ]
-    store.ack(first[0])
-    assert ids(pop(store, 3, attempt_id=attempt_of("a1"))) == ["m1", "m2"]
-
-
 # ---------------------------------------------------------------- in order, and something else
-
-
-@pytest.mark.clause("P6")
-@pytest.mark.parametrize("longer", [True, False], ids=["longer", "shorter"])
-def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, longer: bool) -> None:
-    """P9: a lease of a run that ends later or earlier than the others closes the queue until its own end, and comes back in its place."""
-    store = filled(stores, 5)
-    run = pop(store, 3)
-    changed = store.change_invisible(run[1], invisible_ms=5000 if longer else 10)
-    assert changed.outcome is ChangeOutcome.CHANGED
-    assert changed.receipt is not None
-    assert changed.receipt.revive_qid == 999
-    assert changed.receipt.text() != run[1].receipt
-    assert store.ack([run[0], run[2]]) == [AckOutcome.ACKED] * 2
-    assert store.ack(run[1]) is AckOutcome.STALE
-    assert pop(store) == []
-    assert store.lag(T, G) == Lag(ready=2, in_flight=1, retry=0, dead=0)
-    stores.tick_after(store, 4999 if longer else 9)
-    assert pop(store) == []
-    assert stores.tick_after(store, 1).retried == 1
-    assert told(pop(store)) == [("m1", 2), ("m3", 1), ("m4", 1)]
 
 
 @pytest.mark.clause("P7")
@@ -300,28 +261,3 @@ def test_p9_a_reset_voids_a_run(stores: Stores, to: int | InitMode) -> None:
     assert store.lag(T, G) == Lag(ready=4 - begin, in_flight=0, retry=0, dead=0)
     store.send(message(4))
     assert told(pop(store)) == [(f"m{number}", 1) for number in range(begin, 5)]
-
-
-@pytest.mark.clause("P5")
-@pytest.mark.parametrize("what", ["topic", "group"])
-def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, what: str) -> None:
-    """P9: with topic or group go the run, its leases and the order; old receipts do no harm to the leases of the new one."""
-    store = filled(stores, 3)
-    run = pop(store, 3)
-    others = store.pop(T, H, max_messages=2, order=True)
-    store.release(run[1])
-    store.retry_later(run[2], timedelta(hours=1), reason="not yet")
-    if what == "topic":
-        store.topics.delete(T)
-        store.send_batch([message(n) for n in range(3)])
-    else:
-        store.groups.delete(G)
-    assert {each.name for each in store.ack(run)} <= {"STALE", "UNKNOWN"}
-    again = pop(store, 3, order=False)
-    assert told(again) == [("m0", 1), ("m1", 1), ("m2", 1)]
-    assert {each.name for each in (*store.ack(run), *store.release(run))} <= {"STALE", "UNKNOWN"}
-    assert store.lag(T, G).in_flight == 3
-    if what == "group":
-        assert store.ack(others) == [AckOutcome.ACKED] * 2
-    assert store.lag(T, H) == Lag(ready=1 if what == "group" else 3, in_flight=0, retry=0, dead=0)
-    assert store.ack(again) == [AckOutcome.ACKED] * 3

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 import rmqstore
-from rmqstore import Message, MessageBatch, Store
+from rmqstore import MessageBatch, Store
 from rmqstore.contract import EMPTY_CURSOR, MAX_CORNERS, PopRequest, PopTxn, Receipt, Side, Ticket, TimerCursor, WriteStatus
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.faults.answers import UNSYNCED, Answers
@@ -123,45 +123,6 @@ def test_f4_what_is_said_to_be_handed_over_durably_is(durable_stores: Stores) ->
             interrupted(lambda: store.lag(T, G), step)
         assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
     assert read_ids(store) == ["m1"]
-
-
-def test_h2_everything_about_a_message_is_restored(stores: Stores) -> None:
-    """H2: topic, queue, body, tag, keys, properties, id, born and deliver time, one by one and as columns."""
-    store = stores.open()
-    store.topics.create("orders", 4)
-    sent = Message(
-        "orders", bytes(range(256)), "réd", ("k1", "k2"), {"ü": "✓ value", "b": "2 = 3"}, None, START_MS + 5000, "id-1", START_MS - 77, 3
-    )
-    bare = Message("bare-topic", b"\x00", deliver_at_ms=START_MS + 5000)
-    store.send(sent)
-    store.send_batch(rmqstore.MessageBatch.of([sent, bare]).columns)
-    generated = [label(each) for each in store.send_batch([sent, bare])][1]
-    stores.tick_after(store, 5000)
-    got = store.pop("orders", G)
-    assert len(got) == 3
-    for each in got:
-        for field in ("topic", "body", "tag", "keys", "properties", "message_group", "deliver_at_ms", "message_id", "born_ms", "queue_id"):
-            assert getattr(each, field) == getattr(sent, field), field
-        assert each.store_ms == START_MS + 5000
-    columns = store.pop_batch("orders", H).columns
-    assert columns.column("body").to_pylist() == [sent.body] * 3
-    assert [dict(pairs) for pairs in columns.column("properties").to_pylist()] == [dict(sent.properties)] * 3
-    assert columns.column("keys").to_pylist() == [["k1", "k2"]] * 3
-    assert columns.column("queue_id").to_pylist() == [3] * 3
-    first, second = pop_all(store, "bare-topic")
-    assert (first.body, first.tag, first.keys, dict(first.properties), first.born_ms) == (b"\x00", None, (), {}, START_MS)
-    assert label(second) == generated
-    assert len(generated) == 34
-
-
-def test_h2_a_deliver_time_within_a_tick_is_kept(stores: Stores) -> None:
-    """H2: a message that was due between two ticks comes with its own deliver time, not with that of its tick."""
-    store = stores.open()
-    delivers = [START_MS + at for at in (1, 999, 1000, 1001)]
-    store.send_batch([message(n, deliver_at_ms=at) for n, at in enumerate(delivers)])
-    assert stores.tick_after(store, 2000).handed_over == 4
-    assert [each.deliver_at_ms for each in store.read(T).messages] == delivers
-    assert [each.deliver_at_ms for each in pop_all(store)] == delivers
 
 
 def test_h2_the_queue_is_chosen_when_it_is_sent(stores: Stores) -> None:

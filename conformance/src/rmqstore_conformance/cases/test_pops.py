@@ -6,7 +6,6 @@ import random
 import zlib
 from typing import Any
 
-import msgspec
 import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome
@@ -112,18 +111,6 @@ def test_p3_all_of_many_expired_leases_come_back_in_one_tick(engine_stores: Stor
     assert sorted(ids(pop_all(store))) == sorted(ids(got))
 
 
-def test_p3_the_store_wakes_for_the_end_of_a_lease(stores: Stores) -> None:
-    """P3: a caller that sleeps until something may be due is told to wake by the end of the first lease, whichever group has it."""
-    store = filled(stores, 1)
-    store.pop(T, G, invisible_ms=5000)
-    store.pop(T, H, invisible_ms=2000)
-    for passed, left in ((0, 2000), (1500, 500), (2000, 3000)):
-        stores.tick_at(store, START_MS + passed)
-        wake = store.next_wake_ms()
-        assert wake is not None
-        assert wake <= left
-
-
 def test_p4_acked_is_final(stores: Stores) -> None:
     """P4: not by expiry, by ticks, by time."""
     store = filled(stores, 3)
@@ -154,19 +141,6 @@ def test_p5_outcomes_are_true(stores: Stores) -> None:
     assert store.ack(again) is ACKED
     assert store.change_invisible(again, invisible_ms=1000).outcome is ChangeOutcome.ALREADY_ACKED
     assert store.release(again) is ReleaseOutcome.ALREADY_ACKED
-
-
-def test_p5_outcomes_are_remembered_ten_minutes_past_expiry(stores: Stores) -> None:
-    """P5: within ``outcome_memory`` exact, beyond never ACKED."""
-    store = filled(stores, 2)
-    acked, revived = store.pop(T, G, invisible_ms=1000)
-    store.ack(acked)
-    for passed in (1000, 60_000, 600_999):
-        stores.tick_at(store, START_MS + passed)
-        assert store.ack([acked, revived]) == [AGAIN, STALE], f"{passed} ms later"
-    stores.tick_after(store, DAY_MS)
-    store.tick()
-    assert ACKED not in store.ack([acked, revived])
 
 
 def test_p5_garbage_or_forged_is_unknown(stores: Stores) -> None:
@@ -230,26 +204,6 @@ def test_p6_change_longer_and_shorter(stores: Stores) -> None:
     assert store.ack(longer.receipt.text()) is AGAIN
 
 
-def test_p6_changed_again_and_again(stores: Stores) -> None:
-    """P6: also of a retry message, and of one that expired but was not revived yet; only the last receipt counts."""
-    store = filled(stores, 1)
-    only(store.pop(T, G, invisible_ms=1000))
-    stores.tick_after(store, 1000)
-    lease: PoppedMessage | Receipt = only(store.pop(T, G, invisible_ms=1000))
-    old: list[PoppedMessage | Receipt] = []
-    for _ in range(5):
-        stores.clock.advance(5000)
-        result = store.change_invisible(lease, invisible_ms=1000)
-        assert result.outcome is ChangeOutcome.CHANGED
-        assert result.receipt is not None
-        old.append(lease)
-        lease = result.receipt
-    assert store.ack(old) == [STALE] * 5
-    assert store.tick().retried == 0
-    assert stores.tick_after(store, 1000).retried == 1
-    assert only(store.pop(T, G)).attempt == 3
-
-
 @pytest.mark.parametrize("retries", [0, 1, 16])
 def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: int) -> None:
     """P7: retries + 1 deliveries, then the DLQ with reason, origin topic and id; counted once, removed from the group."""
@@ -272,22 +226,6 @@ def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: 
     assert ids(pop_all(store, group=H)) == ["m1"], "another group has it still"
 
 
-def test_p7_released_pops_do_not_count(stores: Stores) -> None:
-    """P7: given back at once, through the retry topic, with the same attempt number, any number of times."""
-    store = filled(stores, 1, max_retries=1)
-    for _ in range(5):
-        popped = only(store.pop(T, G))
-        assert popped.attempt == 1
-        assert store.release(popped) is ReleaseOutcome.RELEASED
-        assert store.release(popped) is ReleaseOutcome.STALE
-        assert store.ack(popped) is STALE
-    for attempt in (1, 2):
-        popped = only(store.pop(T, G, invisible_ms=1000))
-        assert popped.attempt == attempt
-        stores.tick_after(store, 1000)
-    assert store.lag(T, G).dead == 1
-
-
 def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
     """P8: one call over leases of several pops, queues and groups, duplicates and garbage among them: an outcome per receipt."""
     store = stores.open()
@@ -307,35 +245,3 @@ def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
     for group in "gh":
         left = sorted(label(m) for m in leases if m.receipt not in acked and f" {group} " in (m.receipt or ""))
         assert sorted(ids(pop_all(store, group=group))) == left
-
-
-def test_p8_an_unknown_receipt_stops_no_other(stores: Stores) -> None:
-    """P8: a receipt that is well formed and names no lease, first in a batch and in its middle: all others are acked."""
-    store = filled(stores, 3)
-    first, second, third = store.pop(T, G)
-    lease = Receipt.parse(first.receipt or "")
-    assert lease is not None
-    forged = msgspec.structs.replace(lease, queue_offset=99)
-    assert store.ack([forged, first, second, forged.text(), third]) == [UNKNOWN, ACKED, ACKED, UNKNOWN, ACKED]
-    assert store.lag(T, G).in_flight == 0
-
-
-def test_p8_batches_of_columns_are_acked_as_they_are(stores: Stores) -> None:
-    """P8: what ``pop_batch`` gave goes back as a whole, also through Arrow."""
-    store = filled(stores, 300)
-    batch = store.pop_batch(T, G, max_messages=200)
-    assert len(batch) == 200
-    texts = batch.columns.column("receipt").to_pylist()
-    assert store.ack(texts[::2]) == [ACKED] * 100
-    assert store.ack(batch) == [AGAIN, ACKED] * 100
-    assert store.lag(T, G).in_flight == 0
-
-
-def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None:
-    """P14: when another group's lease ends first, no caller of this one is told to look then."""
-    store = stores.open()
-    store.send(message(1))
-    store.pop(T, G, invisible_ms=5000)
-    store.pop(T, H, invisible_ms=1000)
-    now_ms = stores.clock.now_ms()
-    assert store.engine.pops.ready(T, G, "*", now_ms) == now_ms + 5000

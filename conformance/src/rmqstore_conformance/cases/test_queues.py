@@ -42,15 +42,6 @@ def test_p10_many_left_out_messages_do_not_stall(engine_stores: Stores) -> None:
     assert ids(found) == ["mmatch"]
 
 
-def test_p10_retries_are_not_filtered(stores: Stores) -> None:
-    """P10: what the group got once comes back under any filter."""
-    store = stores.open()
-    store.send_batch([message(1, tag="red"), message(2, tag="blue")])
-    assert len(store.pop(T, G, invisible_ms=1000)) == 2
-    stores.tick_after(store, 1000)
-    assert sorted(ids(store.pop(T, G, filter="red"))) == ["m1", "m2"]
-
-
 ALIKE = {"xn": "7", "colour2": "red", "offcolour": "red", "n7": "7", "N": "7", "noturgent": "true", "xUNIQ_KEY": "m2"}
 """Properties that no expression names, with names that begin or end with those that one names."""
 
@@ -160,15 +151,6 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
         store.groups.reset_offset("nowhere", G, 0)
 
 
-def test_p11_reset_of_one_queue_leaves_the_others(stores: Stores) -> None:
-    """P11: queue by queue; a group that has not popped yet starts elsewhere as configured."""
-    store = stores.open(init="max")
-    store.topics.create(T, 2)
-    store.send_batch([message(n, queue_id=n % 2) for n in range(6)])
-    store.groups.reset_offset(T, G, 1, queue=0)
-    assert ids(pop_all(store)) == ["m2", "m4"], "queue 1 starts with the next message, as ``init`` says"
-
-
 def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
     """P12: no pop goes beyond it; acks, expiry and releases make room; other queues, topics and groups have room of their own."""
     store = stores.open(max_in_flight=3)
@@ -206,15 +188,6 @@ def test_p13_retries_get_their_share_under_full_load(stores: Stores, share: floa
         assert all(sum(retried[at : at + 5]) == 1 for at in range(0, 200, 5))
 
 
-def test_p13_retries_come_when_there_is_room(stores: Stores) -> None:
-    """P13: an empty topic, or a pop with room left, gives the retries at once, whatever the share."""
-    store = filled(stores, 4, retry_share=0.0)
-    store.pop(T, G, max_messages=2, invisible_ms=1)
-    stores.tick_after(store, 1)
-    assert len(store.pop(T, G, max_messages=3)) == 3
-    assert len(store.pop(T, G, max_messages=3)) == 1
-
-
 def test_p13_the_start_queue_is_uniform(stores: Stores) -> None:
     """P13: over many pops of one message from full queues, every queue is taken from alike, so none starves."""
     store = stores.open()
@@ -225,29 +198,6 @@ def test_p13_the_start_queue_is_uniform(stores: Stores) -> None:
     assert max(taken.values()) - min(taken.values()) <= 5
     other = Counter(m.queue_id for _ in range(100) for m in store.pop(T, H, max_messages=1))
     assert max(other.values()) - min(other.values()) <= 5
-
-
-def test_p13_two_topics_in_turn_do_not_fix_the_start_queue(stores: Stores) -> None:
-    """P13: a consumer that pops two topics alternately starts everywhere in both."""
-    store = stores.open()
-    for topic in (T, "u"):
-        store.topics.create(topic, 2)
-        store.send_batch([message(f"{topic}{n}", topic, queue_id=n % 2) for n in range(60)])
-    taken: dict[str, Counter[int]] = {T: Counter(), "u": Counter()}
-    for _ in range(20):
-        for topic, counter in taken.items():
-            counter.update(m.queue_id for m in store.pop(topic, G, max_messages=1))
-    assert all(counter == {0: 10, 1: 10} for counter in taken.values())
-
-
-def test_p13_no_empty_answer_while_another_queue_has_messages(stores: Stores) -> None:
-    """P13: one message in one of many queues is found by the very first pop, for any start queue."""
-    store = stores.open()
-    store.topics.create(T, 16)
-    for n in range(64):
-        store.send(message(n, queue_id=(n * 7) % 16))
-        assert ids(store.pop(T, G, max_messages=1)) == [f"m{n}"]
-        assert store.pop(T, G) == []
 
 
 def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:

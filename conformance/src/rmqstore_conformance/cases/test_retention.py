@@ -47,14 +47,6 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     assert ids(pop_all(store, group="new")) == ["m5"]
 
 
-def test_q1_none_keeps_for_ever(stores: Stores) -> None:
-    """Q1: a retention of 0 takes nothing."""
-    store = filled(stores, 3, retention_ms=0, reclaim="age")
-    pop_all(store)
-    stores.tick_after(store, 4000 * DAY_MS)
-    assert kept(store) == (0,)
-
-
 @pytest.mark.clause("Q2", "Q3")
 @pytest.mark.needs("retention")
 def test_q1_by_default_nothing_goes_unconsumed(stores: Stores) -> None:
@@ -72,21 +64,6 @@ def test_q1_by_default_nothing_goes_unconsumed(stores: Stores) -> None:
     store.tick()
     assert kept(store) == (10,)
     assert store.stats().pops.messages == 1
-
-
-@pytest.mark.clause("P9")
-@pytest.mark.needs("fifo", "retention")
-def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
-    """Q1: under FIFO what was popped and not acked stays in its place until it is."""
-    store = filled(stores, 4, retention_ms=HOUR_MS, reclaim="age")
-    run = store.pop(T, G, max_messages=3, invisible_ms=1000, order=True)
-    store.ack(run[0])
-    stores.tick_after(store, DAY_MS)
-    store.tick()
-    assert kept(store) == (1,)
-    assert ids(pop_all(store, order=True)) == ["m1", "m2", "m3"]
-    store.tick()
-    assert kept(store) == (4,)
 
 
 @pytest.mark.clause("P7", "T12")
@@ -142,6 +119,21 @@ def test_q3_an_idle_group_goes_on_where_it_stood(stores: Stores) -> None:
     stores.tick_after(store, DAY_MS)
     assert store.lag(T, "idle") == Lag(2, 0, 0, 0)
     assert ids(store.pop(T, "idle")) == ["m2", "m3"]
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo", "retention")
+def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
+    """Q1: under FIFO what was popped and not acked stays in its place until it is."""
+    store = filled(stores, 4, retention_ms=HOUR_MS, reclaim="age")
+    run = store.pop(T, G, max_messages=3, invisible_ms=1000, order=True)
+    store.ack(run[0])
+    stores.tick_after(store, DAY_MS)
+    store.tick()
+    assert kept(store) == (1,)
+    assert ids(pop_all(store, order=True)) == ["m1", "m2", "m3"]
+    store.tick()
+    assert kept(store) == (4,)
 
 
 @pytest.mark.clause("Q2")

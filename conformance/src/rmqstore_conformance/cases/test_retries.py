@@ -106,39 +106,6 @@ def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:
     assert sorted((label(each), each.attempt) for each in store.pop(T, G)) == [("m0", 2), ("m2", 1), ("m3", 2)]
 
 
-def test_p7_a_group_made_anew_has_no_settings(stores: Stores) -> None:
-    """P7: retries and waits that were set for a group go with it; the group of that name that comes later follows the store's."""
-    store = stores.open(max_retries=5)
-    store.send(message(0))
-    store.groups.set(G, max_retries=0, backoff=[timedelta(hours=9)])
-    (first,) = store.pop(T, G, invisible=SECOND)
-    store.groups.delete(G)
-    assert store.groups.settings(G).max_retries is None
-    (again,) = store.pop(T, G, invisible=SECOND)
-    assert again.attempt == 1
-    assert store.ack(first) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
-    report = stores.tick_after(store, 1000)
-    assert (report.retried, report.dead) == (1, 0)
-    (second,) = store.pop(T, G, invisible=SECOND)
-    store.retry_later(second)
-    assert [each.expiry_ms - stores.clock.now_ms() for each in store.leases()] == [30_000]
-
-
-@pytest.mark.clause("P6")
-def test_p7_a_change_does_not_take_the_reason(stores: Stores) -> None:
-    """P7: a lease that backs off and is lengthened is worked on again: it backs off no more, and its old reason is told no more."""
-    store = stores.open()
-    store.send(message(0))
-    (got,) = store.pop(T, G)
-    waiting = store.retry_later(got, timedelta(hours=1), reason="no answer")
-    assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(True, "no answer")]
-    assert store.lag(T, G) == Lag(ready=0, in_flight=0, retry=0, dead=0, backing_off=1)
-    changed = store.change_invisible(waiting, MINUTE)
-    assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(False, "")]
-    assert store.lag(T, G) == Lag(ready=0, in_flight=1, retry=0, dead=0)
-    assert store.ack(changed) is AckOutcome.ACKED
-
-
 # ---------------------------------------------------------------- dead letters
 
 
@@ -189,19 +156,6 @@ def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
     assert len(store.dead_letters.list(G)) == 1
 
 
-@pytest.mark.clause("P4")
-def test_p7_a_letter_that_somebody_works_on_can_be_dropped(stores: Stores) -> None:
-    """P7: a consumer of the dead letter queue may still ack it; if its lease ends, nothing comes back and nothing is parked."""
-    store = stores.open(max_retries=0)
-    letters = bury(stores, store, 3)
-    held = store.pop(dlq_topic(G), "repair", invisible_ms=1000)
-    assert store.dead_letters.drop(letters) == 3
-    assert store.ack(held[0]) is AckOutcome.ACKED
-    report = stores.tick_after(store, 1000)
-    assert (report.retried, report.dead, report.parked) == (0, 0, 0)
-    assert store.lag(dlq_topic(G), "repair") == Lag(0, 0, 0, 0)
-
-
 def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores) -> None:
     """P7: nothing else can be taken out, and a refused call changes nothing."""
     store = stores.open(max_retries=0)
@@ -243,33 +197,6 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
         store.retry_later("text")  # type: ignore[arg-type]
 
 
-@pytest.mark.needs("fifo")
-def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
-    """P14: every running lease with its message, holder, attempt and end, and a receipt that acks it; ended ones are not listed."""
-    store = stores.open(reclaim="age")
-    store.topics.create(T, 2)
-    store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
-    store.pop(T, G, max_messages=4, invisible_ms=1000)
-    stores.tick_after(store, 1000)
-    again = store.pop(T, G, max_messages=2, invisible_ms=5000)
-    other = store.pop(T, H, max_messages=1, invisible_ms=9000)
-    ordered = store.pop(T, F, max_messages=1, queue=0, order=True, invisible_ms=7000)
-    store.ack(again[0])
-    found = store.leases()
-    assert [(each.group, each.message_id, each.receipt, each.attempt, each.expiry_ms, each.first_pop_ms) for each in found] == sorted(
-        [
-            (F, ordered[0].message_id, ordered[0].receipt, 1, START_MS + 8000, START_MS + 1000),
-            (G, again[1].message_id, again[1].receipt, 2, START_MS + 6000, START_MS),
-            (H, other[0].message_id, other[0].receipt, 1, START_MS + 10_000, START_MS + 1000),
-        ]
-    )
-    assert {each.topic for each in found} == {T}
-    assert [each.group for each in store.leases(group=H)] == [H]
-    assert store.leases(topic="u") == []
-    assert store.ack([each.receipt for each in found]) == [AckOutcome.ACKED] * 3
-    assert store.leases() == []
-
-
 @pytest.mark.clause("P7")
 def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
     """P14: what was dropped of it, before where a group stands and behind, is in no ``rest``, as it is in no answer."""
@@ -292,17 +219,6 @@ def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
 
 
 # ---------------------------------------------------------------- deleted, made anew, popped in order
-
-
-def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:
-    """P14: dropping a letter of the deleted topic takes nothing off the count of the new one."""
-    store = stores.open(max_retries=0)
-    first = buried(stores, store, 1)
-    store.topics.delete(T)
-    buried(stores, store, 1)
-    assert store.lag(T, G).dead == 1
-    assert store.dead_letters.drop(first) == 1
-    assert store.lag(T, G).dead == 1
 
 
 def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -> None:
@@ -341,3 +257,14 @@ def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: S
     assert store.dead_letters.resend(store.dead_letters.list("audit")) == 1
     assert [each.origin_topic for each in store.dead_letters.list(G)] == [T]
     assert ids(store.pop(dlq_topic(G), "audit", order=True)) == ["m1"]
+
+
+def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:
+    """P14: dropping a letter of the deleted topic takes nothing off the count of the new one."""
+    store = stores.open(max_retries=0)
+    first = buried(stores, store, 1)
+    store.topics.delete(T)
+    buried(stores, store, 1)
+    assert store.lag(T, G).dead == 1
+    assert store.dead_letters.drop(first) == 1
+    assert store.lag(T, G).dead == 1

@@ -89,19 +89,6 @@ def test_t3_by_tick_then_by_put(stores: Stores, limit: int) -> None:
     assert read_ids(store) == [f"m{n}" for n in expected]
 
 
-@pytest.mark.clause("K1")
-def test_t3_a_later_seal_may_bring_an_earlier_tick(stores: Stores) -> None:
-    """T3: order holds among what was there at one seal; a put behind it comes out with its own tick, however early that is."""
-    store = stores.open()
-    store.send(message(1), delay_ms=5000)
-    stores.tick_after(store, 5000)
-    stores.clock.set(START_MS)
-    store.send(message(2), delay_ms=2000)
-    store.send(message(3), delay_ms=1000)
-    stores.tick_at(store, START_MS + 2000)
-    assert read_ids(store) == ["m1", "m3", "m2"]
-
-
 def test_t4_null_or_past_is_in_the_topic_at_the_next_tick(stores: Stores) -> None:
     """T4: alone such messages are there at once; in a batch with a future row they come with the next tick, at the same time even."""
     store = stores.open()
@@ -127,19 +114,6 @@ def test_t4_the_tick_of_a_past_row(stores: Stores) -> None:
     columns = [message(f"c{n}", deliver_at_ms=row.deliver_at_ms, born_ms=1) for n, row in enumerate(rows * 40)]
     receipts, _ = store.engine.timers.put(MessageBatch(columns=MessageBatch.of(columns).columns), now)
     assert list(receipts.ticks) == [now, now, START_MS - 5000, START_MS + 1000] * 40
-
-
-def test_t5_any_horizon(stores: Stores) -> None:
-    """T5: a hundred years, and the largest time there is, are kept, counted and cancellable."""
-    store = stores.open()
-    century = 100 * 365 * DAY_MS
-    store.send(message(1), delay_ms=century)
-    last = store.send(message(2), deliver_at_ms=2**62)
-    assert store.pending().latest_ms == 2**62
-    assert last.handle is not None
-    assert store.cancel(last.handle) is rmqstore.CancelOutcome.CANCELLED
-    stores.tick_after(store, century)
-    assert read_ids(store) == ["m1"]
 
 
 @pytest.mark.clause("F3")
@@ -263,17 +237,6 @@ def test_c6_far_timers_are_cancelled_by_key(stores: Stores) -> None:
 
 
 # ---------------------------------------------------------------- what is pending
-
-
-@pytest.mark.parametrize("flush", ["sync", "async"])
-def test_t10_what_is_handed_over_is_not_pending(stores: Stores, flush: str) -> None:
-    """T10: pending = put, not cancelled, not handed over; also before the hand-over is durable."""
-    store = stores.open(flush=flush)
-    store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(4)])
-    assert stores.tick_after(store, 2000).handed_over == 2
-    assert store.pending().total == 2
-    assert ids(each.message for each in store.scan().timers) == ["m2", "m3"]
-    assert store.stats().timers.pending == 2
 
 
 def test_t10_exact_between_any_two_steps_of_the_hand_over(stores: Stores) -> None:

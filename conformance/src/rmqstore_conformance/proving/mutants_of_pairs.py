@@ -42,7 +42,7 @@ _CANCELLED = CancelOutcome.CANCELLED
 _GIVEN = "new.is_backing_off, new.reason = change.is_backing_off, change.reason"
 
 
-@mutant("P9", "P9.a_changed_lease_keeps_its_queue_closed")
+@mutant("P9", "T1.any_history_agrees_with_the_oracle")
 def changes_open_a_queue_in_order() -> Edit:
     """A lease of a run in order whose end was changed no longer keeps the queue closed; its message is given once more."""
     back = "transaction.is_ordered(reader) and self._give_back(transaction, new, 0, receipt.group, receipt.topic, counted=False)"
@@ -70,7 +70,7 @@ def rejects_take_the_rest_along() -> Edit:
     return edit(Leasing.reject, _REJECT, f"[{_REJECT.replace('*found', 'found[0], at')} {rest}]")
 
 
-@mutant("P9", "P9.a_topic_made_anew_knows_no_run_of_the_old_one", at=instead(Pops, "pop"))
+@mutant("P9", "T1.any_history_agrees_with_the_oracle", at=instead(Pops, "pop"))
 def deleted_topics_keep_their_order(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
     """A group that popped a topic in order has to go on so when the topic was deleted and made anew."""
     if self.noted.setdefault((request.topic, request.group), request.order) != request.order:
@@ -81,13 +81,13 @@ def deleted_topics_keep_their_order(self: Any, pop: Any, request: PopRequest, no
 # ---------------------------------------------------------------- deleted and made anew (P7, P2)
 
 
-@mutant("P7", "P7.a_group_made_anew_has_no_settings")
+@mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def deleted_groups_keep_their_settings() -> Edit:
     """The settings of a group outlive it."""
     return edit(OrderedPops.delete_group, "self._administration.set_group(transaction, name, GroupSettings())", "")
 
 
-@mutant("P2", "P2.deletions_go_by_the_whole_name", at=instead(Pops, "delete_group"))
+@mutant("P2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=instead(Pops, "delete_group"))
 def deletions_go_by_the_beginning_of_a_name_too(self: Any, delete_group: Any, name: str) -> Any:
     """With a group go those whose names begin with its name."""
     for other in self.groups():
@@ -133,13 +133,13 @@ def places_are_glued(self: Any, reset_offset: Any, topic: str, group: str, *wher
 _MARK = "find_mark(kv, POP_SIDE, txn.marks)"
 
 
-@mutant("I1", "I1.marks_of_both_sides_are_kept_apart")
+@mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def marks_of_both_sides_are_one() -> Edit:
     """A send for now with the mark of a send for later counts as a repeat."""
     return edit(OrderedPops.apply, _MARK, f"{_MARK} or (find_mark(kv, b't', txn.marks) and U64.pack(1))")
 
 
-@mutant("I1", "I1.a_repeat_with_other_marks_in_front", at=asks(Pops, "apply"))
+@mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=asks(Pops, "apply"))
 def sends_know_their_first_mark_only(txn: PopTxn) -> PopTxn:
     """A repeat of a send for now is looked up by the first of its marks."""
     return but(txn, marks=txn.marks[:1])
@@ -200,7 +200,7 @@ def retries_are_born_anew(message: PoppedMessage) -> PoppedMessage:
     return but(message, born_ms=message.first_pop_ms) if message.attempt > 1 else message
 
 
-@mutant("P7", "P7.a_change_does_not_take_the_reason")
+@mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def changes_take_reasons_along() -> Edit:
     """A lease that is lengthened after its attempt was put off keeps backing off."""
     along = "new.is_backing_off, new.reason = change.is_backing_off or lease.is_backing_off, change.reason or lease.reason"
@@ -271,7 +271,7 @@ def waits_open_the_queue() -> Edit:
     )
 
 
-@mutant("P9", "P9.a_changed_lease_keeps_its_queue_closed", kind="pairs")
+@mutant("P9", "T1.any_history_agrees_with_the_oracle", kind="pairs")
 def changes_count_in_order() -> Edit:
     """Under FIFO a change of the invisible time counts as a delivery."""
     reader = "reader = GroupQueue(group_id, topic_id, queue)"

@@ -67,7 +67,7 @@ def leases_end_early(now_ms: int) -> int:
     return now_ms + 1
 
 
-@mutant("P1", "P1.a_repeated_attempt_gets_the_same_leases", "P9.a_repeated_attempt_gets_the_same_run", at=asks(Pops, "pop"))
+@mutant("P1", "P1.a_repeated_attempt_gets_the_same_leases", at=asks(Pops, "pop"))
 def attempts_have_no_ids(request: PopRequest) -> PopRequest:
     """A pop that is repeated with its attempt id takes new messages."""
     return but(request, attempt_id=None)
@@ -108,7 +108,7 @@ def leases_never_end(now_ms: int) -> int:
     return 0
 
 
-@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P6.changed_again_and_again", at=asks(Pops, "revive"))
+@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=asks(Pops, "revive"))
 def leases_end_late(now_ms: int) -> int:
     """A lease ends one ms behind its time."""
     return now_ms - 1
@@ -133,13 +133,13 @@ def one_revive_a_tick(self: Any, revive: Any, now_ms: int, limit: int) -> Any:
     return but(report, more=False), ticket
 
 
-@mutant("P3", "P3.the_store_wakes_for_the_end_of_a_lease")
+@mutant("P3", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def nobody_is_woken_for_a_lease() -> Edit:
     """The time at which the first lease ends is never told, so a service that sleeps until then sleeps on."""
     return edit(OrderedPops.next_expiry_ms, "U64.unpack_from(first[0][0], 1)[0] if first else None", "None")
 
 
-@mutant("K1", "K1.a_lease_that_is_given_after_a_step_back_lasts_its_time", at=by_the_latest_clock(Pops, "revive"))
+@mutant("K1", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=by_the_latest_clock(Pops, "revive"))
 def leases_never_turn_back() -> None:
     """A lease ends by the latest time that was ever seen, so after a step back it ends at once."""
 
@@ -194,19 +194,19 @@ def ended_leases_cannot_be_acked() -> Edit:
     return edit(Leasing._ack_run, _LEASE, in_time)
 
 
-@mutant("P5", "P5.outcomes_are_remembered_ten_minutes_past_expiry", at=asks(Pops, "maintain"))
+@mutant("P5", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=asks(Pops, "maintain"))
 def outcomes_are_forgotten_at_once(now_ms: int) -> int:
     """What became of a lease is forgotten with the next upkeep."""
     return now_ms + 600_000
 
 
-@mutant("P8", "P8.an_unknown_receipt_stops_no_other")
+@mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def a_batch_ends_at_an_unknown_receipt() -> Edit:
     """What stands behind an unknown receipt in a batch of acks of one pop is left alone, and answered UNKNOWN."""
     return edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.UNKNOWN in outcomes")
 
 
-@mutant("P8", "P8.batches_of_columns_are_acked_as_they_are")
+@mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def a_batch_ends_at_a_duplicate() -> Edit:
     """A receipt that was acked before ends a batch of acks of one pop; what stands behind it is left alone."""
     return edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.ALREADY_ACKED in outcomes")
@@ -221,13 +221,13 @@ def outcomes_are_sorted(result: PopTxnResult) -> PopTxnResult:
 # ---------------------------------------------------------------- changes (P6)
 
 
-@mutant("P6", "P6.change_longer_and_shorter", "P6.changed_again_and_again")
+@mutant("P6", "P6.change_longer_and_shorter")
 def old_receipts_still_ack() -> Edit:
     """After a change of the invisible time the old receipt acks, as its lease goes on."""
     return edit(Leasing.change, "transaction.end(lease, index, MOVED)", "")
 
 
-@mutant("P6", "P6.change_longer_and_shorter", "P9.a_changed_lease_keeps_its_queue_closed", at=instead(Leasing, "change"))
+@mutant("P6", "P6.change_longer_and_shorter", at=instead(Leasing, "change"))
 def changes_give_no_receipt(self: Any, change: Any, transaction: Any, asked: Change) -> ChangeResult:
     """A change of the invisible time is answered with the old receipt."""
     done: ChangeResult = change(transaction, asked)
@@ -240,14 +240,14 @@ def leases_only_get_longer() -> Edit:
     return edit(Leasing.change, "change.invisible_ms", "max(change.invisible_ms, lease.expiry_ms - transaction.now_ms)")
 
 
-@mutant("P6", "P6.changed_again_and_again")
+@mutant("P6", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def ended_leases_cannot_change() -> Edit:
     """A change of a lease whose time has ended is STALE, though nobody has revived it."""
     ended = "isinstance(found := self._find(transaction, receipt), tuple) and found[0].expiry_ms <= transaction.now_ms"
     return edit(Leasing.change, "self._find(transaction, receipt)", f"NoLease.STALE if {ended} else found")
 
 
-@mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.the_first_answer_holds_the_first_ids", at=asks(Pops, "apply"))
+@mutant("I1", "I1.a_repeated_mark_stores_nothing", at=asks(Pops, "apply"))
 def sends_have_no_marks(txn: PopTxn) -> PopTxn:
     """A send for now with a mark is stored every time."""
     return but(txn, marks=())
@@ -268,7 +268,7 @@ def attempts_are_not_told(message: PoppedMessage) -> PoppedMessage:
     return but(message, attempt=1)
 
 
-@mutant("P7", "P7.released_pops_do_not_count", "P9.whatever_is_given_back_keeps_its_place")
+@mutant("P7", "P9.whatever_is_given_back_keeps_its_place")
 def releases_count() -> Edit:
     """A released message comes back with the next attempt number."""
     release = "self._give_back(transaction, *found, receipt.group, receipt.topic, counted=False)"
@@ -281,7 +281,7 @@ def dead_letters_do_not_tell_their_origin(message: PoppedMessage) -> PoppedMessa
     return but(message, properties={name: value for name, value in message.properties.items() if name != PROPERTY_ORIGIN_TOPIC})
 
 
-@mutant("P7", "P7.dropped_letters_are_gone", "P7.a_letter_that_somebody_works_on_can_be_dropped")
+@mutant("P7", "P7.dropped_letters_are_gone")
 def letters_are_not_dropped() -> Edit:
     """A dead letter that is dropped stays where it is."""
     removal = "self._administration.remove(transaction, txn.removals)"
@@ -321,12 +321,7 @@ def order_is_ignored(request: PopRequest) -> PopRequest:
     return but(request, order=False)
 
 
-@mutant(
-    "P9",
-    "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up",
-    "P9.a_repeated_attempt_gets_the_same_run",
-    at=instead(Pops, "apply"),
-)
+@mutant("P9", "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up", at=instead(Pops, "apply"))
 def runs_are_acked_as_a_whole(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """Acks of a run in order count when all of it is acked, so what was acked comes again when the rest was not."""
     acks: list[Receipt] = []

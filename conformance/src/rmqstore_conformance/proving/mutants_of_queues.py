@@ -42,7 +42,7 @@ def what_is_left_out_stalls() -> Edit:
     return edit(Popping._take, move, f"taken.records and {move}")
 
 
-@mutant("P10", "P10.retries_are_not_filtered")
+@mutant("P10", "T1.any_history_agrees_with_the_oracle")
 def retries_are_filtered() -> Edit:
     """What comes back and does not pass the filter of the pop is passed over."""
     return edit(Popping._take, "None if retry_flag else want.picker", "want.picker")
@@ -51,13 +51,13 @@ def retries_are_filtered() -> Edit:
 # ---------------------------------------------------------------- offsets (P11)
 
 
-@mutant("P11", "P11.where_a_new_group_starts", "P11.reset_of_one_queue_leaves_the_others", at=asks(Pops, "pop"))
+@mutant("P11", "P11.where_a_new_group_starts", at=asks(Pops, "pop"))
 def every_group_starts_at_the_beginning(request: PopRequest) -> PopRequest:
     """A new group that asks for the next message gets all that are there."""
     return but(request, init=InitMode.MIN)
 
 
-@mutant("P11", "P11.reset_of_one_queue_leaves_the_others")
+@mutant("P11", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def resets_reach_every_queue() -> Edit:
     """A reset of one queue resets the others too."""
     return edit(OrderedPops.reset_offset, "range(known.queues) if queue is None else (queue,)", "range(known.queues)")
@@ -103,19 +103,19 @@ def retries_starve(options: EngineOptions) -> EngineOptions:
     return but(options, retry_share=0.0)
 
 
-@mutant("P13", "P13.retries_come_when_there_is_room")
+@mutant("P13", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def retries_wait_for_the_topic() -> Edit:
     """A pop that finds anything in the topic does not look at the retry topic."""
     return edit(Popping._sources, "not retry_first", "not retry_first and not self._state.waiting(topic, group_id)")
 
 
-@mutant("P13", "P13.the_start_queue_is_uniform", "P13.two_topics_in_turn_do_not_fix_the_start_queue")
+@mutant("P13", "P13.the_start_queue_is_uniform")
 def the_first_queue_first() -> Edit:
     """Every pop starts with queue 0."""
     return edit(Popping._sources, "turn.queue = (start + 1) % queues", "")
 
 
-@mutant("P13", "P13.no_empty_answer_while_another_queue_has_messages")
+@mutant("P13", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def one_queue_a_pop() -> Edit:
     """A pop looks at one queue, each in its turn, and comes back empty when that is."""
     return edit(Popping._sources, "range(queues)", "range(1)")
@@ -136,13 +136,13 @@ def rest_is_that_of_all_queues() -> Edit:
     return edit(Popping._rest, "state.waiting(topic, group_id, request.queue)", "state.waiting(topic, group_id)")
 
 
-@mutant("P14", "P14.ready_names_the_end_of_a_lease_of_the_group", at=instead(Pops, "ready"))
+@mutant("P14", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=instead(Pops, "ready"))
 def any_lease_wakes_all(self: Any, ready: Any, *asked: Any) -> bool | int | None:
     """Who waits is told to look when the lease of any group ends."""
     return True if ready(*asked) is True else self.next_expiry_ms()
 
 
-@mutant("P14", "P14.leases_say_who_holds_what_until_when", at=answers(Pops, "leases"))
+@mutant("P14", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=answers(Pops, "leases"))
 def leases_tell_their_first_pop(found: list[LeaseInfo]) -> list[LeaseInfo]:
     """The list of leases shows every delivery as the first one."""
     return [but(each, attempt=1) for each in found]
@@ -157,7 +157,7 @@ def retention_ends_early(options: EngineOptions) -> EngineOptions:
     return but(options, retention_ms=options.retention_ms and options.retention_ms - 1)
 
 
-@mutant("Q1", "Q1.none_keeps_for_ever")
+@mutant("Q1", "T1.any_history_agrees_with_the_oracle")
 def none_is_a_day(options: EngineOptions) -> EngineOptions:
     """A retention of 0 is taken for one of a day."""
     return but(options, retention_ms=options.retention_ms or 86_400_000)

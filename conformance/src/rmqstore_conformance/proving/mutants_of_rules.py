@@ -45,7 +45,7 @@ def get_sees_cancelled() -> Edit:
     return edit(OrderedTimers.get, "kv.get(TRACES, tombstones.hole_key(tick, seq)) is not None", "False")
 
 
-@mutant("C4", "C4.a_list_is_answered_handle_by_handle")
+@mutant("C4", "T1.any_history_of_core_calls_agrees_with_the_oracle")
 def cancels_twice_in_a_call() -> Edit:
     """A handle that is twice in a call that cancels is CANCELLED and then UNKNOWN."""
     outcomes = "done.cancel_all(places)"

@@ -78,7 +78,7 @@ def due_rows_wait(at: int | None, now_ms: int) -> int | None:
     return now_ms + 1 if at is None or at <= now_ms else at
 
 
-@mutant("T5", "T5.any_horizon", at=times_put)
+@mutant("T5", "T5.times_beyond_2_53_are_kept_to_the_ms", at=times_put)
 def long_delays_wrap_round(at: int | None, now_ms: int) -> int | None:
     """A delay is kept as a number of 32 bits, so a long one comes out as a short one."""
     return at if at is None or at < now_ms else now_ms + (at - now_ms) % 2**32
@@ -95,7 +95,7 @@ def timers_never_turn_back() -> None:
     """A tick closes what is due by the latest time that was ever seen, so after a step back all is early."""
 
 
-@mutant("K1", "K1.a_day_ahead_and_back", "T3.a_later_seal_may_bring_an_earlier_tick", at=asks(Timers, "due"))
+@mutant("K1", "K1.a_day_ahead_and_back", at=asks(Timers, "due"))
 def one_tick_is_the_cursor(after: TimerCursor) -> TimerCursor:
     """Whatever lies under the latest tick that was handed over counts as handed over, when it was put later too."""
     return TimerCursor.of([(after.highest_tick, 2**62)])
@@ -258,13 +258,13 @@ def read_only_once(self: Any, due: Any, after: TimerCursor, limit: int) -> DueBa
     return found
 
 
-@mutant("H2", "H2.everything_about_a_message_is_restored", at=answers(Timers, "due"))
+@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", at=answers(Timers, "due"))
 def properties_are_lost(found: DueBatch) -> DueBatch:
     """A message comes out of the hand-over without its properties."""
     return holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))
 
 
-@mutant("H2", "H2.everything_about_a_message_is_restored", "H2.the_queue_is_chosen_when_it_is_sent", at=answers(Timers, "due"))
+@mutant("H2", "H2.the_queue_is_chosen_when_it_is_sent", at=answers(Timers, "due"))
 def the_queue_is_chosen_anew(found: DueBatch) -> DueBatch:
     """The hand-over puts all messages into the first queue of their topics."""
     return holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))
@@ -276,7 +276,7 @@ def the_first_batch_is_all(found: DueBatch) -> DueBatch:
     return DueBatch(found.messages, found.cursor, found.soft, more=False)
 
 
-@mutant("H2", "H2.a_deliver_time_within_a_tick_is_kept", at=answers(Timers, "due"))
+@mutant("H2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=answers(Timers, "due"))
 def deliver_times_are_rounded(found: DueBatch) -> DueBatch:
     """A message comes out of the hand-over with its tick in place of its deliver time."""
     delivers = [at and -(-at // 1000) * 1000 for at in values_of(found.messages, "deliver_at_ms")]
@@ -321,7 +321,7 @@ def due_is_too_late() -> Edit:
     return edit(OrderedTimers._cancel, "self._sealed", "self._sealed.join([(now_ms, self._last_seq)])")
 
 
-@mutant("C2", "C2.after_the_seal_it_is_too_late", "C2.what_was_sealed_stays_so_when_the_clock_goes_back", at=answers(Timers, "cancel"))
+@mutant("C2", "C2.after_the_seal_it_is_too_late", at=answers(Timers, "cancel"))
 def late_cancels_say_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
     """Whatever was sealed is answered CANCELLED."""
     return _saying(outcomes, _LATE, _CANCELLED)
@@ -433,7 +433,7 @@ def edges_are_counted_twice(self: Any, pending: Any, edges_ms: Sequence[int] = (
     return but(found, counts=tuple(a + b for a, b in zip(found.counts, at_edges, strict=True)))  # type: ignore[no-any-return]
 
 
-@mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over", "T10.what_is_handed_over_is_not_pending")
+@mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over")
 def handed_over_is_pending_until_reclaimed() -> Edit:
     """A timer that was handed over is counted until its space is reclaimed."""
     return edit(OrderedTimers.pending, "self._unforgotten(handed)", "EMPTY_CURSOR")

@@ -52,13 +52,11 @@ def test_a_row_goes_by_its_group_then_its_first_key_then_its_id_then_its_turn() 
 
 
 def test_a_data_set_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmqstore.spark import dataset as module
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "sync_tree", interrupted)
+        patch.setattr("rmqstore.store.directory.sync_tree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)
     assert list(tmp_path.iterdir()) == []

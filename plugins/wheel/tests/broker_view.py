@@ -116,7 +116,7 @@ def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
             assert codec.encode_ack(found[-1]) == record.body
         else:
             found.append(codec.decode_batch_ack(record.body))
-            assert codec.encode_batch_ack(found[-1]) == record.body
+            assert codec.encode_ack(found[-1]) == record.body
         assert record.queue_id == found[-1].pop_ms % 8
     return found
 

@@ -45,7 +45,7 @@ def chain(store: Store, slot: int) -> list[tuple[str, bool]]:
     position, found = int(row["last"]), []
     while position != timer_log.NO_POSITION:
         unit = index.wheel.units.read(int(index.wheel.units.numbers(np.array([position]))[0]), 1)[0]
-        record = decode_record(ledger.log.read(int(unit["log_offset"]), int(unit["message_bytes"])))
+        record = decode_record(ledger.log.record(int(unit["log_offset"]), int(unit["message_bytes"])))
         is_cancel = bool(unit["flags"] & timer_log.DELETE)
         assert is_cancel == (b"TIMER_DEL_UNIQKEY" in record.properties)
         text = record.properties.split(b"TIMER_DEL_UNIQKEY\x01t+" if is_cancel else b"UNIQ_KEY\x01")[1]

@@ -234,7 +234,7 @@ def test_what_is_live_is_copied_below_thirty_percent(run: Run, percent: int, goe
         run.store.send(Message("t", b"x" * 300))
         run.consume()
     run.upkeep()
-    share = 100 * int(run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 1000)["size"].sum()) / FILE_BYTES
+    share = 100 * int(run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 1000)[1]["size"].sum()) / FILE_BYTES
     assert abs(share - percent) < 1
     assert (run.files[0] > 0) is goes
     assert run.take_late() == ["big"]
@@ -340,7 +340,7 @@ def test_a_log_whose_first_files_are_missing_is_refused(run: Run) -> None:
 
 def test_a_damaged_file_stays_until_nothing_leads_into_it(run: Run) -> None:
     (handle,) = run.far("hurt", due_ms=START_MS + HOUR_MS)
-    place = int(run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 1)["log_offset"][0])
+    place = int(run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 1)[1]["log_offset"][0])
     with run.ledger.log.chain.path_of(place).open("r+b") as file:
         file.seek(place + 90)
         file.write(b"?")

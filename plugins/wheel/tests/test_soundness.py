@@ -31,7 +31,7 @@ def written(path: Path, records: list[Record]) -> tuple[CommitLog, np.ndarray, n
 
 def faults(log: CommitLog, starts: np.ndarray, sizes: np.ndarray, topic: bytes = TOPIC, queue: int = 2) -> list[str | None]:
     pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
-    return [fault_of(bytes(log.read(start, size)), start, topic, queue, at) for at, (start, size) in enumerate(pairs)]
+    return [fault_of(log.record(start, size), start, topic, queue, at) for at, (start, size) in enumerate(pairs)]
 
 
 def test_another_topic_queue_or_number_is_seen(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_records_are_gathered_as_they_lie(
     for row, start, sound in zip(rows.tolist(), found.starts.tolist(), found.sound.tolist(), strict=True):
         if sound:
             size = int(sizes[row])
-            assert found.data[start : start + size].tobytes() == bytes(log.read(int(starts[row]), size))
+            assert found.data[start : start + size].tobytes() == bytes(log.chain.read(int(starts[row]), size))
     assert gather(log, 0, np.append(starts[rows], log.tail), np.append(sizes[rows], 100), TOPIC, 2, np.append(rows, 30)).sound.tolist() == [
         *found.sound.tolist(),
         False,
@@ -114,7 +114,7 @@ def test_any_other_byte_that_matters_is_seen(
     last = frames.PROPERTY_BYTES if row == len(records) - 1 else 0
     places = [*range(16), *range(20, int(sizes[row]) - last), *range(int(sizes[row]) - last, int(sizes[row]) - last + len(frames.PROPERTY))]
     place = int(starts[row]) + data.draw(st.sampled_from([at for at in places if at < sizes[row]]))
-    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != log.read(place, 1)[0]))
+    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != log.chain.read(place, 1)[0]))
     log.chain.write_at(place, bytes((byte,)))
     expected = [at != row for at in range(len(records))]
     assert sound_rows(log, 0, starts, sizes, TOPIC, 2, np.arange(len(records))).tolist() == expected

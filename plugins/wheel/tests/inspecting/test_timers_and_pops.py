@@ -131,12 +131,12 @@ def test_by_group_and_topic(empty: Built) -> None:
 
 def test_a_batch_ack_without_a_broker(empty: Built) -> None:
     empty.pop(point())
-    empty.append(REVIVE, check_points.encode_batch_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
+    empty.append(REVIVE, check_points.encode_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
     assert [row[3] for row in in_flight(empty)] == [1]
 
 
 def test_acks_of_nothing_and_mocks_are_passed_over(empty: Built) -> None:
-    empty.append(REVIVE, check_points.encode_batch_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
+    empty.append(REVIVE, check_points.encode_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
     empty.pop(point(count=0))
     assert in_flight(empty) == []
 

@@ -58,8 +58,7 @@ class DiskFile:
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``; raises ``OSError`` when that fails, and then any part of it may have been written."""
         view = memoryview(data).cast("B")
-        while view:
-            written = os.pwrite(self._fd, view, offset)
+        while (written := os.pwrite(self._fd, view, offset)) < len(view):
             view, offset = view[written:], offset + written
 
     def zero_fill(self, offset: int, length: int) -> None:

@@ -89,7 +89,8 @@ class UnitLog:
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
-        self._trusted = np.zeros(0, np.bool_)
+        # Blocks that a check point vouches for and nobody looked into so far.
+        self._untrusted: set[int] = set()
         # The next number when the sums were made.
         self._summed = 0
         # What was rewritten since the last sync: numbers that rise, and their units.
@@ -127,7 +128,7 @@ class UnitLog:
         self._forget_replaced()
         self._stale.clear()
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
-        self._trusted = np.zeros(len(self._crcs), np.bool_)
+        self._untrusted = set(range(len(self._crcs)))
         self._summed = self.count
         end = self.position(self.count)
         if self.count > self.first and not all(self.chain.has(file * self.chain.file_bytes) for file in self._held_files(sums.absent)):
@@ -196,16 +197,7 @@ class UnitLog:
     def advance(self, data: Bytes) -> None:
         """Count in what was written ahead."""
         first, self.count = self.count, self.count + memoryview(data).nbytes // self.unit.itemsize
-        self._add_blocks(first // BLOCK)
-
-    def _add_blocks(self, first: int) -> None:
-        """Let blocks from ``first`` on, whose units were not there, have a sum; those that are missing before them have only what fills."""
-        blocks = -(-self.count // BLOCK)
-        more = blocks - len(self._crcs)
-        if more:
-            self._crcs = np.append(self._crcs, np.full(more, self._fill_crc, np.uint32))
-            self._trusted = np.append(self._trusted, np.ones(more, np.bool_))
-        self._stale.update(range(first, blocks))
+        self._stale.update(range(first // BLOCK, -(-self.count // BLOCK)))
 
     def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
         """Write units at numbers that rise, where no reader sees them, and make room; returns what makes them seen.
@@ -300,15 +292,14 @@ class UnitLog:
 
     def _pass_over(self, number: int) -> None:
         """Count numbers up to ``number`` whose files are not there."""
-        self._stale.add(self.count // BLOCK)
+        self._stale |= {self.count // BLOCK, (number - 1) // BLOCK}
         self.count = number
-        self._add_blocks((number - 1) // BLOCK)
 
     def _sum_block(self, block: int) -> None:
         """Make the sum of a block; of one that was not looked into so far, from the sum that was made before on."""
         first, stop = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
         before = 0
-        if not self._trusted[block]:
+        if block in self._untrusted:
             first, before = self._summed, int(self._crcs[block])
         self._crcs[block] = crc32(self._raw(first, stop - first).tobytes(), before)
 
@@ -320,23 +311,20 @@ class UnitLog:
         Raises:
             CorruptStoreError: they are not what was written.
         """
-        self.check(number, count)
+        if self._untrusted:
+            self.check(number, count)
         return self._raw(number, count)
 
     def _raw(self, number: int, count: int) -> Units:
-        if count > 0 and number // self.per_file == (number + count - 1) // self.per_file:
-            return self._stretch(number, count)
-        units = np.empty(max(count, 0), self.unit)
-        at = 0
-        while at < count:
-            step = min(count - at, self.per_file - (number + at) % self.per_file)
-            units[at : at + step] = self._stretch(number + at, step)
-            at += step
-        return units
-
-    def _stretch(self, number: int, count: int) -> Units:
-        """Return units that follow one another in one file."""
         file, row = divmod(number, self.per_file)
+        if not 0 < count <= self.per_file - row:
+            made = np.empty(max(count, 0), self.unit)
+            at = 0
+            while at < count:
+                step = min(count - at, self.per_file - (number + at) % self.per_file)
+                made[at : at + step] = self._raw(number + at, step)
+                at += step
+            return made
         start = file * self.chain.file_bytes
         if start not in self.chain.starts:
             return np.repeat(self._fill, count)
@@ -351,7 +339,7 @@ class UnitLog:
         if not len(numbers):
             return np.zeros(0, self.unit)
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
-        if False in self._trusted[low // BLOCK : high // BLOCK + 1]:
+        if self._untrusted and not self._untrusted.isdisjoint(range(low // BLOCK, high // BLOCK + 1)):
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:
@@ -377,12 +365,11 @@ class UnitLog:
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as they were not looked into yet."""
-        first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
-        for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
+        for block in sorted(self._untrusted.intersection(range(number // BLOCK, -(-(number + count) // BLOCK)))):
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self._summed)
             if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 self._refuse(begin, end)
-            self._trusted[block] = True
+            self._untrusted.discard(block)
 
     def _refuse(self, first: int, behind: int) -> NoReturn:
         """Say that units are not what was written."""
@@ -401,6 +388,8 @@ class UnitLog:
             self._ask_rebuild(RebuildReason.REWRITTEN)
             self._write_replaced()
         self.chain.sync()
+        # Blocks between those that were written to hold only what fills.
+        self._crcs = np.append(self._crcs, np.full(-(-self.count // BLOCK) - len(self._crcs), self._fill_crc, np.uint32))
         for block in self._stale:
             if (block + 1) * BLOCK > self.first:
                 self._sum_block(block)
@@ -418,7 +407,7 @@ class UnitLog:
         self.first = kept
         if kept % BLOCK:
             # Also when nothing is left of the block: its sum begins here from now on.
-            self._trusted[kept // BLOCK] = True
+            self._untrusted.discard(kept // BLOCK)
             self._stale.add(kept // BLOCK)
 
     def release(self) -> None:

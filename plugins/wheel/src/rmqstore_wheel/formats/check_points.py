@@ -149,19 +149,13 @@ def encode_check_point(point: CheckPoint) -> bytes:
     ).encode()
 
 
-def encode_ack(ack: Ack) -> bytes:
-    """Return the body of an ack."""
-    return f'{{"ao":{ack.ack_offset},{_common(ack)}}}'.encode()
-
-
-def encode_batch_ack(ack: BatchAck) -> bytes:
-    """Return the body of a batch ack."""
-    return f'{{"ao":0,"aol":[{",".join(map(str, ack.ack_offsets))}],{_common(ack)}}}'.encode()
-
-
-def _common(ack: Ack | BatchAck) -> str:
+def encode_ack(ack: Ack | BatchAck) -> bytes:
+    """Return the body of an ack, or of a batch ack."""
+    offsets = f'"ao":{ack.ack_offset}' if isinstance(ack, Ack) else f'"ao":0,"aol":[{",".join(map(str, ack.ack_offsets))}]'
     broker = "" if ack.broker is None else f'"bn":{quote(ack.broker)},'
-    return f'{broker}"c":{quote(ack.group)},"pt":{ack.pop_ms},"q":{ack.queue_id},"so":{ack.start_offset},"t":{quote(ack.topic)}'
+    return (
+        f'{{{offsets},{broker}"c":{quote(ack.group)},"pt":{ack.pop_ms},"q":{ack.queue_id},"so":{ack.start_offset},"t":{quote(ack.topic)}}}'
+    ).encode()
 
 
 # ---------------------------------------------------------------- reading

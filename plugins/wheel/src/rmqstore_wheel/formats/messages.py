@@ -136,10 +136,21 @@ def told_by(found: dict[str, str]) -> Told:
         # RocketMQ rounds to one precision before the time that it delivers at; a ms later is the same slot again, and never early.
         out_ms = texts.integer(out)
         deliver = None if out_ms is None else out_ms + 1
-    tag, keys, group = take(_TAG, None), texts.split_keys(take(_KEYS, None)), take(_MESSAGE_GROUP, None)
-    message_id, first_pop_ms = take(_MESSAGE_ID, None), texts.integer(take(_FIRST_POP_MS, None))
-    shown = {name: value for name, value in found.items() if name not in _HIDDEN and not name.startswith(_OWN_PREFIX)}
-    return Told(tag, keys, shown, group, deliver, message_id, first_pop_ms)
+    keys, first_pop_ms = take(_KEYS, None), take(_FIRST_POP_MS, None)
+    tag, group, message_id = take(_TAG, None), take(_MESSAGE_GROUP, None), take(_MESSAGE_ID, None)
+    shown = {}
+    for name, value in found.items():
+        if name not in _HIDDEN and not name.startswith(_OWN_PREFIX):
+            shown[name] = value
+    return Told(
+        tag,
+        () if keys is None else texts.split_keys(keys),
+        shown,
+        group,
+        deliver,
+        message_id,
+        None if first_pop_ms is None else texts.integer(first_pop_ms),
+    )
 
 
 def decode_batch(records: Columns) -> dict[str, pa.Array]:

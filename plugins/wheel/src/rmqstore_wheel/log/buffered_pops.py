@@ -66,10 +66,10 @@ class BufferedPops:
         self._since_ms: int | None = None
         self._next_end_ms: int | None = None
 
-    def logged(self, space: int, key: bytes) -> bytes | None:
-        """Return what the log says of a key."""
-        at = (space, key)
-        return self._logged[at] if at in self._logged else self._state.get(space, key)
+    def logged_lease(self, key: bytes) -> bytes | None:
+        """Return what the log says of the key of a lease."""
+        at = (LEASES, key)
+        return self._logged[at] if at in self._logged else self._state.get(LEASES, key)
 
     # ------------------------------------------------------------ what may be held
 

@@ -189,6 +189,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         one = self.messages[0] if self.messages else None
         if len(self.messages) > 1 or isinstance(one, Messages):
             return self._commit_many()
+        log = self.log
         records: list[Bytes] = [] if one is None else [one.record]
         if self.for_brokers is not None:
             records += self.for_brokers.records
@@ -202,20 +203,21 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             text_at = len(records[-1]) - 2
             if text_at > journal.PIECE_BYTES:
                 return self._commit_many()
-        places = self.log.places_of(records)
-        if places is None:
+        place = log.tail
+        frame = frames.whole(records, text_at, place, self.epoch, log.durable, log.file_bytes)
+        if frame is None:
             return self._commit_many()
         publishers: list[Callable[[], None]] = []
         if one is not None:
             size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
-            publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, places[0], size, one.code))
+            publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, place, size, one.code))
             if one.entry is not None:
-                publishers.append(one.entry(places[0], size))
-        self.log.write_few(records, text_at, self.epoch)
+                publishers.append(one.entry(place, size))
+        log.write_whole(frame)
         for publish in publishers:
             publish()
         if self.for_brokers is not None:
-            self.for_brokers.publish(places[len(self.messages) : -1])
+            self.for_brokers.publish([*accumulate(map(len, records[:-1]), initial=place)][len(self.messages) : -1])
         return in_journal
 
     def _commit_many(self) -> int:

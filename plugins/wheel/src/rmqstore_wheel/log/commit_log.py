@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -104,20 +103,12 @@ class CommitLog:
         self.tail = last_offset + len(last.data)
         return placed[0][0]
 
-    def places_of(self, records: Sequence[Bytes]) -> list[int] | None:
-        """Return where the records of the next frame will be; None when it begins another file."""
-        start = self.tail
-        *places, last = accumulate(map(len, records), initial=start)
-        end = start // self.file_bytes * self.file_bytes + self.file_bytes
-        return places if last + frames.PROPERTY_BYTES + log.BLANK_BYTES <= end else None
-
-    def write_few(self, records: Sequence[Bytes], text_at: int, epoch: int) -> None:
-        """Append a frame of a few records, for which :meth:`places_of` found room; see ``frames.whole`` for ``text_at``.
+    def write_whole(self, data: Bytes) -> None:
+        """Append a frame that ``frames.whole`` made for the tail.
 
         Raises:
             OSError: as for :meth:`append`.
         """
-        data = frames.whole(records, text_at, self.tail, epoch, self.durable)
         try:
             self.chain.write_at(self.tail, data)
         except BaseException:
@@ -186,14 +177,15 @@ class CommitLog:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, offset: int, size: int) -> memoryview:
-        """Return bytes of one record."""
-        return self.chain.read(offset, size)
+    def record(self, offset: int, size: int) -> bytes:
+        """Return what is at ``offset``, unchecked; nothing unless a record of this size may be there.
 
-    def holds(self, offset: int, size: int) -> bool:
-        """Say whether a record of this size may be at ``offset``: in a file that is kept, before the tail, not over the end of a file."""
+        It would be in a file that is kept, before the tail, and not over the end of a file.
+        """
         start = offset // self.file_bytes * self.file_bytes
-        return start in self.chain.starts and size >= log.MIN_BYTES and offset + size <= min(self.tail, start + self.file_bytes)
+        if start in self.chain.starts and size >= log.MIN_BYTES and offset + size <= min(self.tail, start + self.file_bytes):
+            return bytes(self.chain.read(offset, size))
+        return b""
 
     # ------------------------------------------------------------ recovery
 

@@ -42,7 +42,8 @@ class ConsumeQueues:
         self._per_file = per_file
         self._logs: dict[QueueName, UnitLog] = {}
         self._sums: dict[QueueName, Sums] = {}
-        self._recent: dict[QueueName, None] = {}
+        # Those that may have their files open, the one that was opened last at the end.
+        self._recent: dict[QueueName, UnitLog] = {}
         self._most_open = min(_OPEN_QUEUES, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_DESCRIPTORS, 1))
         self._trimmed: dict[QueueName, int] = {}
         self._cleared: dict[QueueName, set[int]] = {}
@@ -88,7 +89,7 @@ class ConsumeQueues:
                 del self._recent[oldest]
                 if oldest in self._logs:
                     self._logs[oldest].close()
-            self._recent[name] = None
+            self._recent[name] = log
         return log
 
     def reserve(
@@ -102,20 +103,22 @@ class ConsumeQueues:
 
     def reserve_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
         """As :meth:`reserve`, of one message."""
-        return self.of(topic, queue).reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
+        log = self._recent.get((topic, queue)) or self.of(topic, queue)
+        return log.reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
 
-    def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
-        """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
-        log = self.of(topic, queue)
-        offset = max(offset, log.first, self._trimmed.get((topic, queue), 0))
+    def read(self, topic: str, queue: int, offset: int, count: int) -> tuple[int, np.ndarray[Any, np.dtype[np.void]]]:
+        """Return up to ``count`` units from ``offset``, or the first one that is kept, on, fewer at the end, and where they begin."""
+        name = (topic, queue)
+        log = self._recent.get(name) or self.of(topic, queue)
+        offset = max(offset, log.first, self._trimmed.get(name, 0))
         units = log.read(offset, max(min(count, log.count - offset), 0))
-        cleared = self._cleared.get((topic, queue))
+        cleared = self._cleared.get(name)
         if not cleared:
-            return units
+            return offset, units
         gone = [at - offset for at in cleared if offset <= at < offset + len(units)]
         units = units.copy()
-        units[gone] = np.frombuffer(consume_queue.encode_fill(1), consume_queue.UNIT)[0]
-        return units
+        units[gone] = np.frombuffer(_FILL, consume_queue.UNIT)[0]
+        return offset, units
 
     def units_at(
         self, topic: str, queue: int, offsets: Ints, places: Ints

@@ -95,13 +95,15 @@ def finish(pieces: Sequence[Encoded], epoch: int, durable: int) -> None:
     last[-TAIL_BYTES:-1] = np.frombuffer(b"%08x" % crc, np.uint8)
 
 
-def whole(records: Sequence[Bytes], text_at: int, offset: int, epoch: int, durable: int) -> bytearray:
-    """Return a frame of a few records that are one behind the other from ``offset`` on, all filled in.
+def whole(records: Sequence[Bytes], text_at: int, offset: int, epoch: int, durable: int, file_bytes: int) -> bytearray | None:
+    """Return a frame of a few records that are one behind the other from ``offset`` on, all filled in; None when it begins another file.
 
     Args:
         text_at: where in the last record, which has room, the length of its properties is.
     """
     data = bytearray().join(records)
+    if len(data) + PROPERTY_BYTES + log.BLANK_BYTES > file_bytes - offset % file_bytes:
+        return None
     at = last = 0
     for record in records:
         _I64.pack_into(data, at + log.PHYSICAL_OFFSET_AT, offset + at)

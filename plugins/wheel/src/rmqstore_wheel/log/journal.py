@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -99,61 +99,92 @@ PIECE_BYTES: Final = 512 * 1024
 _PIECE_KEYS: Final = 4096
 
 
+_MOST_GONE: Final = 4096
+
+
 class State:
-    """The maps; callers ensure that one thread at a time changes them."""
+    """The maps; callers ensure that one thread at a time changes them.
+
+    A key that is removed stands for None until somebody reads a range: most calls remove a key, and taking it out of the order of all is
+    dearer than the call.
+
+    Attributes:
+        items: of each space, what its keys stand for.
+    """
 
     def __init__(self) -> None:
-        self._maps: list[SortedMap[bytes]] = [SortedMap() for _ in SPACES]
+        self._maps: list[SortedMap[bytes | None]] = [SortedMap() for _ in SPACES]
+        self.items = [each.items for each in self._maps]
+        self._gone: list[list[bytes]] = [[] for _ in SPACES]
 
     def get(self, space: int, key: bytes) -> bytes | None:
         """Return the value of a key, or None."""
-        return self._maps[space].items.get(key)
+        return self.items[space].get(key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int
     ) -> list[tuple[bytes, bytes]]:  # fmt: skip
         """Return a page of a range; see ``OrderedKV.scan``."""
-        return take_page(self._maps[space].range(start, stop, reverse=reverse), limit, page_bytes)
+        return take_page(self._range(space, start, stop, reverse=reverse), limit, page_bytes)
+
+    def _range(self, space: int, start: bytes, stop: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        self._take_out(space)
+        # None of them is None then.
+        return cast("Iterator[tuple[bytes, bytes]]", self._maps[space].range(start, stop, reverse=reverse))
+
+    def _take_out(self, space: int) -> None:
+        """Take the keys out of the map that were removed, and not set again."""
+        if gone := self._gone[space]:
+            items = self.items[space]
+            self._maps[space].remove_many([key for key in gone if items.get(key, b"") is None])
+            gone.clear()
 
     def apply(self, changes: Iterable[Change]) -> list[Change]:
         """Make changes; returns those that are none of the state's."""
         others: list[Change] = []
-        maps = self._maps
         for change in changes:
             if isinstance(change, PutMany):
-                maps[change.space].put_many(change.items)
+                self.items[change.space].update(change.items)
             elif isinstance(change, DeleteMany):
-                maps[change.space].remove_many(change.keys)
+                items, gone = self.items[change.space], self._gone[change.space]
+                for key in change.keys:
+                    if key in items:
+                        items[key] = None
+                        gone.append(key)
+                if len(gone) > _MOST_GONE:
+                    self._take_out(change.space)
             elif isinstance(change, DeleteRange):
-                maps[change.space].remove_range(change.start, change.stop)
+                self._maps[change.space].remove_range(change.start, change.stop)
             elif isinstance(change, Restart):
                 self.clear()
-                maps = self._maps
             else:
                 others.append(change)
         return others
 
     def put(self, space: int, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Set many keys."""
-        self._maps[space].put_many(entries)
+        self.items[space].update(entries)
 
     def entries(self, space: int) -> list[tuple[bytes, bytes]]:
         """Return all of a map, in no order."""
-        return list(self._maps[space].items.items())
+        return [(key, value) for key, value in self.items[space].items() if value is not None]
 
     @property
     def bytes(self) -> int:
         """About how many bytes a copy of everything has."""
-        return sum(len(key) + len(value) for space in KEPT_SPACES for key, value in self._maps[space].items.items())
+        return sum(len(key) + len(value) for space in KEPT_SPACES for key, value in self.entries(space))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._maps = [SortedMap() for _ in SPACES]
+        for each, gone in zip(self._maps, self._gone, strict=True):
+            each.items.clear()
+            each.sort_anew()
+            gone.clear()
 
     def copy(self) -> Iterator[PutMany]:
         """Yield the whole state as changes of moderate size."""
         for space in KEPT_SPACES:
-            yield from pieces(space, self._maps[space].range(b"", None))
+            yield from pieces(space, self._range(space, b"", None))
 
 
 def pieces(space: int, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[PutMany]:

@@ -26,7 +26,7 @@ from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.group_commit import CommittedKV, is_from_outside
 from rmqstore.engine.pops.state import load_kept, load_topics
-from rmqstore.engine.schema import EPOCH_KEY, META
+from rmqstore.engine.schema import EPOCH_KEY, LEASES, META
 from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
@@ -142,7 +142,7 @@ class Ledger(CommittedKV):
         buffered: what is to be written later, if anything may be.
         restart: where the last whole copy of the state begins in the log, -1 for none.
         brokers: what is written for brokers, once it is there.
-        logged: returns what the log says of a key.
+        logged_lease: returns what the log says of the key of a lease, which is what the state says unless a pop or an ack is held.
         reopened: called once all was opened again after an interrupt, to begin again too.
         copying: held while the files are copied: check points and removals that can wait do.
         rewrites: grows before files change otherwise than behind what the check point vouches for.
@@ -174,8 +174,7 @@ class Ledger(CommittedKV):
         self.queues = self._new_queues()
         self.state = State()
         self.buffered = None if pop_buffer is None else BufferedPops(pop_buffer, self.state)
-        # What the log says of a key, which is what the state says unless a pop or an ack is held.
-        self.logged = self.state.get if self.buffered is None else self.buffered.logged
+        self.logged_lease = self.state.items[LEASES].get if self.buffered is None else self.buffered.logged_lease
         self.brokers: BrokerWriter | None = None
         self.reopened: list[Callable[[], None]] = []
         self.copying = Lock()
@@ -189,14 +188,16 @@ class Ledger(CommittedKV):
     # ------------------------------------------------------------ reads
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        self.check()
+        if self.refusal is not None:
+            self.check()
         with self.lock:
-            return self.state.get(space, key)
+            return self.state.items[space].get(key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[tuple[bytes, bytes]]:
-        self.check()
+        if self.refusal is not None:
+            self.check()
         with self.lock:
             return self.state.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
 
@@ -204,13 +205,11 @@ class Ledger(CommittedKV):
 
     def write(self, batch: WriteBatch) -> int:
         parts = batch.parts
-        messages: Sequence[Messages | One]
-        changes: list[Change]
-        if len(parts) == 1 and isinstance(parts[0], One):
-            messages, changes = parts, list(batch.ops)
-        else:
-            messages, changes = gathered(parts) if parts else ([], [])
-            changes += batch.ops
+        messages: Sequence[Messages | One] = parts
+        changes: Sequence[Change] = batch.ops
+        if parts and not (len(parts) == 1 and isinstance(parts[0], One)):
+            messages, others = gathered(parts)
+            changes = [*others, *changes]
         buffered = self.buffered
         if buffered is None:
             return self.append(messages, changes, for_brokers=self.brokers.records(changes) if changes and self.brokers else None)
@@ -246,8 +245,8 @@ class Ledger(CommittedKV):
     def append(
         self,
         messages: Sequence[Messages | One],
-        changes: Iterable[Change] = (),
-        noted: Iterable[Change] = (),
+        changes: Sequence[Change] = (),
+        noted: Sequence[Change] = (),
         for_brokers: BrokerRecords | None = None,
     ) -> int:
         """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already; it is written first, and no more.
@@ -256,11 +255,12 @@ class Ledger(CommittedKV):
             StoreFullError: no room; nothing was written.
             StorePoisonedError: the disk failed.
         """
-        self.check()
-        changes = list(changes)
+        if self.refusal is not None:
+            self.check()
         if self.queues.dropped:
             self._free_names(messages)
-        call = Call(self.log, self.queues, messages, [*noted, *changes], for_brokers, self._journal_records, self.store_ms, self.epoch)
+        said = [*noted, *changes] if noted else changes
+        call = Call(self.log, self.queues, messages, said, for_brokers, self._journal_records, self.store_ms, self.epoch)
         try:  # as ``translated`` does, without its generator: every call runs this
             journal_records = call.commit()
         except OSError as error:
@@ -273,9 +273,10 @@ class Ledger(CommittedKV):
         self._journal_records += journal_records
         self._calls += 1
         for each in messages:
-            self.store_ms = max(self.store_ms, each.store_ms)
-        if for_brokers is not None:
-            self.store_ms = max(self.store_ms, for_brokers.store_ms)
+            if each.store_ms > self.store_ms:
+                self.store_ms = each.store_ms
+        if for_brokers is not None and for_brokers.store_ms > self.store_ms:
+            self.store_ms = for_brokers.store_ms
         return position
 
     def _free_names(self, messages: Sequence[Messages | One]) -> None:

@@ -69,17 +69,14 @@ class WheelQueueLog(QueueLog):
         # A caller that goes on behind the last page takes more of it.
         size = _FIRST_PAGE if page is None or page.behind != offset else min(2 * max(page.behind - page.first, _FIRST_PAGE), _LAST_PAGE)
         while (page := self._read(topic.name, queue, offset, size)) is not None:
-            self._keep((topic.name, queue), page)
+            self._forget((topic.name, queue))
+            while self._recent and (len(self._recent) >= _CACHED_QUEUES or self._recent_bytes + page.size > _CACHED_BYTES):
+                self._forget(next(iter(self._recent)))
+            self._recent[topic.name, queue] = page
+            self._recent_bytes += page.size
             yield from page.runs
             offset = page.behind
             size = min(2 * size, _LAST_PAGE)
-
-    def _keep(self, name: tuple[str, int], page: _Page) -> None:
-        self._forget(name)
-        while self._recent and (len(self._recent) >= _CACHED_QUEUES or self._recent_bytes + page.size > _CACHED_BYTES):
-            self._forget(next(iter(self._recent)))
-        self._recent[name] = page
-        self._recent_bytes += page.size
 
     def _forget(self, name: tuple[str, int]) -> None:
         page = self._recent.pop(name, None)
@@ -95,49 +92,53 @@ class WheelQueueLog(QueueLog):
 
     def _read(self, topic: str, queue: int, offset: int, count: int) -> _Page | None:
         """Read up to ``count`` offsets, fewer where messages are large; None at the end of the queue."""
-        units = self._ledger.queues.read(topic, queue, offset, count)
+        first, units = self._ledger.queues.read(topic, queue, offset, count)
         if not len(units):
             return None
-        sizes = units["size"].astype(np.int64)
-        sizes[sizes == FILL_SIZE] = 0
-        sizes = sizes.cumsum()
-        if sizes[-1] > PAGE_BYTES:
-            units = units[: max(int(sizes.searchsorted(PAGE_BYTES, "right")), 1)]
-        first = max(offset, self._ledger.queues.first(topic, queue))
-        runs = self._runs_of(topic, queue, first, units) if len(units) >= _BY_COLUMN else None
-        size = int(sizes[len(units) - 1])
-        return _Page(first, first + len(units), size, self._runs_one_by_one(topic, queue, first, units) if runs is None else runs)
+        page = self._page_of(topic, queue, first, units) if len(units) >= _BY_COLUMN else None
+        return self._page_one_by_one(topic, queue, first, units) if page is None else page
 
-    def _runs_of(self, topic: str, queue: int, first: int, units: Any) -> list[Run | DamagedRun] | None:
+    def _page_of(self, topic: str, queue: int, first: int, units: Any) -> _Page | None:
         """Return the messages of some units, read by the column; None unless they are in one file and are all sound."""
         log = self._ledger.log
-        offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        behind = sizes.cumsum()
+        count = max(int(behind.searchsorted(PAGE_BYTES, "right")), 1)
+        offsets, sizes = units["log_offset"][:count].astype(np.int64), sizes[:count]
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
         starts = offsets - file_start
         # A fill unit leads into no file.
         if not (sizes >= log_format.MIN_BYTES).all() or (starts < 0).any() or (starts >= log.file_bytes).any():
             return None
-        if not sound_rows(log, file_start, starts, sizes, topic.encode(), queue, first + np.arange(len(units))).all():
+        if not sound_rows(log, file_start, starts, sizes, topic.encode(), queue, first + np.arange(count)).all():
             return None
         view = log.chain.view(file_start, int((starts + sizes).max()))
         records = _pieces(view, starts, sizes)
         times = cells(np.frombuffer(view, np.uint8), ">i8")[starts + log_format.STORE_MS_AT]
         bounds = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(records)]
-        return [Run(first + begin, int(times[begin]), records[begin:stop]) for begin, stop in pairwise(bounds)]
+        runs: list[Run | DamagedRun] = [Run(first + begin, int(times[begin]), records[begin:stop]) for begin, stop in pairwise(bounds)]
+        return _Page(first, first + count, int(behind[count - 1]), runs)
 
-    def _runs_one_by_one(self, topic: str, queue: int, first: int, units: Any) -> list[Run | DamagedRun]:
-        name = topic.encode()
+    def _page_one_by_one(self, topic: str, queue: int, first: int, units: Any) -> _Page:
+        log, name = self._ledger.log, topic.encode()
         runs: list[Run | DamagedRun] = []
         current: list[bytes] = []
-        begin = -1
+        begin, behind = -1, first
+        page_bytes = 0
         stored = b""
-        for at, (log_offset, size) in enumerate(zip(units["log_offset"].tolist(), units["size"].tolist(), strict=True), first):
+        for log_offset, size, _ in units.tolist():
+            at, behind = behind, behind + 1
             if size == FILL_SIZE:
                 begin = -1
                 continue
-            found = self._record(log_offset, size, name, queue, at)
-            if isinstance(found, DamagedRun):
-                runs.append(found)
+            if page_bytes + size > PAGE_BYTES and at > first:
+                behind = at
+                break
+            page_bytes += size
+            found = log.record(log_offset, size)
+            reason = fault_of(found, log_offset, name, queue, at) if found else "no message lies there"
+            if reason is not None:
+                runs.append(DamagedRun(at, found, f"offset {log_offset} of the log: {reason}"))
                 begin = -1
                 continue
             store_ms = found[log_format.STORE_MS_AT : log_format.STORE_MS_AT + 8]
@@ -145,16 +146,7 @@ class WheelQueueLog(QueueLog):
                 begin, stored, current = at, store_ms, []
                 runs.append(Run(begin, int.from_bytes(store_ms, "big"), current))
             current.append(found)
-        return runs
-
-    def _record(self, log_offset: int, size: int, topic: bytes, queue: int, offset: int) -> bytes | DamagedRun:
-        """Return a record, checked."""
-        log = self._ledger.log
-        if not log.holds(log_offset, size):
-            return DamagedRun(offset, b"", f"no message lies at offset {log_offset} of the log")
-        record = bytes(log.read(log_offset, size))
-        reason = fault_of(record, log_offset, topic, queue, offset)
-        return record if reason is None else DamagedRun(offset, record, f"offset {log_offset} of the log: {reason}")
+        return _Page(first, behind, page_bytes, runs)
 
     def aged(self, topic: Topic, queue: int, offset: int, before_ms: int, room_bytes: int) -> Aged:
         passed: list[DamagedRun] = []

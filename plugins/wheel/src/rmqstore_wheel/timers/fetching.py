@@ -77,8 +77,7 @@ class Fetcher:
 
     def _message(self, seq: int, offset: int, size: int) -> bytes:
         """Return the message of one timer as it goes to its topic, or what parks it."""
-        log = self._ledger.log
-        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        raw = self._ledger.log.record(offset, size)
         if fault_of(raw, offset, _TOPIC, 0, seq - 1) is None:
             return as_delivered(raw)
         return records.encode_message(parked_message(raw, _reason(raw, seq, offset), f"timer {seq}"))
@@ -108,7 +107,7 @@ class Fetcher:
 
     def _damage(self, seq: int, offset: int, size: int) -> CorruptStoreError:
         log = self._ledger.log
-        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        raw = log.record(offset, size)
         file = str(log.chain.path_of(offset))
         return CorruptStoreError(f"{file}: timer {seq}: {_reason(raw, seq, offset)}", file=file, offset=offset)
 
@@ -132,10 +131,7 @@ class Fetcher:
 
     def record(self, offset: int, size: int) -> Record | None:
         """Return the record at an offset of the log; None when no sound one of this size is there."""
-        log = self._ledger.log
-        if not log.holds(offset, size):
-            return None
-        raw = bytes(log.read(offset, size))
+        raw = self._ledger.log.record(offset, size)
         try:
             record = log_format.decode_record(raw, log_offset=offset)
         except CorruptStoreError:
@@ -144,26 +140,22 @@ class Fetcher:
 
     def seqs_at(self, offsets: Sequence[int]) -> list[int]:
         """Return the seq that each message at some offsets of the log gives itself, unchecked; 0 where nothing is."""
-        log = self._ledger.log
         at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
-        return [
-            int.from_bytes(bytes(log.read(offset + at, behind - at)), signed=True) + 1 if log.holds(offset, log_format.MIN_BYTES) else 0
-            for offset in offsets
-        ]
+        heads = (self._ledger.log.record(offset, log_format.MIN_BYTES) for offset in offsets)
+        return [int.from_bytes(head[at:behind], signed=True) + 1 if head else 0 for head in heads]
 
     def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
         """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
 
         Of those that cannot be read it is unknown, so they are among them, each with the error that says where it is.
         """
-        log = self._ledger.log
         for offset in offsets:
-            if not log.holds(offset, log_format.MIN_BYTES):
+            head = self._ledger.log.record(offset, log_format.MIN_BYTES)
+            if not head:
                 continue
-            head = bytes(log.read(offset, log_format.PHYSICAL_OFFSET_AT))
             record = self.record(offset, int.from_bytes(head[:4], signed=True))
             if record is None:
-                seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT :], signed=True) + 1
+                seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT : log_format.PHYSICAL_OFFSET_AT], signed=True) + 1
                 if (size := self._size_at(seq, offset)) is not None:
                     yield seq, self._damage(seq, offset, size)
             elif record.topic == _TOPIC:

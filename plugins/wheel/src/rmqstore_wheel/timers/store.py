@@ -101,6 +101,9 @@ class WheelTimers(TimerSide):
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
         self._low_tick = 0
+        # A cursor, and the first tick with something sealed that it does not cover; so what was handed over is not looked at again.
+        self._covering: TimerCursor | None = None
+        self._due_from = 0
         self._window: Window | None = None
         self._unsealed_tick = index.first_tick(-1)
         self._handed: deque[tuple[TimerCursor, Due]] = deque()
@@ -117,23 +120,27 @@ class WheelTimers(TimerSide):
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock, self._call:
             self._sealed = self._sealed.join(cursor.corners)
+            self._covering = None
             self._restart()
         self.forget(cursor)
 
     # ------------------------------------------------------------ put
 
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        check_marks(marks)
+        if marks != ():
+            check_marks(marks)
+        count = len(batch)
         with self._lock, self._call:
             if marks and (answer := find_mark(self._ledger, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(self._ledger.position)
             if self._options.max_delay_ms:
                 check_horizon(deliver_times(batch), now_ms, self._options.max_delay_ms)
             first_seq = self._first_free_seq()
-            if not len(batch):
+            if not count:
                 return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
-            part, ticks = self._timers_of(batch, first_seq, now_ms)
-            self._congestion.check(ticks)
+            part, ticks = self._timers_of(batch, count, first_seq, now_ms)
+            if self._options.congestion_limit:
+                self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = WriteBatch()
             if marks:
@@ -143,10 +150,10 @@ class WheelTimers(TimerSide):
             self._note_ticks(ticks)
             return receipts, Ticket(position)
 
-    def _timers_of(self, batch: MessageBatch, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
-        """Return what a put of one message or more appends, and the ticks of its timers, ms; of one message it goes without arrays."""
+    def _timers_of(self, batch: MessageBatch, count: int, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
+        """Return what a put of ``count`` messages appends, and the ticks of its timers, ms; of one message it goes without arrays."""
         index, epoch = self._index, self._shared.epoch
-        alone = batch.messages[0] if len(batch) == 1 and not batch.has_columns else None
+        alone = batch.messages[0] if count == 1 and not batch.has_columns else None
         if isinstance(alone, Message):
             one = encode_timer(alone, now_ms, index.precision_ms, first_seq - 1)
             put = partial(index.put_one, one, first_seq, epoch, now_ms)
@@ -235,6 +242,7 @@ class WheelTimers(TimerSide):
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
                 self._roll(until_ms)
                 if self._closes_anything(until_ms):
+                    self._due_from = min(self._due_from, self._slot_begin(self._unsealed_tick))
                     self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                     sealed = self._trimmed(self._sealed.join([(until_ms, self._index.facts.count)]))
                     write = WriteBatch()
@@ -264,9 +272,8 @@ class WheelTimers(TimerSide):
 
     def _closes_anything(self, until_ms: int) -> bool:
         """Say whether a live put of tick <= ``until_ms`` is not sealed yet."""
-        wheel = self._index.wheel
         # From the beginning of a slot on, as a ``due`` that has nothing before it needs the same.
-        low: int | None = max(wheel.slot_of(self._unsealed_tick or 0) * self.precision_ms + 1, 0)
+        low: int | None = max(self._slot_begin(self._unsealed_tick or 0), 0)
         window = None
         while low is not None and low <= until_ms:
             due, bound = self._index.window(low, until_ms)
@@ -277,6 +284,10 @@ class WheelTimers(TimerSide):
                 return True
             low = None if bound is None else bound + 1
         return False
+
+    def _slot_begin(self, tick: int) -> int:
+        """Return the first tick of the slot of a tick."""
+        return (tick - 1) // self.precision_ms * self.precision_ms + 1
 
     def _windows(self, low: int | None, high: int) -> Iterator[Due]:
         """Yield what was not forgotten of ticks from ``low`` to ``high``, in order."""
@@ -306,7 +317,8 @@ class WheelTimers(TimerSide):
             raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
         with self._lock, self._call:
             if self._resume is None or self._resume != after:
-                self._rest = self._windows(self._low_tick, self._until_ms)
+                low = self._low_tick if self._covering != after else max(self._low_tick, self._due_from)
+                self._rest = self._windows(low, self._until_ms)
                 self._waiting = None
             pieces: list[Due] = []
             places: list[Units] = []
@@ -332,7 +344,8 @@ class WheelTimers(TimerSide):
             else:
                 self._closed_tick = self._first_closed_beyond(after)
             if not more:
-                self._final = cursor
+                self._final = self._covering = cursor
+                self._due_from = self._slot_begin(self._until_ms + 1)
             messages = self._fetcher.messages(given.seqs, np.concatenate(places) if len(places) > 1 else places[0] if places else None)
             return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position, more)
 
@@ -475,7 +488,7 @@ class WheelTimers(TimerSide):
             self._sealed = taken.sealed
             self._noted_seq = noted_last_seq(kv)
             self._adopted = stored_adopted(kv, TIMER_SIDE)
-            self._forgotten = EMPTY_CURSOR
+            self._forgotten, self._covering = EMPTY_CURSOR, None
             self._restart()
             if ticks:
                 self._note_ticks(ticks)

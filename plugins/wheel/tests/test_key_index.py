@@ -28,8 +28,7 @@ from rmqstore_wheel.files.units import RebuildReason
 from rmqstore_wheel.formats.index_file import file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Sizes
-from rmqstore_wheel.timers.key_file import KeyFileSums
-from rmqstore_wheel.timers.keys import KeyIndex, RecentKeys
+from rmqstore_wheel.timers.keys import KeyFileSums, KeyIndex, RecentKeys
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000

@@ -1,15 +1,29 @@
-"""The ``wheel`` engine: a timer wheel over a commit log (RIP-43), on RocketMQ's file formats."""
+"""The ``wheel`` engine: a timer wheel over a commit log (RIP-43), on RocketMQ's file formats; a session is both sides over one ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from rmqstore.contract import UpkeepReport
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
+from rmqstore.engine.pops.store import LogFactory, OrderedPops
+from rmqstore.engine.session import SharedSession, check_layout
+from rmqstore.engine.shared import Shared
+from rmqstore.errors import system_error
+from rmqstore_wheel.broker.files import BrokerFiles, OpenMarks
+from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes, home_of
+from rmqstore_wheel.queues.queue_log import WheelQueueLog
 from rmqstore_wheel.reader.session import open_for_reading
-from rmqstore_wheel.session import open_session
+from rmqstore_wheel.reclaim.reclaim import Reclaim
+from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.store import WheelTimers
 
 _MIB: Final = 1024 * 1024
 _SIZES: Final = ("log_file_mib", "copy_live_percent", "check_point_mib")
@@ -48,3 +62,82 @@ def sizes_of(options: EngineOptions) -> Sizes:
         copy_live_percent=given.get("copy_live_percent", usual.copy_live_percent),
         check_point_bytes=given.get("check_point_mib", usual.check_point_bytes // _MIB) * _MIB,
     )
+
+
+def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:
+    """Open an engine directory as its owner.
+
+    Raises:
+        StoreLockedError, FormatVersionError, CorruptStoreError, StoreFullError, StorePathError
+    """
+    home = home_of(directory)
+    root = home.open(lambda path: (path / "commitlog").mkdir())
+    with ExitStack() as stack, _typed(directory):
+        stack.callback(home.close)
+        ledger = Ledger(disk, root, sizes, home, min_epoch=options.min_epoch, pop_buffer=options.pop_buffer)
+        stack.callback(ledger.log.close)
+        with ledger.translated():
+            marks = OpenMarks(disk, root)
+        stack.callback(marks.close)
+        stack.callback(lambda: ledger.queues.close())
+        index = TimerIndex(ledger, options.precision_ms)
+        stack.callback(index.close)
+        ledger.open(index)
+        stack.pop_all()
+    with ExitStack() as stack, _typed(directory):
+        stack.callback(ledger.close)
+        stack.callback(marks.close)
+
+        def begin_for_brokers() -> None:
+            revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
+            ledger.brokers = BrokerFiles(ledger, index, marks, revive_log)
+
+        begin_for_brokers()
+        ledger.reopened.append(begin_for_brokers)
+        check_layout(ledger)
+        shared = Shared(ledger, options)
+        upkeep = Upkeep(ledger, index)
+        timers = WheelTimers(shared, ledger, index, upkeep.go_on)
+        pops = WheelPops(shared, lambda _: WheelQueueLog(ledger), upkeep.go_on)
+        stack.pop_all()
+        return SharedSession(shared, timers, pops)
+
+
+@contextmanager
+def _typed(directory: Path) -> Iterator[None]:
+    """Turn what the operating system says while a directory is opened into the errors of a store."""
+    try:
+        yield
+    except OSError as error:
+        raise system_error(error, directory) from error
+
+
+class Upkeep:
+    """Does a piece of it when a side is maintained, as a store may use the engine for timers alone, or for pops alone."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
+        self._reclaim = Reclaim(self._ledger, self._index)
+
+    def go_on(self, now_ms: int) -> int:
+        """Do what is due; returns how much that was."""
+        return self._ledger.upkeep(now_ms) + self._reclaim.go_on(now_ms)
+
+
+class WheelPops(OrderedPops):
+    """The pop side, whose upkeep is also that of the log."""
+
+    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
+        super().__init__(shared, open_log)
+        self._upkeep = upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock:
+            report = super().maintain(now_ms, budget)
+            with self._call:
+                return msgspec.structs.replace(report, done=report.done + self._upkeep(now_ms))

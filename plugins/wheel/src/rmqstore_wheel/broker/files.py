@@ -22,6 +22,7 @@ There is no ``config/timermetrics``: pending timers are not counted by topic, an
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,14 +33,15 @@ from rmqstore.contract import NO_RETRY
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.state import FifoRun, GroupQueue, load_fifo, load_groups, load_progress, load_topics
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
-from rmqstore.errors import CorruptStoreError
+from rmqstore.errors import CorruptStoreError, StoreLockedError
 from rmqstore_wheel.broker.revive_log import GROUP_NAME, ReviveLog
-from rmqstore_wheel.files.open_marks import OpenMarks
+from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats import config_files
 from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, ConsumerOffsets, DataVersion, OrderInfo, TimerCheck
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger import BrokerWriter, Ledger
+from rmqstore_wheel.log.store_copy import ABORT, LOCK
 from rmqstore_wheel.timers.index import TimerIndex
 
 CONFIG: Final = "config"
@@ -55,8 +57,46 @@ def _no_records(changes: Sequence[Change]) -> None:
     """Write no check points and acks."""
 
 
+class OpenMarks:
+    """The files that tell a broker, and an open after a crash, that a store is open.
+
+    - ``lock`` (``DefaultMessageStore``): locked as a broker locks it, so a broker and the engine never have the store open together;
+    - ``abort``: the process id, from an open until an orderly close; a broker that finds it rebuilds its caches.
+
+    Raises:
+        StoreLockedError: a broker has it open.
+    """
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self._disk = disk
+        self._root = root
+        self._lock = disk.create(root / LOCK)
+        try:
+            if not self._lock.lock():
+                raise StoreLockedError(f"{root} is open in another process, by RocketMQ's lock file; stop the broker first")
+            self._lock.write_at(0, LOCK.encode())
+            abort = disk.create(root / ABORT)
+            try:
+                abort.write_at(0, str(os.getpid()).encode())
+            finally:
+                abort.close()
+            disk.sync_directory(root)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def remove_abort(self) -> None:
+        """Note an orderly end."""
+        with suppress(FileNotFoundError):
+            self._disk.remove(self._root / ABORT)
+
+    def close(self) -> None:
+        """Let other processes in."""
+        self._lock.close()
+
+
 class BrokerFiles(BrokerWriter):
-    """All that is written for brokers: these files, the revive log, and the end of ``abort`` (``open_marks``).
+    """All that is written for brokers: these files, the revive log, and the end of ``abort``.
 
     The caller serialises all calls. Without ``revive_log`` there are no check points and acks.
     """

@@ -33,12 +33,11 @@ from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats import commit_log as log_format, index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
-from rmqstore_wheel.log.buffered_pops import BufferedPops
 from rmqstore_wheel.log.call import BrokerRecords, Call, Messages, One, gathered
 from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
-from rmqstore_wheel.log.journal import KEPT_SPACES, Change, Copied, State
+from rmqstore_wheel.log.journal import KEPT_SPACES, BufferedPops, Change, Copied, State
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.log.store_copy import StoreCopy
 
@@ -228,7 +227,7 @@ class Ledger(CommittedKV):
         return None if self.brokers is None else self.brokers.records(changes)
 
     def _hold(self, changes: Sequence[Change]) -> int:
-        """Apply a call that the log is told later; see ``buffered_pops``."""
+        """Apply a call that the log is told later; see ``BufferedPops``."""
         self.check()
         with self.lock:
             self.state.apply(changes)

@@ -23,12 +23,15 @@ from typing import TYPE_CHECKING, Final
 
 from rmqstore.engine.kv.base import Alone
 from rmqstore.engine.kv.directory import copy_file, copy_tree
-from rmqstore_wheel.files.open_marks import OF_OPEN_STORE
 
 if TYPE_CHECKING:
     from rmqstore_wheel.log.ledger import Ledger
 
 LOG: Final = "commitlog"
+LOCK: Final = "lock"
+ABORT: Final = "abort"
+"""Files of a store that is open, which no copy has (``broker.files``)."""
+
 _ATTEMPTS: Final = 3
 """So often a copy may be outrun before it is made while no other call runs."""
 
@@ -67,7 +70,7 @@ class StoreCopy:
         """Copy what is not there yet; says whether nothing else than the moment's came into it."""
         try:
             self._copy_log()
-            copy_tree(self._ledger.root, self._copy, without=(LOG, *OF_OPEN_STORE))
+            copy_tree(self._ledger.root, self._copy, without=(LOG, LOCK, ABORT))
         except FileNotFoundError:
             if self._ledger.rewrites == self._rewrites:
                 raise

@@ -3,22 +3,31 @@
 What came since the last check point is in memory; a check point moves it into RocketMQ's index files, so memory and check point stay small
 however many keys there are. What is found by a hash may belong to another key, or to a timer that is gone: a caller that looks something up
 compares.
+
+An index file (``formats.index_file``) is a cache that a check point vouches for. Entries are appended and slots are changed only when one
+is made. So a file is what the last check point says, or a crash came in between. Then entries are behind those that the check point knows,
+where no reader looks; a slot that was changed holds the number of such an entry, as a slot never holds a smaller number than before. Where
+one does, all slots are worked out from the entries.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
-from rmqstore_wheel.files.disk import Disk
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import RebuildReason
+from rmqstore_wheel.formats import index_file as codec
 from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
 from rmqstore_wheel.log.check_point import KeyFileSums
-from rmqstore_wheel.timers.key_file import KeyFile
 
 _MAX_SETTLED: Final = 65_536
 """Of so many hashes it is remembered up to where nothing is pending."""
@@ -214,3 +223,265 @@ class RecentKeys:
 def _sorted(hashes: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     order = np.argsort(hashes, kind="stable")
     return hashes[order], offsets[order]
+
+
+_BLOCK: Final = 4096
+"""Entries that have a CRC-32 in common."""
+
+_SEGMENT: Final = 16_384
+"""Slots that have a CRC-32 in common."""
+
+_PAGE: Final = 1024
+"""Slots that are written together."""
+
+_FILL_BYTES: Final = 1024 * 1024
+
+
+class KeyFile:
+    """One index file.
+
+    Attributes:
+        made_ms: what its name says.
+        header: what is in it.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, made_ms: int, slots: int, entries: int, ask_rebuild: Callable[[RebuildReason], None]
+    ) -> None:
+        self.made_ms = made_ms
+        self.path = directory / codec.file_name(made_ms)
+        self.header = Header()
+        self._disk = disk
+        self._ask_rebuild = ask_rebuild
+        self._slots, self._limit = slots, entries
+        self._length = codec.file_bytes(slots, entries)
+        self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
+        self._file: DiskFile | None = None
+        self._filled = 0
+        self._heads: Ints | None = None
+        self._entry_crcs: Ints = np.zeros(0, np.uint32)
+        self._slot_crcs: Ints = np.zeros(-(-slots // _SEGMENT), np.uint32)
+        self._entries_trusted = np.zeros(0, np.bool_)
+        self._slots_trusted = np.ones(len(self._slot_crcs), np.bool_)
+
+    # ------------------------------------------------------------ opening
+
+    def create(self) -> None:
+        """Make the file, empty; its name is durable with the directory.
+
+        Raises:
+            OSError: no room.
+        """
+        self._file = self._disk.create(self.path, self._length)
+        self._file.zero_fill(0, HEADER_BYTES)
+        zeros = np.zeros(_SEGMENT, ">i4")
+        self._slot_crcs[:] = crc32(zeros.data)
+        self._slot_crcs[-1] = crc32(zeros[: (self._slots - 1) % _SEGMENT + 1].data)
+        self._filled = self._entries_at
+
+    def start(self, sums: KeyFileSums) -> None:
+        """Begin with what a check point says.
+
+        Raises:
+            CorruptStoreError: that cannot be had.
+        """
+        self.header = Header(*sums.header)
+        self._entry_crcs = np.frombuffer(sums.entries, "<u4").astype(np.uint32)
+        self._slot_crcs = np.frombuffer(sums.slots, "<u4").astype(np.uint32)
+        self._entries_trusted = np.zeros(len(self._entry_crcs), np.bool_)
+        self._slots_trusted = np.zeros(len(self._slot_crcs), np.bool_)
+        self._filled = self._entries_at + self.header.next_entry * ENTRY_BYTES
+        try:
+            length = self.path.stat().st_size
+        except FileNotFoundError:
+            raise CorruptStoreError(f"{self.path} is missing", file=str(self.path)) from None
+        if length != self._length:
+            raise CorruptStoreError(f"{self.path} has {length} bytes, not {self._length}", file=str(self.path))
+
+    def _opened(self) -> DiskFile:
+        if self._file is None:
+            self._file = self._disk.open(self.path)
+            if any((self._segment(number) >= self.header.next_entry).any() for number in range(len(self._slot_crcs))):
+                self._heads = self._worked_out()
+        return self._file
+
+    def _worked_out(self) -> Ints:
+        """Return the slots by what the entries say."""
+        heads = np.zeros(self._slots, np.int32)
+        if self.header.next_entry == 1:
+            return heads
+        self._check_entries(0, self.header.next_entry)
+        # Of entries of one slot the last one stays.
+        heads[self._entry_view()["hash"][1 : self.header.next_entry].astype(np.int64) % self._slots] = np.arange(1, self.header.next_entry)
+        return heads
+
+    def sums(self) -> KeyFileSums:
+        """Return what a check point has to know."""
+        return KeyFileSums(self.made_ms, self.header, self._entry_crcs.astype("<u4").tobytes(), self._slot_crcs.astype("<u4").tobytes())
+
+    # ------------------------------------------------------------ putting
+
+    @property
+    def room(self) -> int:
+        """How many entries can still be put."""
+        return self._limit - self.header.next_entry
+
+    def put(self, hashes: Ints, offsets: Ints, store_ms: Ints) -> None:
+        """Append entries, one at least and no more than there is room for, and make them durable.
+
+        Raises:
+            OSError: no room, and nothing is changed; or the disk failed.
+        """
+        file = self._opened()
+        heads = self._heads_at(hashes % self._slots)
+        made = codec.plan(self.header, heads, self._slots, hashes, offsets, store_ms)
+        first, behind = self.header.next_entry, made.header.next_entry
+        if first % _BLOCK and len(self._entry_crcs) > first // _BLOCK:
+            self._check_entries(first - 1, first)
+        pages = self._changed_pages(made.places)
+        self._reserve(file, pages, behind)
+        try:
+            file.write_at(self._entries_at + first * ENTRY_BYTES, made.entries.view(np.uint8).data)
+            for begin, stop in _runs(pages):
+                self._write_slots(file, begin * _PAGE, min(stop * _PAGE, self._slots), made)
+            file.write_at(0, codec.encode_header(made.header))
+            file.sync()
+        except BaseException:
+            if self._heads is None:
+                # The next open of it works the slots out, if any of them was written.
+                self.close()
+            raise
+        # What was worked out may be in the file already, where the sums do not know it.
+        segments = np.unique(pages * _PAGE // _SEGMENT) if self._heads is None else np.arange(len(self._slot_crcs))
+        self.header, self._heads = made.header, None
+        for segment in segments.tolist():
+            self._slot_crcs[segment], self._slots_trusted[segment] = self._sum_slots(segment), True
+        self._sum_entries(first, behind)
+
+    def _write_slots(self, file: DiskFile, low: int, high: int, made: codec.Plan) -> None:
+        """Write some slots as they are with new entries."""
+        slots = self._slots_from(low, high) if self._heads is None else self._heads[low:high].astype(">i4")
+        rows = slice(*np.searchsorted(made.places, [low, high]))
+        slots[made.places[rows] - low] = made.numbers[rows]
+        file.write_at(HEADER_BYTES + low * SLOT_BYTES, slots.view(np.uint8).data)
+
+    def _changed_pages(self, places: Ints) -> Ints:
+        """Return which pages of slots are to be written for changes at some places."""
+        if self._heads is not None:
+            places = np.append(places, np.flatnonzero(self._heads != self._slots_from(0, self._slots)))
+        return np.unique(places // _PAGE)
+
+    def _reserve(self, file: DiskFile, pages: Ints, behind: int) -> None:
+        """See to it that the writes to come find room."""
+        for page in pages.tolist():
+            low, high = page * _PAGE, min((page + 1) * _PAGE, self._slots)
+            if not self._slots_from(low, high).any():
+                file.zero_fill(HEADER_BYTES + low * SLOT_BYTES, (high - low) * SLOT_BYTES)
+        end = self._entries_at + behind * ENTRY_BYTES
+        if end > self._filled:
+            stop = min(max(end, self._filled + _FILL_BYTES), self._length)
+            file.zero_fill(self._filled, stop - self._filled)
+            self._filled = stop
+
+    # ------------------------------------------------------------ sums
+
+    def _sum_slots(self, segment: int) -> int:
+        return crc32(self._segment(segment).view(np.uint8).data)
+
+    def _sum_block(self, block: int) -> int:
+        stop = min((block + 1) * _BLOCK, self.header.next_entry)
+        return crc32(np.ascontiguousarray(self._entry_view()[block * _BLOCK : stop]).view(np.uint8).data)
+
+    def _sum_entries(self, first: int, behind: int) -> None:
+        """Take appended entries into the sums; of a block that goes on, what was there before is checked."""
+        blocks = -(-behind // _BLOCK)
+        more = blocks - len(self._entry_crcs)
+        self._entry_crcs = np.append(self._entry_crcs, np.zeros(more, np.uint32))
+        self._entries_trusted = np.append(self._entries_trusted, np.ones(more, np.bool_))
+        for block in range(first // _BLOCK, blocks):
+            self._entry_crcs[block], self._entries_trusted[block] = self._sum_block(block), True
+
+    def _check_entries(self, first: int, behind: int) -> None:
+        for block in range(first // _BLOCK, -(-behind // _BLOCK)):
+            if not self._entries_trusted[block]:
+                if self._sum_block(block) != self._entry_crcs[block]:
+                    self._refuse(self._entries_at + block * _BLOCK * ENTRY_BYTES)
+                self._entries_trusted[block] = True
+
+    def _check_slots(self, segments: Ints) -> None:
+        for segment in segments[~self._slots_trusted[segments]].tolist():
+            if self._sum_slots(segment) != self._slot_crcs[segment]:
+                self._refuse(HEADER_BYTES + segment * _SEGMENT * SLOT_BYTES)
+            self._slots_trusted[segment] = True
+
+    def _refuse(self, at: int) -> NoReturn:
+        self._ask_rebuild(RebuildReason.DAMAGED)
+        remedy = "open the store again, which makes it anew"
+        raise CorruptStoreError(f"{self.path}: what lies at offset {at} is not what was written; {remedy}", file=str(self.path), offset=at)
+
+    # ------------------------------------------------------------ looking
+
+    def lookup(self, hashed: int, settled: int = -1) -> list[int]:
+        """Return the offsets behind ``settled`` of entries with a hash, oldest first.
+
+        Raises:
+            CorruptStoreError: the file is damaged.
+        """
+        found: list[int] = []
+        number = int(self._heads_at(np.array([hashed % self._slots]))[0])
+        while number:
+            self._check_entries(number, number + 1)
+            entry_hash, offset, _, previous = self._entry_view()[number].item()
+            if offset <= settled:
+                break
+            if entry_hash == hashed:
+                found.append(offset)
+            if not 0 <= previous < number:
+                self._refuse(self._entries_at + number * ENTRY_BYTES)
+            number = previous
+        return found[::-1]
+
+    def _heads_at(self, places: Ints) -> Ints:
+        self._opened()
+        if self._heads is not None:
+            return self._heads[places]
+        self._check_slots(np.unique(places // _SEGMENT))
+        pages, rows = np.unique(places // _PAGE, return_inverse=True)
+        slots = np.concatenate([self._slots_from(begin * _PAGE, min(stop * _PAGE, self._slots)) for begin, stop in _runs(pages)])
+        found: Ints = slots[rows * _PAGE + places % _PAGE].astype(np.int64)
+        return found
+
+    def _segment(self, number: int) -> Ints:
+        return self._slots_from(number * _SEGMENT, min((number + 1) * _SEGMENT, self._slots))
+
+    def _slots_from(self, low: int, high: int) -> Ints:
+        """Return a copy of some slots.
+
+        Most of them are holes. Through a map, a file system in memory would set room aside for each page that is looked at, and kill the
+        process where it has none.
+        """
+        slots: Ints = np.zeros(high - low, ">i4")
+        self._opened().read_into(HEADER_BYTES + low * SLOT_BYTES, slots.view(np.uint8).data)
+        return slots
+
+    def _entry_view(self) -> Any:
+        return codec.entries_of(self._opened().view()[self._entries_at :])
+
+    # ------------------------------------------------------------ the end
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self.close()
+        self._disk.remove(self.path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _runs(pages: Ints) -> list[tuple[int, int]]:
+    """Return rising numbers as (first, behind) of those that follow one another."""
+    bounds = np.flatnonzero(np.diff(pages) != 1) + 1
+    return [(int(pages[begin]), int(pages[stop - 1]) + 1) for begin, stop in pairwise([0, *bounds.tolist(), len(pages)]) if begin < stop]

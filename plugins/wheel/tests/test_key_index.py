@@ -309,8 +309,8 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
 ) -> None:
     """Debounce: each round reads from the log as much as the first ones did, however many there were."""
     reads: list[int] = []
-    read = CommitLog.read
-    monkeypatch.setattr(CommitLog, "read", lambda log, offset, size: (reads.append(size), read(log, offset, size))[1])
+    read = CommitLog.record
+    monkeypatch.setattr(CommitLog, "record", lambda log, offset, size: (reads.append(size), read(log, offset, size))[1])
     looked: list[int] = []
     lookup = KeyIndex.lookup
     monkeypatch.setattr(KeyIndex, "lookup", lambda index, hashed: (found := lookup(index, hashed), looked.append(len(found)))[0])

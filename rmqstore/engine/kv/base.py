@@ -38,21 +38,24 @@ def at_once(step: Callable[[], None]) -> None:
     step()
 
 
-class PutMany(msgspec.Struct, frozen=True, gc=False):
-    """Set every (key, value) of ``items`` in ``space``."""
+class PutMany(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
+    """Set every (key, value) of ``items`` in ``space``.
+
+    Written down, a change is an array that begins with its tag; a database that keeps a journal of them may rely on that.
+    """
 
     space: int
     items: Sequence[tuple[bytes, bytes]]
 
 
-class DeleteMany(msgspec.Struct, frozen=True, gc=False):
+class DeleteMany(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     """Remove every key of ``keys`` from ``space``; keys that are not there do not matter."""
 
     space: int
     keys: Sequence[bytes]
 
 
-class DeleteRange(msgspec.Struct, frozen=True, gc=False):
+class DeleteRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
     """Remove every key with ``start <= key < stop`` from ``space``.
 
     Best given tight: ranges that begin where the last one ended are cheaper than ranges that all begin at the same key.

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -35,17 +35,15 @@ from rmqstore_wheel.formats.commit_log import Form
 TOPIC: Final = "rmq_sys_rmqstore_journal"
 _FORM: Final = Form(TOPIC.encode())
 
-PUT, DELETE, DELETE_RANGE, DROP_QUEUE, CLEAR, RESTART, COPIED = range(7)
 
-
-class DropQueue(msgspec.Struct, frozen=True):
+class DropQueue(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Remove a queue with all its messages."""
 
     topic: str
     queue: int
 
 
-class ClearOffsets(msgspec.Struct, frozen=True):
+class ClearOffsets(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Remove messages from a queue; nothing is at their offsets then."""
 
     topic: str
@@ -53,11 +51,11 @@ class ClearOffsets(msgspec.Struct, frozen=True):
     offsets: list[int]
 
 
-class Restart(msgspec.Struct, frozen=True):
+class Restart(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Everything so far is void: a whole copy of the state follows."""
 
 
-class Copied(msgspec.Struct, frozen=True):
+class Copied(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """What copies of timers do not say themselves: seqs (``<i8``), epochs (``<u4``), whether each is cancelled (``u1``)."""
 
     seqs: bytes
@@ -67,31 +65,14 @@ class Copied(msgspec.Struct, frozen=True):
 
 Change = PutMany | DeleteMany | DeleteRange | DropQueue | ClearOffsets | Restart | Copied
 
-_KINDS: Final[dict[type, int]] = {
-    PutMany: PUT,
-    DeleteMany: DELETE,
-    DeleteRange: DELETE_RANGE,
-    DropQueue: DROP_QUEUE,
-    ClearOffsets: CLEAR,
-    Restart: RESTART,
-    Copied: COPIED,
-}
-_TYPES: Final[dict[int, Any]] = {number: kind for kind, number in _KINDS.items()}
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder()
-
-
-def decode(body: bytes) -> list[Change]:
-    """Read the body of a journal record."""
-    return [_TYPES[kind](*fields) for kind, *fields in _decoder.decode(body)]
+_encode: Final = msgspec.msgpack.Encoder().encode
+decode: Final[Callable[[bytes], list[Change]]] = msgspec.msgpack.Decoder(list[Change]).decode
+"""Reads the body of a journal record."""
 
 
 def record(changes: Sequence[Change], number: int, store_ms: int) -> bytes:
     """Return the ``number``-th journal record; it has no properties."""
-    body = []
-    for change in changes:  # as a loop: every call runs this
-        body.append((_KINDS[type(change)], *msgspec.structs.astuple(change)))
-    return _FORM.encode(_encoder.encode(body), b"", 0, number, store_ms)
+    return _FORM.encode(_encode(changes), b"", 0, number, store_ms)
 
 
 KEPT_SPACES: Final = (META, TRACES, LEASES)
@@ -101,8 +82,6 @@ PIECE_BYTES: Final = 512 * 1024
 """About as long is the body of a journal record at most."""
 
 _PIECE_KEYS: Final = 4096
-
-
 _MOST_GONE: Final = 4096
 
 

@@ -20,7 +20,7 @@ from rmqstore_wheel.log import frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import Change
-from rmqstore_wheel.records import message_records as records
+from rmqstore_wheel.records import message_records
 from rmqstore_wheel.records.addressing import placed, placed_one
 
 _FEW = 32
@@ -82,66 +82,54 @@ class One(msgspec.Struct, frozen=True, gc=False):
         return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, entries)
 
 
-class Append(msgspec.Struct, frozen=True, gc=False):
-    """Records that go to a queue, whatever topic they name."""
-
-    topic: str
-    queue: int
-    offset: int
-    records: Sequence[bytes]
-    store_ms: int
+def appended(topic: str, queue: int, offset: int, records: Sequence[bytes], store_ms: int) -> Messages | One:
+    """Return records, whatever topics they name, as messages of one queue from ``offset`` on."""
+    if len(records) > 1:
+        made = placed(records, topic.encode(), queue, offset, store_ms)
+        return Messages(topic, queue, offset, made, store_ms, tags_codes(records))
+    record = records[0]
+    code = consume_queue.tags_code(message_records.tag_of(record).decode()) if message_records.TAGS in record else 0
+    return One(topic, queue, offset, placed_one(record, topic.encode(), queue, offset, store_ms), store_ms, code)
 
 
 def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
-    """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
-    appended: list[Messages | One | Append] = []
+    """Return what a call appends, and what else it changes; single messages of a queue that follow one another become a batch."""
     changes: list[Change] = []
+    messages: list[list[Messages | One]] = []
+    latest: dict[tuple[str, int, int], list[Messages | One]] = {}
     for part in parts:
-        (appended if isinstance(part, (Messages, One, Append)) else changes).append(part)
-    if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
-        return [one], changes
-    messages: list[Messages | One] = []
-    runs: list[list[Append]] = []
-    latest: dict[tuple[str, int, int], list[Append]] = {}
-    for part in appended:
-        if isinstance(part, Append):
-            run = latest.get((part.topic, part.queue, part.store_ms))
-            if run is None or run[-1].offset + len(run[-1].records) != part.offset:
-                run = latest[part.topic, part.queue, part.store_ms] = []
-                runs.append(run)
-            # A revive appends its messages one by one.
+        if not isinstance(part, (Messages, One)):
+            changes.append(part)
+            continue
+        run = latest.get(place := (part.topic, part.queue, part.store_ms))
+        # A revive appends its messages one by one.
+        if isinstance(part, One) and part.entry is None and run is not None and run[0].offset + len(run) == part.offset:
             run.append(part)
         else:
-            messages.append(part.many() if isinstance(part, One) else part)
-    for first, *rest in runs:
-        found = [record for each in (first, *rest) for record in each.records] if rest else first.records
-        made = placed(found, first.topic.encode(), first.queue, first.offset, first.store_ms)
-        messages.append(Messages(first.topic, first.queue, first.offset, made, first.store_ms, tags_codes(found)))
-    return messages, changes
+            messages.append([part])
+            if isinstance(part, One) and part.entry is None:
+                latest[place] = messages[-1]
+    return [_batch_of(run) if len(run) > 1 else run[0] for run in messages], changes
 
 
-def _one_of(part: Messages | One | Append) -> One | None:
-    """Return a message that goes alone; None when there are more."""
-    if isinstance(part, One):
-        return part
-    if isinstance(part, Messages) or len(part.records) != 1:
-        return None
-    record = part.records[0]
-    code = consume_queue.tags_code(records.tag_of(record).decode()) if records.TAGS in record else 0
-    made = placed_one(record, part.topic.encode(), part.queue, part.offset, part.store_ms)
-    return One(part.topic, part.queue, part.offset, made, part.store_ms, code)
+def _batch_of(run: Sequence[Messages | One]) -> Messages:
+    """Return single messages that follow one another as a batch."""
+    ones = [each for each in run if isinstance(each, One)]
+    first = ones[0]
+    codes = np.array([each.code for each in ones], np.int64)
+    return Messages(first.topic, first.queue, first.offset, joined([each.record for each in ones]), first.store_ms, codes)
 
 
 def tags_codes(found: Sequence[bytes]) -> Ints | int:
     """Return what consume queues hold of the tags of records."""
-    if isinstance(found, records.LogRecords):
-        if not found.may_have_tags or records.TAGS not in found.encoded.data.tobytes():
+    if isinstance(found, message_records.LogRecords):
+        if not found.may_have_tags or message_records.TAGS not in found.encoded.data.tobytes():
             return 0
     elif len(found) <= _FEW:
-        return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
-    elif not any(records.TAGS in each for each in found):
+        return np.array([consume_queue.tags_code(message_records.tag_of(each).decode()) for each in found], np.int64)
+    elif not any(message_records.TAGS in each for each in found):
         return 0
-    return consume_queue.tags_codes(records.tag_column(found))
+    return consume_queue.tags_codes(message_records.tag_column(found))
 
 
 class BrokerRecords(msgspec.Struct, gc=False):

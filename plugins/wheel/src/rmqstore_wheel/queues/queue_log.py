@@ -23,7 +23,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
-from rmqstore_wheel.log.call import Append
+from rmqstore_wheel.log.call import One, appended
 from rmqstore_wheel.log.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import fault_of, sound_rows
@@ -196,11 +196,12 @@ class WheelQueueLog(QueueLog):
         return records.by_route() if isinstance(records, LogRecords) else super().routed(records)
 
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
-        write.parts.append(Append(topic.name, queue, offset, records, now_ms))
-        return len(records.encoded.data) if isinstance(records, LogRecords) and len(records) > 1 else sum(map(len, records))
+        part = appended(topic.name, queue, offset, records, now_ms)
+        write.parts.append(part)
+        return len(part.record) if isinstance(part, One) else len(part.records.data)
 
     def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
-        write.parts += [Append(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs]
+        write.parts += [appended(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs]
 
     # ------------------------------------------------------------ removing
 

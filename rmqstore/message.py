@@ -69,8 +69,8 @@ _SEPARATORS = re.compile("[\x01\x02]")
 _TAG_ILLEGAL = re.compile(r"[\s|\x00-\x1f]", re.ASCII)
 MADE_ID_BYTES = 34
 _TIMER_NUMBERS = ("TIMER_OUT_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_ROLL_TIMES", "REAL_QID")
-_known_topics: dict[str, None] = {}
-_KNOWN_TOPICS_LIMIT = 4096
+_known_names: dict[str, None] = {}
+_KNOWN_NAMES_LIMIT = 4096
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -157,18 +157,13 @@ def dlq_topic(group: str) -> str:
 
 def check_topic(name: str) -> None:
     """Raise :class:`IllegalNameError` unless a user may send to a topic of this name."""
-    if type(name) is str and name in _known_topics:
-        return
-    _check_name("topic", name)
-    if name.startswith(RESERVED_PREFIXES):
-        raise IllegalNameError(f"topic {name!r} starts with a reserved prefix ({', '.join(RESERVED_PREFIXES)}); choose another name")
-    if len(_known_topics) < _KNOWN_TOPICS_LIMIT:
-        _known_topics[name] = None
+    if not (type(name) is str and name in _known_names):
+        _check_own_name("topic", name)
 
 
 def check_readable_topic(name: str) -> None:
     """Raise :class:`IllegalNameError` unless a topic of this name may be popped or read; dead letters and parked ones may."""
-    if type(name) is str and name in _known_topics:
+    if type(name) is str and name in _known_names:
         return
     if isinstance(name, str) and (name == PARKED_TOPIC or name.startswith(DLQ_PREFIX)):
         _check_name("topic", name.removeprefix(DLQ_PREFIX) if name != PARKED_TOPIC else name)
@@ -178,9 +173,17 @@ def check_readable_topic(name: str) -> None:
 
 def check_group(name: str) -> None:
     """Raise :class:`IllegalNameError` unless this is a legal group name."""
-    _check_name("group", name)
+    if not (type(name) is str and name in _known_names):
+        _check_own_name("group", name)
+
+
+def _check_own_name(what: str, name: str) -> None:
+    """Check a name that a user chose; what is legal for a topic is for a group, so those that are known to be are kept together."""
+    _check_name(what, name)
     if name.startswith(RESERVED_PREFIXES):
-        raise IllegalNameError(f"group {name!r} starts with a reserved prefix ({', '.join(RESERVED_PREFIXES)}); choose another name")
+        raise IllegalNameError(f"{what} {name!r} starts with a reserved prefix ({', '.join(RESERVED_PREFIXES)}); choose another name")
+    if len(_known_names) < _KNOWN_NAMES_LIMIT:
+        _known_names[name] = None
 
 
 def _check_name(what: str, name: str) -> None:

@@ -148,6 +148,8 @@ class WheelTimers(TimerSide):
             changes.parts.append(part)
             position = self._change_position = self._shared.write(changes).position
             self._note_ticks(ticks)
+            if (first_roll := self._index.wheel.first_roll) is not None:
+                self._note_roll(first_roll)
             return receipts, Ticket(position)
 
     def _timers_of(self, batch: MessageBatch, count: int, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
@@ -165,11 +167,9 @@ class WheelTimers(TimerSide):
     def _first_free_seq(self) -> int:
         return max(self._index.facts.count, self._noted_seq, self._sealed.highest_seq) + 1
 
-    def _note_ticks(self, ticks: Sequence[int]) -> None:
-        super()._note_ticks(ticks)
-        first_roll = self._index.wheel.first_roll
-        if first_roll is not None and self._unsealed_tick is not None:
-            # A seal has timers to roll before it has any to close.
+    def _note_roll(self, first_roll: int) -> None:
+        """Note that a slot has timers to roll, which a seal does before it has any to close."""
+        if self._unsealed_tick is not None:
             self._unsealed_tick = min(self._unsealed_tick, (first_roll + 1) * self.precision_ms)
 
     def _count_of_tick(self, tick: int) -> int:
@@ -490,8 +490,9 @@ class WheelTimers(TimerSide):
             self._adopted = stored_adopted(kv, TIMER_SIDE)
             self._forgotten, self._covering = EMPTY_CURSOR, None
             self._restart()
-            if ticks:
-                self._note_ticks(ticks)
+            self._note_ticks(ticks)
+            if (first_roll := self._index.wheel.first_roll) is not None:
+                self._note_roll(first_roll)
             return ticket
 
     # ------------------------------------------------------------ upkeep

@@ -4,6 +4,11 @@ Why no crash point loses or doubles a timer here: a put is its messages, a cance
 each one frame of the log. So the log always holds a prefix of whole calls, and docs/handover.md argues over such prefixes. The wheel, the
 facts, the counts follow from the log (``ledger``). What is forgotten is not written down, because the receiver's durable cursor says it
 again at the next open (``recover``); only a staircase of many corners is, before ``due`` drops any of them.
+
+Why ``due`` need not look again at what it handed over and nobody forgot yet: the cursor of a batch behind which nothing was due covers all
+that is sealed up to ``until``. What is sealed later is in no slot before that of the first timer which was not sealed then; each seal notes
+that slot. So a ``due`` behind this cursor begins there, and one behind any other cursor at what was not forgotten. This is in memory alone:
+an open begins with nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +106,7 @@ class WheelTimers(TimerSide):
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
         self._low_tick = 0
-        # A cursor, and the first tick with something sealed that it does not cover; so what was handed over is not looked at again.
+        # A cursor, and a tick before which it covers all that is sealed; see the module docstring.
         self._covering: TimerCursor | None = None
         self._due_from = 0
         self._window: Window | None = None

@@ -50,6 +50,25 @@ def test_a_tick_looks_at_no_slot_that_is_to_come(stores: WheelStores, gathered: 
     assert store.engine.timers.next_tick_ms() == START_MS + 3_600_000
 
 
+def test_a_tick_looks_at_nothing_that_was_handed_over(stores: WheelStores, gathered: list[int]) -> None:
+    """Until the hand-over is durable, which nobody sees to here, the timers stay where they were."""
+    store = stores.open(flush="async")
+    for number in range(50):
+        store.send(message(number), delay=timedelta(seconds=1))
+        stores.clock.advance(2000)
+        gathered.clear()
+        assert store.tick().handed_over == 1
+        assert sum(gathered) == 1
+    late = store.send(message("late"), delay=timedelta(seconds=5))
+    stores.clock.set(stores.clock.now_ms() - 60_000)
+    store.send(message("earlier"), delay=timedelta(seconds=1))
+    store.tick()
+    stores.clock.advance(120_000)
+    assert store.tick().handed_over == 2
+    assert late.handle is not None
+    assert len(pop_all(store)) == 52
+
+
 def test_of_a_crowded_slot_a_stretch_is_read_at_a_time(stores: WheelStores, gathered: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_index, "_WINDOW_TIMERS", 700)
     store = stores.open()

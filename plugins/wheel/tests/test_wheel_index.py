@@ -43,32 +43,6 @@ def seqs_in(wheel: WheelIndex, slots: list[int]) -> dict[int, set[int]]:
     return found
 
 
-batches = st.lists(st.lists(st.integers(0, 180), min_size=1, max_size=30), min_size=1, max_size=12)
-
-
-@given(batches)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_chain_holds_what_was_put_there(tmp_path_factory: pytest.TempPathFactory, calls: list[list[int]]) -> None:
-    """Over many calls, files and slots, whichever way the chains are walked."""
-    wheel = index(tmp_path_factory.mktemp("wheel"))
-    expected: dict[int, set[int]] = {}
-    seq = 0
-    for call in calls:
-        ticks = [NOW_MS + 1000 * delay + 1000 for delay in call]
-        seqs = list(range(seq + 1, seq + 1 + len(call)))
-        put(wheel, seqs, ticks)
-        for number, tick in zip(seqs, ticks, strict=True):
-            expected.setdefault(wheel.slot_of(tick), set()).add(number)
-        seq += len(call)
-    slots = sorted(expected)
-    assert wheel.live_slots(slots[0], slots[-1]).tolist() == slots
-    assert seqs_in(wheel, slots) == expected
-    for slot in slots:
-        assert seqs_in(wheel, [slot]) == {slot: expected[slot]}
-        assert wheel.count_in(slot) == len(expected[slot])
-    wheel.close()
-
-
 @given(st.lists(st.tuples(st.integers(-2 * SLOTS, 3 * WINDOW), st.integers(0, 3000), st.booleans()), min_size=1, max_size=40))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_timer_goes_where_a_batch_of_one_does(

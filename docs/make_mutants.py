@@ -24,8 +24,8 @@ Made by `docs/make_mutants.py` from `conformance/src/rmqstore_conformance/provin
 
 A suite that passes everything proves nothing. So it is tried on engines that are wrong: each is `memory` with one fault planted into it,
 and is named with the cases that must notice that. A test of `rmqstore-conformance` runs those cases: each fails on the mutant, and passes
-on `memory`. A mutant that is named with no case was written from the contract alone, and no case is known to notice it; a test proves by
-calls of the public API that it is wrong. [How much the suite notices](#how-much-the-suite-notices) is measured.
+on `memory`. A mutant that is named with no case was written from the contract alone, and no quick case is known to notice it; a test tells
+it from the sound engine by calls of the public API. [How much the suite notices](#how-much-the-suite-notices) is measured.
 
 A mutant is an engine like others, called `{PREFIX}NAME`:
 

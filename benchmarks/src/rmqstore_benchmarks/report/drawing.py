@@ -189,7 +189,9 @@ def lines(
                 marked = points[points.marked]
                 axes.plot(marked["at"], marked["median"], look.marker, color=look.color, markeredgecolor=INK)
         x.apply(axes, "x", stops)
-        if not is_curve:
+        if is_curve and x.is_log:
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0,)))
+        elif not is_curve:
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xticks(stops, labels=[x.text_of(each) for each in stops])
             if not x.is_log:

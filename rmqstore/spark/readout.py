@@ -190,7 +190,9 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
 
 def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
     """Return ``number - 1`` times between which about equally many timers are due."""
-    steps = max(min((high - low), 64 * number), 1)
+    if number == 1:
+        return []
+    steps = max(min(high - low, 64 * number), 1)
     grid = sorted({low + (high - low) * step // steps for step in range(steps + 1)})
     filled = np.cumsum(view.pending(grid).counts)
     places = np.searchsorted(filled, filled[-1] * np.arange(1, number) / number)

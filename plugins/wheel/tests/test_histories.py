@@ -28,6 +28,7 @@ SMALL = Sizes(
 BUFFER = {"pop__buffer": True, "pop__buffer_stay_ms": 2000, "pop__buffer_left_ms": 500, "pop__buffer_check_points": 6}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("settings", "count"), [({}, 5), (BUFFER, 3)], ids=["usual", "with a pop buffer"])
 def test_any_history_agrees_with_the_oracle(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], count: int) -> None:
     made: list[str] = []

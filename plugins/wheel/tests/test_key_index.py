@@ -24,10 +24,11 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.files.units import RebuildReason
+from rmqstore_wheel.files.units import BLOCK, RebuildReason
 from rmqstore_wheel.formats.index_file import file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.keys import KeyFileSums, KeyIndex, RecentKeys
 
 SLOTS, ENTRIES = 3000, 40
@@ -284,6 +285,32 @@ def test_a_failed_check_point_hides_no_damage(tmp_path: Path) -> None:
     with pytest.raises(CorruptStoreError):
         index.lookup(far)
     index.close()
+
+
+def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their messages lie in the log still, and the index leads there, but nothing else is known of them."""
+    clock = ManualClock(NOW_MS)
+
+    def opened() -> Store:
+        return rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, cancel_memory_ms=60_000)
+
+    monkeypatch.setattr(timer_table, "PER_FILE", BLOCK)
+    store = opened()
+    for _ in range(3):
+        store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay_ms=1000)
+    clock.advance(1000)
+    assert store.tick().handed_over == 3 * BLOCK
+    late = store.send(Message("t", b"y", keys=("again",)), delay_ms=3_600_000)
+    for _ in range(20):
+        clock.advance(60_000)
+        store.tick()
+    store.close()
+    store = opened()
+    index = store.engine.sessions["wheel"]._timers._index  # type: ignore[attr-defined]
+    assert index.facts.first >= 2 * BLOCK, "facts of old timers are there"
+    assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
+    assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
+    store.close()
 
 
 def test_a_look_at_what_was_never_written_takes_no_room() -> None:

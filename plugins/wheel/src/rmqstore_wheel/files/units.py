@@ -89,8 +89,8 @@ class UnitLog:
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
-        # Blocks that a check point vouches for and nobody looked into so far.
-        self._untrusted: set[int] = set()
+        # Of each block that a check point vouches for, whether it was looked into.
+        self._trusted = np.zeros(0, np.bool_)
         # The next number when the sums were made.
         self._summed = 0
         # What was rewritten since the last sync: numbers that rise, and their units.
@@ -128,7 +128,7 @@ class UnitLog:
         self._forget_replaced()
         self._stale.clear()
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
-        self._untrusted = set(range(len(self._crcs)))
+        self._trusted = np.zeros(len(self._crcs), np.bool_)
         self._summed = self.count
         end = self.position(self.count)
         if self.count > self.first and not all(self.chain.has(file * self.chain.file_bytes) for file in self._held_files(sums.absent)):
@@ -299,7 +299,7 @@ class UnitLog:
         """Make the sum of a block; of one that was not looked into so far, from the sum that was made before on."""
         first, stop = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
         before = 0
-        if block in self._untrusted:
+        if block < len(self._trusted) and not self._trusted[block]:
             first, before = self._summed, int(self._crcs[block])
         self._crcs[block] = crc32(self._raw(first, stop - first).tobytes(), before)
 
@@ -311,7 +311,7 @@ class UnitLog:
         Raises:
             CorruptStoreError: they are not what was written.
         """
-        if self._untrusted:
+        if number // BLOCK < len(self._trusted):
             self.check(number, count)
         return self._raw(number, count)
 
@@ -339,7 +339,7 @@ class UnitLog:
         if not len(numbers):
             return np.zeros(0, self.unit)
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
-        if self._untrusted and not self._untrusted.isdisjoint(range(low // BLOCK, high // BLOCK + 1)):
+        if False in self._trusted[low // BLOCK : high // BLOCK + 1]:
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:
@@ -365,11 +365,12 @@ class UnitLog:
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as they were not looked into yet."""
-        for block in sorted(self._untrusted.intersection(range(number // BLOCK, -(-(number + count) // BLOCK)))):
+        first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
+        for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self._summed)
             if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 self._refuse(begin, end)
-            self._untrusted.discard(block)
+            self._trusted[block] = True
 
     def _refuse(self, first: int, behind: int) -> NoReturn:
         """Say that units are not what was written."""
@@ -407,7 +408,7 @@ class UnitLog:
         self.first = kept
         if kept % BLOCK:
             # Also when nothing is left of the block: its sum begins here from now on.
-            self._untrusted.discard(kept // BLOCK)
+            self._trusted[kept // BLOCK : kept // BLOCK + 1] = True
             self._stale.add(kept // BLOCK)
 
     def release(self) -> None:

@@ -199,7 +199,7 @@ def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores
     damage_messages(store, b"body 0", b"body 2")
     assert store.ack(popped[0]) is AckOutcome.ACKED
     report = stores.tick_after(store, 1000)
-    assert (report.retried, report.parked) == (2, 1)
+    assert (report.retried, report.parked, report.moved) == (2, 1, 3)
     assert sorted(ids(pop_all(store))) == ["m1", "m3"]
     parked = store.read(PARKED_TOPIC).messages
     assert len(parked) == 1

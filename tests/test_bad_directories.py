@@ -107,7 +107,7 @@ def test_a_store_in_memory_is_an_engine_and_no_path(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     "settings",
     [{"colour": "red"}, {"flush": "sometimes"}, {"precision_ms": 150}, {"default_queues": 1.5}, {"init": 5}, {"clock__max_step_ms": -5},
-     {"services": "yes"}, {"services": 1}, {"clock": 5}, {"clock": object()}, {"engine": 5}, {"engine": b"memory"}],
+     {"services": "yes"}, {"services": 1}, {"clock": 5}, {"clock": []}, {"engine": 5}, {"engine": b"memory"}],
     ids=str,
 )  # fmt: skip
 def test_a_bad_setting_leaves_nothing_behind(tmp_path: Path, settings: dict[str, Any]) -> None:

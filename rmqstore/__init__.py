@@ -2,7 +2,7 @@
 
 >>> import rmqstore, tempfile
 >>> with rmqstore.open(tempfile.mkdtemp(), engine="memory", clock=rmqstore.ManualClock(0), services=False) as store:
-...     sent = store.send(rmqstore.Message("orders", b"close 42"), delay=1000)
+...     sent = store.send(rmqstore.Message("orders", b"close 42"), delay_ms=1000)
 ...     store.cancel(sent.handle)
 <CancelOutcome.CANCELLED: 'cancelled'>
 """

@@ -1,6 +1,6 @@
 """Print which tests ``make check`` runs: those of the rooms in which something changed since ``main``, or else in the last commit.
 
-A file of ``rmqstore/ROOM`` has its tests in ``tests/ROOM``, one of an engine, of the suite or of the benchmarks beside its sources. A page
+A file of ``rmqstore/ROOM`` has its tests in ``tests/ROOM``, the hand-over its model as well, one of an engine, of the suite or of the benchmarks beside its sources. A page
 has ``tests/test_docs.py``, and what has no room of its own the tests at the top of ``tests``.
 """
 
@@ -35,6 +35,8 @@ def tests_of(path: str) -> list[str]:
             found = f"plugins/{name}/tests"
         case ["conformance" | "benchmarks" as room, *_]:
             found = f"{room}/tests"
+        case ["rmqstore", "store", "handover.py"]:
+            return ["tests/model", *TOP]
         case ["rmqstore" | "tests", room, *_]:
             found = f"tests/{room}"
         case _:

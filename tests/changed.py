@@ -1,7 +1,7 @@
 """Print which tests ``make check`` runs: those of the rooms in which something changed since ``main``, or else in the last commit.
 
-A file of ``rmqstore/ROOM`` has its tests in ``tests/ROOM``, the hand-over its model as well, one of an engine, of the suite or of the benchmarks beside its sources. A page
-has ``tests/test_docs.py``, and what has no room of its own the tests at the top of ``tests``.
+A file of ``rmqstore/ROOM`` has its tests in ``tests/ROOM``, the hand-over its model as well, one of an engine, of the suite or of the
+benchmarks beside its sources. A page has ``tests/test_docs.py``, and what has no room of its own the tests at the top of ``tests``.
 """
 
 from __future__ import annotations

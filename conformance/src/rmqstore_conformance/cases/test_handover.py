@@ -308,3 +308,29 @@ def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) ->
     found = timers.due(EMPTY_CURSOR, 10)
     assert not found.soft
     assert len(found.messages) == 7
+
+
+@pytest.mark.clause("H1", "T4")
+@pytest.mark.parametrize(("precision", "slow_ms"), [(1000, 1), (1000, 400), (100, 1), (100, 500)])
+def test_h4_a_put_by_an_earlier_clock_comes_between_any_two_steps(stores: Stores, precision: int, slow_ms: int) -> None:
+    """H4: a thread that read its clock before a tick did puts what is due already between two steps of the tick: it comes, once."""
+    for at in STEPS:
+        stores.clock.set(START_MS)
+        store = stores.open(f"s{at}", precision_ms=precision)
+        store.send(message("due"), deliver_at_ms=START_MS + 1000)
+        now = stores.clock.set(START_MS + 1000)
+        number = 0
+        for number, _ in enumerate(store._hand_over.steps(now), start=1):
+            if number == at:
+                stores.clock.set(now - slow_ms)
+                store.send_batch([message("past", deliver_at_ms=START_MS + 500), message("later", deliver_at_ms=START_MS + 6000)])
+                stores.clock.set(now)
+        if number < at:
+            assert number > 2
+            break
+        for passed in (1000, 1000, 3000):
+            stores.tick_after(store, passed)
+        assert sorted(read_ids(store)) == ["mdue", "mlater", "mpast"], f"put behind step {at}"
+        assert store.pending().total == 0
+        assert store.verify() == []
+        store.close()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from rmqstore import CancelOutcome, PoppedMessage, Store
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, key_of, label, message, read_ids
+from rmqstore_conformance.targets import Target
 
 (T,) = topics(__name__, 1)
 (G,) = groups(__name__, 1)
 
 DAYS = (0.5, 1, 1.9, 2, 2.1, 3, 4.5, 6, 8, 15, 40, 400)
 """How far ahead timers are due. RocketMQ moves what is over two days ahead, again and again."""
+
+_JUMPY = 12
+"""So many stores whose clock goes back and forth."""
 
 
 def _days_to_look(days: float) -> list[float]:
@@ -49,6 +55,39 @@ def test_t6_far_timers_come_once_at_their_time(engine_stores: Stores, precision:
         assert isinstance(each, PoppedMessage)
         assert each.properties["far"] == label(each)[1:].split("-")[0]
         assert each.store_ms >= (each.deliver_at_ms or 0) == sent[label(each)][0]
+
+
+@pytest.mark.clause("K1", "H1", "T2")
+def test_t6_far_timers_come_once_whatever_the_clock_does(engine_stores: Stores, seed: int, target: Target) -> None:
+    """T6: the clock goes hours ahead and back between puts of far and near timers: each comes once, by the first tick from its own on."""
+    for number in range(target.times(_JUMPY)):
+        chance = random.Random(f"{engine_stores.pair} {seed} {number}")
+        store = engine_stores.open(f"jumpy{number}", precision_ms=100, retention_ms=0, outcome_memory_ms=0)
+        waiting: dict[str, int] = {}
+        came: list[str] = []
+        for step in range(24):
+            hours = chance.choice((chance.randrange(12), chance.randrange(48, 120)))
+            engine_stores.clock.set(START_MS + hours * HOUR_MS + chance.choice((0, 0, 50, 99)))
+            now = engine_stores.clock.now_ms()
+            for row in range(chance.randrange(4)):
+                name = label(message(f"{step}-{row}"))
+                ahead = chance.choice((1, chance.randrange(100, 3000), chance.randrange(2, 30) * HOUR_MS, chance.randrange(5 * DAY_MS)))
+                store.send(message(f"{step}-{row}"), deliver_at_ms=now + ahead)
+                waiting[name] = -(-(now + ahead) // 100) * 100
+            if engine_stores.pair.durable and chance.random() < 0.3:
+                store = engine_stores.reopen(store)
+            if chance.random() < 0.8:
+                store.tick()
+                due = sorted(name for name, tick in waiting.items() if tick <= now)
+                assert sorted(set(read_ids(store)) - set(came)) == due, f"history {number}, step {step}"
+                came += due
+                waiting = {name: tick for name, tick in waiting.items() if tick > now}
+        engine_stores.clock.set(START_MS + 40 * DAY_MS)
+        store.tick()
+        assert sorted(read_ids(store)) == sorted([*came, *waiting])
+        assert store.pending().total == 0
+        assert store.verify() == []
+        store.close()
 
 
 @pytest.mark.clause("T11", "R1")

@@ -398,7 +398,10 @@ class SendingMachine(Machine):
     def _call_between(self, chance: Chance) -> None:
         known = [self.operations[name] for name in _BETWEEN]
         possible = [each for each in known if set(each.needs) <= self.plan.support and each.when(self)]
-        called = chance.pick(possible)
+        called, now_ms = chance.pick(possible), self.now
+        # Another thread may have read its clock before the tick did.
+        self.clock.set(max(now_ms - chance.pick((0, 0, 1, 1000)), 0))
         called.act(self, Chance(str(chance.seed())))
         self.saw("tick with calls between", called.name)
         self.look(whole=False)
+        self.clock.set(now_ms)

@@ -7,7 +7,8 @@ RocketMQ has 604 800 slots, 38 707 200 bytes, whatever the precision. Time t (ms
     8    i64  position of its first unit in the timer log, -1 = none
     16   i64  position of its newest unit, from which the others are found
     24   i32  number of timers, less the cancels; statistics
-    28   i32  magic, without a meaning to RocketMQ; of ours, 2: timers of the slot are to be rolled, 4: some are not due at its end
+    28   i32  magic, without a meaning to RocketMQ; of ours, 2: timers of the slot are to be rolled, 4: some are not due at its
+         end, 8: it was rolled while others stayed
 
 A slot of another tick than the one that is asked for is empty: it was never written, or belongs to an earlier lap.
 """

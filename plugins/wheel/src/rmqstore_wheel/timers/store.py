@@ -172,6 +172,12 @@ class WheelTimers(TimerSide):
     def _first_free_seq(self) -> int:
         return max(self._index.facts.count, self._noted_seq, self._sealed.highest_seq) + 1
 
+    def _note_ticks(self, ticks: Sequence[int]) -> None:
+        super()._note_ticks(ticks)
+        if self._window is not None and min(ticks, default=self._until_ms + 1) <= self._window.high:
+            # The seal did not see these, and ``_low_tick`` must not pass them over.
+            self._window = None
+
     def _note_roll(self, first_roll: int) -> None:
         """Note that a slot has timers to roll, which a seal does before it has any to close."""
         if self._unsealed_tick is not None:
@@ -300,8 +306,8 @@ class WheelTimers(TimerSide):
             due, bound = self._window_from(low, high)
             left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
             due = due.select(left) if False in left else due
-            if low == self._low_tick:
-                # All that is before was looked at.
+            if low == self._low_tick and high <= self._until_ms:
+                # All that is before was looked at; beyond the last seal, timers may still come into their slots.
                 self._low_tick = int(due.ticks[0]) if len(due.ticks) else (high if bound is None else bound) + 1
             if len(due.ticks):
                 yield due

@@ -40,6 +40,10 @@ ROLLS: Final = 2
 FRAYED: Final = 4
 """In the same field: a slot with timers whose tick is not its end, as other stores gave them out."""
 
+ROLLED: Final = 8
+"""In the same field: a slot that was rolled while timers of its own stayed. Units of those that rolled on are still in its chain, where
+another roll would take them again; so no other far timer may wait there."""
+
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 _SPREAD_SHIFT: Final = 33
@@ -47,11 +51,16 @@ _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 class SlotUnits(msgspec.Struct, gc=False):
-    """Units that are ahead of the last one of the timer log, and what becomes of the slots at ``places`` with them."""
+    """Units that are ahead of the last one of the timer log, and what becomes of the slots at ``places`` with them.
+
+    Attributes:
+        begins: where the first of these units is in each slot.
+    """
 
     data: memoryview
     places: Ints
     rows: Any
+    begins: Ints
     counts: Ints | int
     marks: Ints
     first_roll: int | None
@@ -152,7 +161,7 @@ class WheelIndex:
             slots = np.where(rolled, now + half + spread % (self.window - half), own)
         aside = ahead < -self.ring.slots
         held = self.slots.take(slots % self._length)
-        aside |= (held["timers"] > 0) & (held["tick"] != slots)
+        aside |= (held["timers"] > 0) & ((held["tick"] != slots) | (rolled & ((held["magic"] & ROLLED) != 0)))
         marks = np.where(rolled, ROLLS, np.where(ticks % precision, FRAYED, 0))
         if not aside.any():
             return Placement(rolled, _NO_ROWS, self._write(seqs, slots, marks, now, log_offsets, sizes, topic_hashes))
@@ -181,9 +190,9 @@ class WheelIndex:
             half = self.window // 2
             slot = now + half + ((seq * _SPREAD & _MASK) >> _SPREAD_SHIFT) % (self.window - half)
         place = slot % self._length
-        held_slot, first, last, timers, _ = self.slots[place].item()
+        held_slot, first, last, timers, magic = self.slots[place].item()
         live = timers > 0 and held_slot == slot
-        if ahead < -self.ring.slots or (timers > 0 and not live):
+        if ahead < -self.ring.slots or (timers > 0 and (not live or (rolled and magic & ROLLED))):
             return PlacementOfOne(rolled, True)
         units = self.units
         position = units.count // units.per_file * units.chain.file_bytes + units.count % units.per_file * timer_log.UNIT_BYTES
@@ -208,10 +217,10 @@ class WheelIndex:
             return
         slot, place = placed.slot, placed.slot % self._length
         self.units.advance(placed.data)
-        # It may have been emptied since, and then its marks count for nothing.
+        # It may have been emptied since: then its marks count for nothing, and its chain begins anew.
         held_slot, _, _, timers, magic = self.slots[place].item()
-        count, marks = (max(timers, 0), magic) if held_slot == slot else (0, 0)
-        self.slots[place] = (slot, placed.first, placed.position, count + 1, marks | placed.mark)
+        first, count, marks = (placed.first, timers, magic) if held_slot == slot and timers > 0 else (placed.position, 0, 0)
+        self.slots[place] = (slot, first, placed.position, count + 1, marks | placed.mark)
         self._pages[place // PAGE_SLOTS] = True
         self._last = max(self._last, slot)
         if placed.rolled:
@@ -223,10 +232,11 @@ class WheelIndex:
         if units is None:
             return
         self.units.advance(units.data)
-        # Timers may have left these slots since: some roll from a slot while others roll into it.
+        # Timers may have left these slots since, as some roll from a slot while others roll into it: a chain that was emptied begins anew.
         held, rows, places = self.slots.take(units.places), units.rows, units.places
-        stays = held["tick"] == rows["tick"]
-        rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + units.counts
+        stays = (held["tick"] == rows["tick"]) & (held["timers"] > 0)
+        rows["first"] = np.where(stays, rows["first"], units.begins)
+        rows["timers"] = np.where(stays, held["timers"], 0) + units.counts
         rows["magic"] = np.where(stays, held["magic"], 0) | units.marks
         put_rows(self.slots, places, rows)
         self._pages[places // PAGE_SLOTS] = True
@@ -292,7 +302,7 @@ class WheelIndex:
         rows["last"] = positions[lasts]
         counts = 0 if flags & timer_log.DELETE else lasts - firsts + 1
         slot_marks = np.bitwise_or.reduceat(marks[order], firsts)
-        return SlotUnits(data, places, rows, counts, slot_marks, int(slots[rolled].min()) if rolls else None)
+        return SlotUnits(data, places, rows, positions[firsts], counts, slot_marks, int(slots[rolled].min()) if rolls else None)
 
     def count_off(self, slots: Ints) -> None:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
@@ -342,7 +352,9 @@ class WheelIndex:
     def note_rolled(self, slots: Ints) -> None:
         """Note that the timers of these slots were rolled."""
         places = slots % self._length
-        self.slots["magic"][places[self.slots["tick"][places] == slots]] &= ~ROLLS
+        places = places[self.slots["tick"][places] == slots]
+        self.slots["magic"][places] &= ~ROLLS
+        self.slots["magic"][places[self.slots["timers"][places] > 0]] |= ROLLED
         self._find_first_roll()
 
     def _find_first_roll(self) -> None:

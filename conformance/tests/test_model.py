@@ -20,7 +20,7 @@ MEMORY, LMDB = Pair("memory", "memory"), Pair("lmdb", "lmdb")
 def test_histories_meet_what_they_are_expected_to_meet(pair: Pair) -> None:
     histories = Histories(pair)
     for number in range(80):
-        histories.run(f"coverage {number}", steps=120)
+        histories.run(f"met {number}", steps=120)
         if "not reached" not in histories.told():
             break
     else:

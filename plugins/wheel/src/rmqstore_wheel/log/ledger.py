@@ -380,14 +380,18 @@ class Ledger(CommittedKV):
                 # From here to the next check point, caches are not what these say, though parts of them may look like it.
                 self.ask_rebuild(RebuildReason.REWRITTEN)
             self.rebuild()
-        ids = {topic.id: name for name, topic in load_topics(self).items()}
-        for (topic_id, queue), first in load_kept(self).items():
-            if topic_id in ids:
-                self.queues.trim(ids[topic_id], queue, first)
+        self._trim_queues()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
         self.durable_position = self.position
         self._rebuild_reasons = {RebuildReason.REWRITTEN} if (self._own / _REBUILD).exists() else set()
+
+    def _trim_queues(self) -> None:
+        """Let each queue begin where the state says: what is below is gone, or goes with the next check point."""
+        ids = {topic.id: name for name, topic in load_topics(self).items()}
+        for (topic_id, queue), first in load_kept(self).items():
+            if topic_id in ids:
+                self.queues.trim(ids[topic_id], queue, first)
 
     def ask_rebuild(self, why: RebuildReason) -> None:
         """Make the next open rebuild everything; see :class:`~rmqstore_wheel.files.units.RebuildReason`."""

@@ -23,7 +23,6 @@ from rmqstore.contract import EngineOptions
 from rmqstore.engine.kv.base import Entry
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.snapshot_view import FixedView
-from rmqstore.engine.pops.state import load_kept, load_topics
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.check_point import CheckPoint
@@ -61,11 +60,7 @@ class ReadLedger(Ledger):
         """Note that all of what was seen of the log is applied."""
         self.seal = self.log.last_seal()
         self.is_whole = True
-        # As an owner's open does: what is below is gone, or goes with the next check point.
-        ids = {topic.id: name for name, topic in load_topics(self).items()}
-        for (topic_id, queue), first in load_kept(self).items():
-            if topic_id in ids:
-                self.queues.trim(ids[topic_id], queue, first)
+        self._trim_queues()
 
     def catch_up(self) -> None:
         """Apply what came since.

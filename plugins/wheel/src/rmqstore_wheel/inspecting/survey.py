@@ -53,14 +53,14 @@ class Survey:
         wheel = max((each for each in self.wheels if each.slots is not None), key=lambda each: each.position or 0, default=None)
         slots = None if wheel is None else wheel.slots
         self.precision = None if wheel is None or slots is None else timers.precision_of(slots, wheel.used, files, self.now_ms)
-        last = None if slots is None or self.precision is None else LastUnits(len(slots), self.precision[0])
-        self.units = TimerUnits(files, findings, self.read_ms, last, self.log.files.start)
+        last = None
+        if wheel is not None and slots is not None and self.precision is not None:
+            settled = 0 if check is None else check.timer_log_position
+            last = LastUnits(slots, self.precision[0], settled if wheel.position is None else min(settled, wheel.position))
+        self.units = TimerUnits(files, findings, self.read_ms, last, 0 if (self.root / "rmqstore").is_dir() else self.log.files.start)
         self.wheel_check = None
         if wheel is not None and slots is not None and last is not None:
-            # Up to here, units of the timer log must be known to the wheel.
-            settled = 0 if check is None else check.timer_log_position
-            settled = settled if wheel.position is None else min(settled, wheel.position)
-            self.wheel_check = WheelCheck(wheel, slots, self.units, last, self.read_ms, settled)
+            self.wheel_check = WheelCheck(wheel, slots, self.units, last, self.read_ms)
             self.wheel_check.run(findings)
         if check is not None and files.files and check.timer_log_position > files.end:
             what = f"the timer log is said to be on disk up to {check.timer_log_position}, but it ends at {files.end}"

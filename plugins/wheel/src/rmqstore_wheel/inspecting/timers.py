@@ -2,6 +2,8 @@
 
 A chain is followed in the order of the file, not from unit to unit: what the unit before in the same slot was is kept in a ring like the
 wheel's, so each unit is looked at once, and a chain that leads in a circle is seen by the unit that points to itself or forward.
+
+rmqstore reads no slot that counts no timers, and lets its chain begin anew with the next one; what was in it before is not missed then.
 """
 
 from __future__ import annotations
@@ -25,13 +27,24 @@ _LOST: Final = "units whose message was removed"
 
 
 class LastUnits:
-    """The newest unit of every slot, position and time by place in the ring, and how many put timers there, as the wheel keeps them."""
+    """The newest unit of every slot, position and time by place in the ring, and how many put timers there, as the wheel keeps them.
 
-    def __init__(self, slot_count: int, precision_ms: int) -> None:
+    ``slots`` are those of the wheel, which was read before; it knows the units before position ``settled``.
+    """
+
+    def __init__(self, slots: Slots, precision_ms: int, settled: int) -> None:
         self.precision_ms = precision_ms
+        self.settled = settled
+        self._slots = slots
+        slot_count = len(slots)
         self.ticks = np.full(slot_count, -1, np.int64)
         self.positions = np.full(slot_count, NO_POSITION, np.int64)
         self.puts = np.zeros(slot_count, np.int64)
+
+    def may_begin(self, ticks: Ints, positions: Ints) -> Any:
+        """Say where a chain may begin although its slot has older units: by all that the wheel knows it had been emptied."""
+        held = self._slots.take(ticks % len(self._slots))
+        return (positions >= self.settled) | (positions <= held["first"]) | (held["tick"] != ticks) | (held["timers"] <= 0)
 
     def expected(self, ticks: Ints, positions: Ints, puts: Any) -> Ints:
         """Return which unit each of these should point back to, -1 = none, and remember them; ``puts`` says which are no cancels."""
@@ -53,7 +66,13 @@ class LastUnits:
 
 
 class TimerUnits(ChainReader[Scan]):
-    """Reads a timer log once. ``last`` is what the wheel should hold; None checks the chains only for what no wheel is needed."""
+    """Reads a timer log once.
+
+    Args:
+        last: what the wheel should hold; None checks the chains only for what no wheel is needed.
+        log_start: a timer whose message is before it is lost; rmqstore, of whose stores it is 0, removes the messages of those only that
+            were cancelled or copied.
+    """
 
     entry = "unit"
     blank_bytes = timer_log.BLANK_BYTES
@@ -132,8 +151,10 @@ class TimerUnits(ChainReader[Scan]):
         expected = np.full(len(units), NO_POSITION)
         if self._last is not None:
             is_put = (units["flags"] & timer_log.DELETE) == 0
-            expected = self._last.expected(times // self._last.precision_ms, positions, is_put)
-            wrong |= (previous != expected) & ~self._is_unseen(previous)
+            ticks = times // self._last.precision_ms
+            expected = self._last.expected(ticks, positions, is_put)
+            begins = (previous == NO_POSITION) & self._last.may_begin(ticks, positions)
+            wrong |= (previous != expected) & ~begins & ~self._is_unseen(previous)
         wrong &= waits
         self.broken += int(wrong.sum())
         self._findings.add_rows(
@@ -265,18 +286,18 @@ def _some_times(units: FileSet) -> Ints:
 
 
 class WheelCheck:
-    """Compares one wheel with the units that were read; it must know those before position ``settled``, and count no more than they put.
+    """Compares one wheel with the units that were read; it must know the settled ones, and count no more than they put.
 
     ``waiting`` slots are of ticks that are not delivered yet; ``timers`` are in them, by the wheel's own count.
     """
 
-    def __init__(self, found: WheelFile, slots: Slots, units: TimerUnits, last: LastUnits, read_ms: int | None, settled: int) -> None:
+    def __init__(self, found: WheelFile, slots: Slots, units: TimerUnits, last: LastUnits, read_ms: int | None) -> None:
         self.wheel = found
         self._slots = slots
         self._units = units
         self._last = last
         self._from_tick = 0 if read_ms is None else -(-read_ms // last.precision_ms)
-        self._settled = settled
+        self._settled = last.settled
         self.waiting = found.used & (slots["tick"] >= self._from_tick)
         self.timers = int(slots["timers"][self.waiting].sum())
 
@@ -284,7 +305,8 @@ class WheelCheck:
         """Note every slot that waits and leads astray, and every tick with units of which the wheel knows nothing."""
         position, newest = self._slots["last"].astype(np.int64), self._last.positions
         has_units = self._last.ticks == self._slots["tick"]
-        astray = self.waiting & (position >= 0) & ~(has_units & (newest == position))
+        counting = self.waiting & (self._slots["timers"] > 0)
+        astray = counting & (position >= 0) & ~(has_units & (newest == position))
         unknown = ~has_units & (self._last.ticks >= self._from_tick) & (newest < self._settled)
         for place in np.flatnonzero(astray | unknown).tolist():
             if not findings.has_room(self.wheel.name, _ASTRAY):
@@ -301,7 +323,7 @@ class WheelCheck:
         findings.add_rows(
             self.wheel.name,
             _MISCOUNTED,
-            np.flatnonzero(self.waiting & has_units & ~astray & (counted > self._last.puts)),
+            np.flatnonzero(counting & has_units & ~astray & (counted > self._last.puts)),
             0,
             SLOT_BYTES,
             lambda place: f"slot {place} counts {counted[place]} timers, but {self._last.puts[place]} were put there",

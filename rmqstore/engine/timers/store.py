@@ -165,8 +165,8 @@ class OrderedTimers(TimerSide):
     def seal(self, until_ms: int) -> None:
         with self._lock, self._call:
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
+                self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                 if self._runs.is_open(self._unsealed_tick, until_ms, self._sealed):
-                    self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                     sealed = self._sealed.join([(until_ms, self._last_seq)])
                     if len(sealed.corners) > MAX_CORNERS:
                         sealed = self._trimmed(sealed)

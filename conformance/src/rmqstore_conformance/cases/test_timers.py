@@ -72,6 +72,25 @@ def test_t2_a_broken_off_tick_does_not_hide_what_it_closed(engine_stores: Stores
     assert engine_stores.tick_at(store, START_MS + 3000).handed_over == 1
 
 
+@pytest.mark.clause("F3")
+def test_t2_a_store_wants_to_be_woken_until_a_tick_gave_what_is_due(engine_stores: Stores) -> None:
+    """T2: also when ticks fail one after the other, and the store was opened anew between them."""
+    store = engine_stores.open()
+    store.send(message(1), delay_ms=3000)
+    engine_stores.clock.advance(5000)
+    no_room = rmqstore.StoreFullError("no room")
+    for _ in range(3):
+        with patch.object(store.engine.pops, "apply", side_effect=no_room), pytest.raises(rmqstore.StoreFullError):
+            store.tick()
+        wake = store.next_wake_ms()
+        assert wake is not None
+        assert wake <= 0
+        if engine_stores.pair.durable:
+            store = engine_stores.reopen(store)
+    assert store.tick().handed_over == 1
+    assert store.next_wake_ms() is None
+
+
 @pytest.mark.parametrize("limit", [1, 3, 4096])
 def test_t3_by_tick_then_by_put(stores: Stores, limit: int) -> None:
     """T3: whatever the order and the batches of the puts, one tick gives them by tick, then in the order of the puts."""

@@ -251,10 +251,10 @@ class WheelTimers(TimerSide):
             if until_ms != self._until_ms:
                 self._restart()
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
+                self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                 self._roll(until_ms)
                 if self._closes_anything(until_ms):
                     self._due_from = min(self._due_from, self._slot_begin(self._unsealed_tick))
-                    self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                     sealed = self._trimmed(self._sealed.join([(until_ms, self._index.facts.count)]))
                     write = WriteBatch()
                     write.put(META, SEAL_KEY, sealed.to_bytes())

@@ -174,6 +174,7 @@ class PopRequest(msgspec.Struct, frozen=True):
         attempt_id: a repeat with the same id within the invisible time returns the same leases.
         filter: ``*``, a tag expression ``a || b``, or an SQL92 expression where that is declared (P10).
         init: where the group starts when it has not popped this topic before (P11).
+        acks: receipts of whatever topics and groups; they are acked first, in the same atomic step as the pop (P8).
     """
 
     topic: str
@@ -185,6 +186,7 @@ class PopRequest(msgspec.Struct, frozen=True):
     attempt_id: str | None = None
     filter: str = "*"
     init: InitMode = InitMode.MIN
+    acks: Sequence[Receipt] = ()
 
 
 class PoppedBatch(ABC):
@@ -213,11 +215,13 @@ class PopResult(msgspec.Struct, frozen=True):
         rest: the exact number of messages of the queues asked for that were ready and are not in ``messages`` (P14).
         more: with no messages: the filter passed over as many as one call looks at, and what is behind them was not looked at; the next
             pop goes on there.
+        acks: one outcome for each receipt of the request, in its order.
     """
 
     messages: PoppedBatch
     rest: int
     more: bool = False
+    acks: tuple[AckOutcome, ...] = ()
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -388,7 +392,8 @@ class PopStore(Side):
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
         """Lease up to ``max_messages`` ready messages to the group (P1, P2, P10–P13).
 
-        A call looks at a bounded number of messages that the filter passes over, not to hold up all others (X3); ``more`` says so.
+        A call looks at a bounded number of messages that the filter passes over, not to hold up all others (X3); ``more`` says so. The
+        ticket of a call with acks covers them, and what their answers rest on, also when nothing is leased.
 
         Raises:
             UnsupportedOperationError: ``order`` or an SQL92 filter where the engine declares none (S1).

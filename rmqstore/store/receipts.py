@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import ChangeResult, Receipt
+from rmqstore.contract import AckOutcome, ChangeResult, Receipt
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.message import PoppedMessage
 
@@ -20,6 +20,12 @@ LeasedMany: TypeAlias = Sequence[PoppedMessage | ChangeResult | Receipt | str] |
 
 Popped: TypeAlias = PoppedMessage | ChangeResult
 """A popped message, or what ``change_invisible`` made of it."""
+
+
+class PoppedMessages(list[PoppedMessage]):
+    """What a pop leased, a list. ``acks`` has one outcome for each message that the pop was given to ack, in its order."""
+
+    acks: Sequence[AckOutcome] = ()
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -41,6 +47,9 @@ class Given(msgspec.Struct, frozen=True):
         if self.is_single:
             return unknown if self.unknown else outcomes[0]
         return self.spread(outcomes, unknown)
+
+
+NOTHING_GIVEN: Final = Given((), (), is_single=False)
 
 
 def receipts_of(leased: Leased | LeasedMany) -> Given:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar, overload
 
 import pyarrow as pa
+from msgspec import structs
 
 from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.clock import Clock, SystemClock
@@ -27,10 +28,10 @@ from rmqstore.contract import (
     ChangeOutcome,
     ChangeResult,
     Flush,
-    PoppedBatch,
     PopRequest,
     PopResult,
     PopTxn,
+    Receipt,
     Reject,
     RejectOutcome,
     ReleaseOutcome,
@@ -71,7 +72,7 @@ from rmqstore.message import (
 from rmqstore.store.handover import HandOver
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import Reader
-from rmqstore.store.receipts import Leased, LeasedMany, Popped, popped_in, receipts_of, renewed
+from rmqstore.store.receipts import NOTHING_GIVEN, Leased, LeasedMany, Popped, PoppedMessages, popped_in, receipts_of, renewed
 from rmqstore.store.sending import (
     ONE_TIME,
     Completer,
@@ -308,7 +309,8 @@ class Store(Reader):
         filter: str = "*",
         attempt_id: str | None = None,
         queue: int | None = None,
-    ) -> list[PoppedMessage]:
+        acks: Leased | LeasedMany = (),
+    ) -> PoppedMessages:
         """Lease up to ``max_messages`` messages to ``group``: until acked they are hidden from it for ``invisible``, then they come back.
 
         Args:
@@ -320,9 +322,17 @@ class Store(Reader):
             filter: ``*``, a tag expression ``a || b``, or an SQL92 expression over properties (docs/filters.md).
             attempt_id: a repeat with the same id within the invisible time returns the same leases.
             queue: one queue of the topic; any by default.
+            acks: what is done, as :meth:`ack` takes it, of any topic and group. It is acked first, in the same atomic step, at once even
+                when the pop then waits: a worker's loop needs one sync a round, not two. The outcomes are in ``.acks`` of the list.
         """
-        popped = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
-        return popped.messages()
+        given = receipts_of(acks) if acks != () else NOTHING_GIVEN
+        result = self._pop(
+            topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue, given.receipts
+        )
+        found = PoppedMessages(result.messages.messages())
+        if given is not NOTHING_GIVEN:
+            found.acks = given.spread(result.acks, AckOutcome.UNKNOWN)
+        return found
 
     def pop_batch(
         self,
@@ -340,8 +350,8 @@ class Store(Reader):
         queue: int | None = None,
     ) -> MessageBatch:
         """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
-        popped = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
-        return popped.columns()
+        result = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
+        return result.messages.columns()
 
     def _pop(
         self,
@@ -356,7 +366,8 @@ class Store(Reader):
         filter: str,
         attempt_id: str | None,
         queue: int | None,
-    ) -> PoppedBatch:
+        acks: Sequence[Receipt] = (),
+    ) -> PopResult:
         leased_ms = _INVISIBLE_MS
         if invisible is not None or invisible_ms is not None:
             leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1) or leased_ms
@@ -376,30 +387,34 @@ class Store(Reader):
             self._require("fifo", "pop in order (order=True)")
         if filter != "*" and not isinstance(parse_filter(filter), TagFilter):
             self._require("sql92_filter", "take SQL92 filters")
-        request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init)
+        request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init, acks)
         if not patience_ms:
-            result, ticket = self._look(request)
-            self._settle(self._pops, ticket)
-            return result.messages
+            return self._look(request)
         until_ms, until_s = self._clock.now_ms() + patience_ms, time.monotonic() + patience_ms / 1000
         is_manual = not isinstance(self._clock, SystemClock)
+        acked: tuple[AckOutcome, ...] = ()
         with self._waits.on(topic, for_acks=order or bool(self.engine.config.max_in_flight)) as waiting:
             while True:
                 # Count first, then look: what arrives in between moves the count, so the wait ends at once.
                 seen, waiting.ends = waiting.count, self._ends_of(topic)
-                result, ticket = self._look(request)
+                result = self._look(request)
+                if request.acks:
+                    acked, request = result.acks, structs.replace(request, acks=())
                 left_s = until_s - time.monotonic()
                 if len(result.messages) or left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
-                    self._settle(self._pops, ticket)
-                    return result.messages
+                    return structs.replace(result, acks=acked)
                 waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
                 self._check_open()
 
-    def _look(self, request: PopRequest) -> tuple[PopResult, Ticket]:
+    def _look(self, request: PopRequest) -> PopResult:
         """Pop until something passes the filter or nothing is left, so that in between other calls have their turn (X3)."""
         result, ticket = self._pops.pop(request, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        if request.acks:
+            self._waits.acked(map(_topic_of, request.acks))
         if len(result.messages) or not result.more:
-            return result, ticket
+            return result
+        acked, request = result.acks, structs.replace(request, acks=())
         me = threading.get_ident()
         try:
             self._in_steps.add(me)
@@ -408,7 +423,8 @@ class Store(Reader):
                 result, ticket = self._pops.pop(request, self._clock.now_ms())
         finally:
             self._in_steps.discard(me)
-        return result, ticket
+        self._settle(self._pops, ticket)
+        return structs.replace(result, acks=acked)
 
     @overload
     def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str

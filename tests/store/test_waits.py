@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreClosedError
+from rmqstore import AckOutcome, IllegalArgumentError, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreClosedError
 from rmqstore.store.opening import OwnedEngines
+from rmqstore.store.receipts import PoppedMessages
 from rmqstore.store.waits import Signal, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 
@@ -67,6 +68,42 @@ def test_an_ack_that_frees_a_queue_in_order_wakes_who_waits_for_it(store: Store)
     waiting = Waiting(lambda: store.pop("t", "g", order=True, wait=LONG))
     store.ack(held)
     assert waiting.result() == ["second"]
+
+
+def test_what_a_pop_acks_frees_the_queue_for_itself_and_for_who_waits(store: Store) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(3)])
+    (held,) = store.pop("t", "g", order=True, max_messages=1)
+    waiting = Waiting(lambda: store.pop("t", "g", order=True, wait=LONG))
+    assert store.pop("u", "g", acks=held).acks == [AckOutcome.ACKED]
+    assert waiting.result() == ["1", "2"]
+    held, other = store.pop("t", "h", order=True, max_messages=2)
+    assert [each.body for each in store.pop("t", "h", order=True, acks=[held, other], wait=LONG)] == [b"2"]
+
+
+def test_what_a_pop_acks_is_acked_before_it_waits(store: Store) -> None:
+    store.send(Message("t", b"first"))
+    (held,) = store.pop("t", "g")
+    waiting = Waiting(lambda: store.pop("t", "g", acks=held, wait=LONG))
+    assert store.lag("t", "g").in_flight == 0
+    assert store.ack(held) is AckOutcome.ALREADY_ACKED
+    store.send(Message("t", b"second"))
+    assert waiting.result() == ["second"]
+
+
+def test_the_outcomes_of_a_pop_that_waited_are_those_of_its_first_look(store: Store, clock: ManualClock) -> None:
+    store.send(Message("t", b"first"))
+    held = store.pop("t", "g")
+    assert held.acks == ()
+    popped: list[PoppedMessages] = []
+
+    def pop() -> PoppedMessages:
+        popped.append(store.pop("t", "g", acks=[*held, "no receipt"], wait=LONG))
+        return popped[0]
+
+    waiting = Waiting(pop)
+    store.send(Message("t", b"second"))
+    assert waiting.result() == ["second"]
+    assert popped[0].acks == [AckOutcome.ACKED, AckOutcome.UNKNOWN]
 
 
 def _pass(store: Store, clock: ManualClock) -> None:

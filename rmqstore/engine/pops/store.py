@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 import pyarrow as pa
+from msgspec import structs
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -149,7 +150,11 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call:
             transaction = self._stage(now_ms)
             transaction.write.waits_from_ms = now_ms
-            return self._popping.pop(transaction, request, picker)
+            if not request.acks:
+                return self._popping.pop(transaction, request, picker)
+            acks = self._leasing.ack(transaction, request.acks)
+            result, ticket = self._popping.pop(transaction, request, picker)
+            return structs.replace(result, acks=acks), self._resting(ticket)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
         parse_filter(filter)

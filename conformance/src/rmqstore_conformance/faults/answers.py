@@ -34,6 +34,7 @@ class Answers(Script):
         self._sends()
         self._cancels()
         self._pops()
+        self._pops_with_acks()
         self._settles()
         self._ends_of_leases()
         self._letters()
@@ -157,6 +158,17 @@ class Answers(Script):
         operation = "pop in order" if asked.get("order") else "pop"
         self.add(name, operation, make, outcome, outcome if again else None, rests_on, "one" if count == 1 else "some")
 
+    def _pop_and_ack(self, name: str, topic: str, note: str, outcome: str, rests_on: str, again: str | None = None, **asked: Any) -> None:
+        """Add a pop that acks what a note holds."""
+        asked = {"max_messages": 2, "invisible_ms": LONG_MS, "queue": 0, **asked}
+
+        def make() -> Answer:
+            found = self.store.pop(topic, "g", acks=self.notes[note], **asked)
+            given, acked = self.given(name, found), outcomes_of(found.acks)
+            return Answer(f"{given.outcome} {acked.outcome}", [given.detail, acked.detail])
+
+        self.add(name, "pop and ack", make, outcome, again, rests_on, "some")
+
     def _pop_below(self, note: str, topic: str, group: str, count: int, **asked: Any) -> Callable[[], object]:
         def make() -> object:
             result, _ = self.store.engine.pops.pop(self._request(topic, group, count, **asked), self._now_ms)
@@ -203,6 +215,22 @@ class Answers(Script):
             return result
 
         return make
+
+    def _pops_with_acks(self) -> None:
+        self._send("send what is popped on", messages_of("on", 20, "on"), [b"on"], "APPLIED")
+        self._pop("pop to go on from", "on", "g", 2, "GIVEN", again=False)
+        self._pop_and_ack("pop and ack", "on", "pop to go on from", "GIVEN ACKED", "pop to go on from")
+        self._pop_and_ack("pop nothing and ack", "empty", "pop and ack", "NOTHING ACKED", "pop and ack", again="NOTHING ALREADY_ACKED")
+        self._pop("pop to go on from again", "on", "g", 2, "GIVEN", again=False)
+        acked = self._first("an ack before a pop is on its way", self._settle_below("ack", "pop to go on from again"))
+        self._pop_and_ack(
+            "pop nothing and ack what is on its way", "empty", "pop to go on from again", "NOTHING ALREADY_ACKED", acked,
+            again="NOTHING ALREADY_ACKED",
+        )  # fmt: skip
+        popped = self._first("a pop to go on from is on its way", self._pop_below("below to go on", "on", "g", 2))
+        self._pop_and_ack(
+            "pop with an attempt and ack", "on", "below to go on", "GIVEN ACKED", popped, again="GIVEN ALREADY_ACKED", attempt_id="on"
+        )
 
     def _settles(self) -> None:
         self._settle("ack", "ack", "pop", "ACKED", "pop", again="ALREADY_ACKED")

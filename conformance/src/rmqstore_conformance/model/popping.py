@@ -7,8 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from rmqstore import ChangeOutcome, ChangeResult, MessageBatch, PoppedMessage
-from rmqstore.contract import Lag, PopRequest
+from rmqstore import AckOutcome, ChangeOutcome, ChangeResult, MessageBatch, PoppedMessage
+from rmqstore.contract import Lag, PopRequest, Receipt
 from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore_conformance.fidelity import came_out
 from rmqstore_conformance.model.chance import BACKOFFS_MS, INVISIBLE_MS, REASONS, Chance
@@ -31,8 +31,8 @@ class PoppingMachine(SendingMachine):
         topic, group = chance.pick(self.topics), chance.pick(self.groups)
         at = self.oracle.standings.get((topic, group))
         if self.has_fifo and at is not None and at.ordered is not None and chance.one_in(12):
-            other = not at.ordered
-            self.refused(lambda: self.store.pop(topic, group, order=other), "as its first pop fixed")
+            other, acks = not at.ordered, list(self.oracle.live)
+            self.refused(lambda: self.store.pop(topic, group, order=other, acks=acks), "as its first pop fixed")
             self.saw("pop", "refused", "other mode")
             return
         self.popped_by(
@@ -44,6 +44,7 @@ class PoppingMachine(SendingMachine):
             attempt_id=chance.pick(self.plan.attempts) if chance.one_in(3) else None,
             queue=chance.number(0, self.queues_of(topic) - 1) if chance.one_in(3) else None,
             form=chance.pick(("messages", "columns", "request")),
+            acks=self._chosen(chance) if self.oracle.leases and chance.one_in(4) else (),
         )
 
     def popped_by(
@@ -57,22 +58,35 @@ class PoppingMachine(SendingMachine):
         attempt_id: str | None = None,
         queue: int | None = None,
         form: str = "messages",
+        acks: Sequence[str] = (),
     ) -> list[PoppedMessage]:
-        """Pop and take over."""
+        """Pop, acking some leases in the same call, and take over. Columns come without acks."""
         order = self.mode_of(topic, group)
         state = self._state_before(topic, group, order)
         options: dict[str, Any] = {"max_messages": most, "order": order, "filter": filter, "attempt_id": attempt_id, "queue": queue}
-        rest = None
-        if form == "columns":
+        rest: int | None = None
+        got: list[PoppedMessage]
+        outcomes: list[AckOutcome] = []
+        if acks and form != "request":
+            form = "messages"
+            found = self.store.pop(topic, group, invisible_ms=invisible_ms, acks=[*acks, _NO_RECEIPTS[len(acks) % 3]], **options)
+            got, (*outcomes, of_none) = found, found.acks
+            assert of_none.name == "UNKNOWN"
+        elif form == "columns":
             batch = self.store.pop_batch(topic, group, invisible_ms=invisible_ms, **options)
             got = came_out(batch)
         elif form == "request":
-            request = PopRequest(topic, group, invisible_ms=invisible_ms, init=self.store.engine.config.init, **options)
+            receipts = [receipt for receipt in map(Receipt.parse, acks) if receipt is not None]
+            request = PopRequest(topic, group, invisible_ms=invisible_ms, init=self.store.engine.config.init, acks=receipts, **options)
             result, ticket = self.store.engine.pops.pop(request, self.now)
             self.store.engine.pops.sync(ticket)
-            got, rest = result.messages.messages(), result.rest
+            got, rest, outcomes = result.messages.messages(), result.rest, list(result.acks)
         else:
             got = self.store.pop(topic, group, invisible_ms=invisible_ms, **options)
+        for receipt, acked in zip(acks, outcomes, strict=True):
+            self._answered("ack", receipt, acked, partial(self.oracle.ack, receipt))
+        if acks:
+            self.saw("pop", "some" if got else "none", f"with acks, {'fifo' if order else 'plain'}")
         repeats = attempt_id is not None and self.oracle.repeated(topic, group, attempt_id, self.now) is not None
         offsets = {each.queue_id: each.next_offset for each in self.store.groups.offsets(group) if each.topic == topic}
         self.oracle.popped(
@@ -82,7 +96,7 @@ class PoppingMachine(SendingMachine):
         assert rest in (None, self.oracle.rest(topic, group, queue)), f"rest {rest}, not {self.oracle.rest(topic, group, queue)}"
         self.popped = [*self.popped, *got][-20:]
         # A pop that gives nothing new waits for no disk, but what it notes of the group's activity may be lost.
-        self.is_unsettled = repeats or not got
+        self.is_unsettled = not acks and (repeats or not got)
         for each in got:
             self.born.setdefault(id(self.oracle.leases[str(each.receipt)]), len(self.lives) - 1)
         outcome = f"repeat of {'some' if got else 'none'}" if repeats else "some" if got else "none"

@@ -261,3 +261,13 @@ def test_p9_a_reset_voids_a_run(stores: Stores, to: int | InitMode) -> None:
     assert store.lag(T, G) == Lag(ready=4 - begin, in_flight=0, retry=0, dead=0)
     store.send(message(4))
     assert told(pop(store)) == [(f"m{number}", 1) for number in range(begin, 5)]
+
+
+@pytest.mark.clause("P8")
+def test_p9_a_pop_that_acks_the_run_gets_the_next_one(stores: Stores) -> None:
+    """P8: the acks come first; with a part of the run acked, the rest of it still holds the queue."""
+    store = stores.open()
+    store.send_batch([message(n, message_group="a") for n in range(6)])
+    held = store.pop(T, G, order=True, max_messages=2)
+    assert store.pop(T, G, order=True, max_messages=2, acks=held[1]) == []
+    assert ids(store.pop(T, G, order=True, max_messages=2, acks=held)) == ["m2", "m3"]

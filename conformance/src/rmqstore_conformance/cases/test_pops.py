@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome
 from rmqstore.message import dlq_topic, retry_topic
 from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
@@ -245,3 +245,31 @@ def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
     for group in "gh":
         left = sorted(label(m) for m in leases if m.receipt not in acked and f" {group} " in (m.receipt or ""))
         assert sorted(ids(pop_all(store, group=group))) == left
+
+
+def test_p8_a_pop_acks_what_it_is_given(stores: Stores) -> None:
+    """P8: of any pop, with an outcome for each; also when it finds nothing, and never when it is refused."""
+    store = filled(stores, 6)
+    held = [*store.pop(T, G, max_messages=3, invisible_ms=1000), *store.pop(T, H, max_messages=1, invisible_ms=1000)]
+    found = store.pop(T, G, max_messages=2, invisible_ms=1000, acks=[held[0], held[3], held[0], "garbage"])
+    assert ids(found) == ["m3", "m4"]
+    assert found.acks == [ACKED, ACKED, AGAIN, UNKNOWN]
+    assert (store.lag(T, G).in_flight, store.lag(T, H).in_flight) == (4, 0)
+    nothing = store.pop(dlq_topic(G), H, acks=found)
+    assert (nothing, nothing.acks) == ([], [ACKED, ACKED])
+    with pytest.raises(IllegalArgumentError):
+        store.pop(T, G, queue=9, acks=held[1])
+    assert store.pop(T, H, max_messages=1, acks=held[2]).acks == [ACKED], "one that is given alone is a list of one"
+    stores.tick_after(store, 1000)
+    again = pop_all(store, group=G)
+    assert ids(again) == ["m5", "m1"] or ids(again) == ["m1", "m5"]
+
+
+@pytest.mark.clause("P12")
+def test_p8_what_a_pop_acks_makes_room_for_it(stores: Stores) -> None:
+    """P8: the acks come first, so the pop finds the next messages below ``max_in_flight``."""
+    store = filled(stores, 6, max_in_flight=2)
+    held = store.pop(T, G)
+    assert ids(held) == ["m0", "m1"]
+    assert store.pop(T, G) == []
+    assert ids(store.pop(T, G, acks=held[0])) == ["m2"]

@@ -312,6 +312,41 @@ def refused_removals_are_half_done(self: Any, apply: Any, txn: PopTxn, now_ms: i
     return but(result, removals=(*done, *result.removals)), ticket
 
 
+# ---------------------------------------------------------------- acks of a pop (P8)
+
+
+def _pop_and_ack(self: Any, pop: Any, request: PopRequest, now_ms: int, *, acks_first: bool) -> Any:
+    """Pop and ack in two steps."""
+    if not request.acks:
+        return pop(request, now_ms)
+    acked, _ = self.apply(PopTxn(acks=request.acks), now_ms) if acks_first else (None, None)
+    result, ticket = pop(but(request, acks=()), now_ms)
+    if acked is None:
+        acked, ticket = self.apply(PopTxn(acks=request.acks), now_ms)
+    return but(result, acks=acked.acks), ticket
+
+
+@mutant("P8", "P8.what_a_pop_acks_makes_room_for_it", "P9.a_pop_that_acks_the_run_gets_the_next_one", at=instead(Pops, "pop"))
+def acks_come_behind_the_pop(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+    """A pop looks for messages before it acks, so what that makes room for stays behind."""
+    return _pop_and_ack(self, pop, request, now_ms, acks_first=False)
+
+
+@mutant("P8", "P8.a_pop_acks_what_it_is_given", at=instead(Pops, "pop"))
+def refused_pops_ack(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+    """The acks are a step of their own, which stands when the pop is refused."""
+    return _pop_and_ack(self, pop, request, now_ms, acks_first=True)
+
+
+@mutant("P8", "P8.a_pop_acks_what_it_is_given", at=instead(Pops, "pop"))
+def a_pop_of_nothing_acks_nothing(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+    """A pop that finds no message says that it acked, and has not."""
+    if request.acks and not self.ready(request.topic, request.group, request.filter, now_ms):
+        result, ticket = pop(but(request, acks=()), now_ms)
+        return but(result, acks=(_ACKED,) * len(request.acks)), ticket
+    return pop(request, now_ms)
+
+
 # ---------------------------------------------------------------- in order (P9)
 
 

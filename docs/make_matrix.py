@@ -52,11 +52,11 @@ def summary(reports: dict[str, dict[str, Any]]) -> str:
     """Return a line for each engine."""
     rows = []
     for name, report in reports.items():
-        counts = [sum(result["outcome"] == each for result in report["results"]) for each in ("pass", "fail", "declared absent")]
+        counts = [sum(result["outcome"] == each for result in report["results"]) for each in ("pass", "fail", "declared absent", "not run")]
         durability = report["header"]["durability"]["sync"].lower().replace("_", " ")
         reached = report["reached"] or "none"
         rows.append((f"[{name}](docs/conformance/{name}.md)", reached, *map(str, counts), durability))
-    return table(("", "level reached", "cases passed", "failed", "declared absent", "survives, `flush = sync`"), rows)
+    return table(("", "level reached", "cases passed", "failed", "declared absent", "not run", "survives, `flush = sync`"), rows)
 
 
 def main() -> None:

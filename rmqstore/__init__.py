@@ -7,8 +7,10 @@
 <CancelOutcome.CANCELLED: 'cancelled'>
 """
 
+from typing import TYPE_CHECKING
+
 from rmqstore import errors
-from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock, ManualClock, SystemClock
 from rmqstore.contract import (
     AckOutcome,
@@ -29,6 +31,7 @@ from rmqstore.contract import (
 )
 from rmqstore.delays import DELAY_LEVELS_MS, RETRY_BACKOFF_MS
 from rmqstore.errors import *  # noqa: F403 - every error is public
+from rmqstore.late import schemas
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.store import Store, open  # noqa: A004 - a store opens like a file
 from rmqstore.store.dead_letters import DeadLetter
@@ -39,6 +42,16 @@ from rmqstore.store.snapshots import restore
 from rmqstore.store.tick import TickReport
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in ("IN_SCHEMA", "OUT_SCHEMA"):  # pyarrow comes with the first use of one
+            return getattr(schemas, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "DELAY_LEVELS_MS",

@@ -10,47 +10,13 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from rmqstore import message as limits
 from rmqstore.columns import bytes_of, constant_of, lengths_of
 from rmqstore.errors import IllegalArgumentError, IllegalMessageError, IllegalMessageTypeError, IllegalNameError
+from rmqstore.late import np, pa, pc, schemas
 from rmqstore.message import Message, PoppedMessage, check_message, check_topic
 
-PROPERTIES: Final = pa.map_(pa.string(), pa.string())
-
-IN_SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("body", pa.binary()),
-        pa.field("tag", pa.string()),
-        pa.field("keys", pa.list_(pa.string())),
-        pa.field("properties", PROPERTIES),
-        pa.field("message_group", pa.string()),
-        pa.field("deliver_at_ms", pa.int64()),
-        pa.field("message_id", pa.string()),
-        pa.field("born_ms", pa.int64()),
-        pa.field("queue_id", pa.int32()),
-    ]
-)
-"""The columns of a batch on its way in. ``topic`` and ``body`` are required, all others may be absent or null."""
-
-OUT_SCHEMA: Final = pa.schema(
-    [
-        *IN_SCHEMA,
-        pa.field("queue_offset", pa.int64()),
-        pa.field("store_ms", pa.int64()),
-        pa.field("attempt", pa.int32()),
-        pa.field("receipt", pa.string()),
-        pa.field("first_pop_ms", pa.int64()),
-    ]
-)
-"""The columns of a batch on its way out."""
-
 _REQUIRED = ("topic", "body")
-_OUT_ONLY = frozenset(OUT_SCHEMA.names) - frozenset(IN_SCHEMA.names)
 
 
 class BatchSource(Protocol):
@@ -59,7 +25,7 @@ class BatchSource(Protocol):
     def __len__(self) -> int: ...
 
     def columns(self) -> pa.RecordBatch:
-        """Return the columns of :data:`IN_SCHEMA`, or of :data:`OUT_SCHEMA` for messages on their way out."""
+        """Return the columns of ``IN_SCHEMA``, or of ``OUT_SCHEMA`` for messages on their way out."""
 
     def messages(self) -> Sequence[Message | PoppedMessage]:
         """Return one struct a message."""
@@ -96,7 +62,7 @@ class MessageBatch:
 
     @classmethod
     def from_arrow(cls, data: pa.RecordBatch | pa.Table) -> MessageBatch:
-        """Check Arrow data and wrap it; columns may come in any order, and those of :data:`OUT_SCHEMA` that mean nothing here are ignored.
+        """Check Arrow data and wrap it; columns may come in any order, and those of ``OUT_SCHEMA`` that mean nothing here are ignored.
 
         ``large_`` and view variants of string, binary and list columns are taken as well.
 
@@ -152,8 +118,8 @@ class MessageBatch:
 
 
 def columns_of(messages: Sequence[Message | PoppedMessage]) -> pa.RecordBatch:
-    """Return structs as columns: of :data:`OUT_SCHEMA` when they are popped ones, else of :data:`IN_SCHEMA`."""
-    schema = OUT_SCHEMA if messages and isinstance(messages[0], PoppedMessage) else IN_SCHEMA
+    """Return structs as columns: of ``OUT_SCHEMA`` when they are popped ones, else of ``IN_SCHEMA``."""
+    schema = schemas.OUT_SCHEMA if messages and isinstance(messages[0], PoppedMessage) else schemas.IN_SCHEMA
     arrays = []
     for field in schema:
         values: list[Any] = [getattr(message, field.name) for message in messages]
@@ -166,7 +132,7 @@ def columns_of(messages: Sequence[Message | PoppedMessage]) -> pa.RecordBatch:
 
 
 def _messages_of(columns: pa.RecordBatch) -> list[Message]:
-    values = {name: columns.column(name).to_pylist() for name in IN_SCHEMA.names}
+    values = {name: columns.column(name).to_pylist() for name in schemas.IN_SCHEMA.names}
     values["keys"] = [tuple(keys or ()) for keys in values["keys"]]
     values["properties"] = [dict(pairs or ()) for pairs in values["properties"]]
     return [Message(*row) for row in zip(*values.values(), strict=True)]
@@ -188,14 +154,14 @@ def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     duplicates = {name for name in names if names.count(name) > 1}
     if duplicates:
         raise IllegalMessageError(f"column {min(duplicates)!r} stands in the batch more than once")
-    unknown = set(names) - set(OUT_SCHEMA.names)
+    unknown = set(names) - set(schemas.OUT_SCHEMA.names)
     if unknown:
-        raise IllegalMessageError(f"column {min(unknown)!r} is unknown; a batch has {', '.join(IN_SCHEMA.names)}")
+        raise IllegalMessageError(f"column {min(unknown)!r} is unknown; a batch has {', '.join(schemas.IN_SCHEMA.names)}")
     for name in _REQUIRED:
         if name not in names:
             raise IllegalMessageError(f"column {name!r} is missing; a batch needs at least {' and '.join(_REQUIRED)}")
     arrays = []
-    for field in IN_SCHEMA:
+    for field in schemas.IN_SCHEMA:
         if field.name not in names:
             arrays.append(_nulls(data.num_rows, field.type) if data.num_rows <= _MAX_SHARED_NULLS else pa.nulls(data.num_rows, field.type))
             continue
@@ -209,7 +175,7 @@ def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
                 else pa.array([], column.type)
             )
         arrays.append(_cast(column, field))
-    return pa.RecordBatch.from_arrays(arrays, schema=IN_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schemas.IN_SCHEMA)
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:

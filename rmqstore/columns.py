@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numpy as np
-import pyarrow as pa
+from rmqstore.late import np, pa
 
-_Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+_Ints: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def offsets_of(column: pa.Array) -> _Ints:

@@ -12,11 +12,10 @@ from datetime import timedelta
 from typing import Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
+from rmqstore.batch import MessageBatch, map_parts
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, IllegalMessageError
+from rmqstore.late import pa, pc, schemas
 from rmqstore.message import MAX_TIME_MS, REQUEST_PROPERTIES, Message
 from rmqstore.when import timedelta_ms
 
@@ -139,9 +138,9 @@ def _columns_without_requests(batch: MessageBatch, now_ms: int) -> MessageBatch:
     rows = [each for each in MessageBatch(columns=columns).messages if isinstance(each, Message)]
     kept = batch_without_requests(MessageBatch(messages=rows), now_ms).messages
     arrays = dict(zip(columns.schema.names, columns.columns, strict=True))
-    arrays["properties"] = pa.array([list(each.properties.items()) or None for each in kept], IN_SCHEMA.field("properties").type)
+    arrays["properties"] = pa.array([list(each.properties.items()) or None for each in kept], schemas.IN_SCHEMA.field("properties").type)
     arrays["deliver_at_ms"] = pa.array([each.deliver_at_ms for each in kept], pa.int64())
-    return MessageBatch(columns=pa.RecordBatch.from_arrays([arrays[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA))
+    return MessageBatch(columns=pa.RecordBatch.from_arrays([arrays[name] for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA))
 
 
 def backoff_table(backoff: Sequence[timedelta]) -> list[int]:

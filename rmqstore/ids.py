@@ -8,10 +8,8 @@ import secrets
 import threading
 import uuid
 
-import numpy as np
-import pyarrow as pa
-
 from rmqstore.errors import IllegalArgumentTypeError
+from rmqstore.late import np, pa
 
 _VERSION = 1
 _START_OF_2021_S = 1_609_459_200

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmqstore.contract import PopStore, Side, TimerCursor, TimerStore
-from rmqstore.contract.state import DELIVERED, POP_TABLES, TIMER_TABLES
+from rmqstore.contract.tables import DELIVERED, POP_TABLES, TIMER_TABLES
 from rmqstore.digests import TableDigest, digest_rows
 
 PAGE_ROWS: Final = 8192

@@ -1,4 +1,4 @@
-"""The layers of design §3: who may import whom, and which words the framework's code may hold."""
+"""The layers of design §3: who may import whom and when, and which words the framework's code may hold."""
 
 from __future__ import annotations
 
@@ -43,3 +43,35 @@ def test_no_module_is_a_drawer() -> None:
 
 def test_the_framework_is_there() -> None:
     assert len(FRAMEWORK) > 10
+
+
+SINGLE_MESSAGES = """
+import sys
+import rmqstore
+clock = rmqstore.ManualClock(0)
+with rmqstore.open(sys.argv[1], engine=sys.argv[2], clock=clock, services=False) as store:
+    now, later, never = (store.send(rmqstore.Message("t", b"x"), delay_ms=delay_ms) for delay_ms in (0, 1000, 2000))
+    store.cancel(never.handle)
+    clock.advance(1000)
+    store.tick()
+    assert len(popped := store.pop("t", "g")) == 2
+    store.ack(popped)
+print([name for name in ("numpy", "pyarrow") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "loaded"), [("memory", "[]"), ("rocksdb", "[]"), ("lmdb", "[]"), ("wheel", "['numpy']")], ids=lambda each: each.strip("[]'")
+)
+def test_single_messages_need_no_columns(engine: str, loaded: str, tmp_path: Path) -> None:
+    pytest.importorskip(f"rmqstore_{engine}")
+    command = [sys.executable, "-c", SINGLE_MESSAGES, str(tmp_path / "store"), engine]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == loaded
+
+
+def test_columns_come_with_their_first_use() -> None:
+    code = "import sys, rmqstore; print('pyarrow' in sys.modules, len(rmqstore.IN_SCHEMA), 'pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False 10 True\n"
+    code = "import rmqstore; rmqstore.IN_SCHEMAS"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stderr.endswith("AttributeError: module 'rmqstore' has no attribute 'IN_SCHEMAS'\n")

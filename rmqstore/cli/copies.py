@@ -10,7 +10,6 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from rmqstore import transfer
 from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
 from rmqstore.cli.exits import EXIT_NOT_DONE
@@ -20,7 +19,6 @@ from rmqstore.errors import TransferError
 from rmqstore.settings import CORE_SETTINGS, allowed
 from rmqstore.store.directory import engines_in
 from rmqstore.store.snapshots import restore as restore_snapshot
-from rmqstore.transfer.dumps import MANIFEST, PROGRESS
 
 EngineOption = Annotated[
     str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.", autocompletion=complete_engine)
@@ -93,6 +91,9 @@ def dump(
     The dump is one consistent state, made beside a program that has the store open where its engine can be opened for reading.
     docs/transfer.md tells what is in it.
     """
+    from rmqstore import transfer  # it brings Parquet along
+    from rmqstore.transfer.dumps import MANIFEST, PROGRESS
+
     stores.require(store)
     if not resume and (dest / PROGRESS).exists() and not (dest / MANIFEST).exists():
         raise TransferError(f"{dest} holds an interrupted dump; --resume goes on with it, or choose another directory")
@@ -120,6 +121,8 @@ def load(
     All handles and receipts are still good in it; use only one of the two stores from then on. A store that holds anything is left as it
     is. The same command goes on after an interruption.
     """
+    from rmqstore import transfer
+
     given = stores.parsed_settings(settings or ())
     if precision is not None:
         given["precision_ms"] = _precision_ms(precision)
@@ -135,6 +138,8 @@ def migrate(store: StoreArgument, engine: EngineOption = None, precision: Precis
     The new store takes the place of the old one, which is kept beside it; handles, receipts and marks stay good. After an interruption the
     old or the new store is there, and the same command goes on.
     """
+    from rmqstore import transfer
+
     if engine is None and precision is None:
         raise typer.BadParameter("say what to change: --engine, --precision, or both", param_hint="--engine")
     precision_ms = None if precision is None else _precision_ms(precision)

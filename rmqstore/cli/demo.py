@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
-import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -29,6 +28,7 @@ from rmqstore.cli.show import Cell
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.contract import AckOutcome, CancelOutcome
 from rmqstore.errors import StorePathError
+from rmqstore.late import np
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.store import Store, open as open_store

@@ -27,8 +27,6 @@ from rmqstore.contract import Cell, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.spark import repair
-from rmqstore.spark.dataset import Dataset, is_dataset
 from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader
@@ -106,6 +104,9 @@ def _repair(path: Path, *, finish: bool, undo: bool, drop_job: str | None) -> No
     """Finish, undo or give up what is half done in a data set, and say on stderr what was done."""
     if finish + undo + (drop_job is not None) > 1:
         raise typer.BadParameter("choose one of --finish, --undo and --drop-job", param_hint="--finish")
+    from rmqstore.spark import repair
+    from rmqstore.spark.dataset import Dataset
+
     dataset = Dataset.open(path)
     if drop_job is not None:
         sentences = repair.drop_job(dataset, drop_job)
@@ -117,6 +118,8 @@ def _repair(path: Path, *, finish: bool, undo: bool, drop_job: str | None) -> No
 
 def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
     """Do every check that makes sense for what ``path`` is."""
+    from rmqstore.spark.dataset import is_dataset
+
     if is_dataset(path):
         yield from _dataset(path, deep=deep)
         return
@@ -135,6 +138,9 @@ def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
 
 def _dataset(path: Path, *, deep: bool) -> Iterator[Finding]:
     """Check a data set as such, then each of its shards; of a shard that is well, only the sum is told."""
+    from rmqstore.spark import repair
+    from rmqstore.spark.dataset import Dataset
+
     try:
         dataset = Dataset.open(path)
     except (RmqstoreError, OSError) as error:
@@ -404,9 +410,11 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
         what = "is a file" if path.exists() else "does not exist"
         raise StorePathError(f"{directory} {what}; name the directory of a store")
     manifest = stores.manifest(path)
-    if is_dataset(path):
-        stores.require(path)
     if manifest is None:
+        from rmqstore.spark.dataset import is_dataset
+
+        if is_dataset(path):
+            stores.require(path)
         asked: dict[str, tuple[Inspector | None, Path]] = {engine: (inspector, path) for engine, inspector in _inspectors().items()}
     else:
         asked = {engine: (get_plugins().load_inspector(engine), path / engine) for engine in engines_in(manifest)}

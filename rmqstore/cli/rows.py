@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA, MessageBatch, columns_of
+from rmqstore.batch import MessageBatch, columns_of
 from rmqstore.cli.times import parse_time
 from rmqstore.errors import IllegalArgumentError, IllegalMessageError
-from rmqstore.message import Message
+from rmqstore.late import pa
+from rmqstore.message import Message, PoppedMessage
 
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends when its bodies reach this size, however few rows it has."""
 
-_KNOWN = dict.fromkeys((*IN_SCHEMA.names, "body_base64", "deliver_at"))
-_IGNORED = (frozenset(OUT_SCHEMA.names) - frozenset(IN_SCHEMA.names)) | {"handle", "lease_end_ms"}
+_KNOWN = dict.fromkeys((*Message.__struct_fields__, "body_base64", "deliver_at"))
+_IGNORED = (frozenset(PoppedMessage.__struct_fields__) - frozenset(_KNOWN)) | {"receipt", "handle", "lease_end_ms"}
 """What other commands print of a message beside what it is made of."""
 _TEXTS = ("tag", "message_group", "message_id")
 _NUMBERS = ("deliver_at_ms", "born_ms", "queue_id")
@@ -322,6 +321,8 @@ class _Parquet:
     """A Parquet file, read twice: to check it and to make its digest, then to give its rows."""
 
     def __init__(self, name: str, stream: IO[bytes], shape: Shape) -> None:
+        import pyarrow.parquet as pq  # few commands need it
+
         self._name = name
         self._stream = stream
         self._shape = shape

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -25,6 +22,7 @@ from rmqstore.cli.rows import Batch, Format, Reader, Shape, format_of, reader_of
 from rmqstore.cli.times import clock_and_relative, duration_option, time_option
 from rmqstore.delays import DELAY_LEVELS_MS
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
+from rmqstore.late import np, pa, pc
 from rmqstore.message import Message, check_message
 from rmqstore.store import Store
 from rmqstore.store.sending import calls_of

@@ -16,7 +16,6 @@ from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError,
 from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
 from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
 from rmqstore.settings import known_settings
-from rmqstore.spark.dataset import is_dataset
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import MANIFEST_NAME, read_manifest
 from rmqstore.store.opening import checked_path
@@ -61,6 +60,8 @@ def require(path: Path) -> None:
         StorePathError: there is none; the message says how to make one.
     """
     if not is_store(path):
+        from rmqstore.spark.dataset import is_dataset  # it brings columns along
+
         if is_dataset(path):
             raise StorePathError(f"{path} is a data set of stores; name one of its shards, such as {path / 'shard-00000'}")
         what = "is empty" if path.is_dir() and not any(path.iterdir()) else "is no store" if path.exists() else "does not exist"

@@ -7,7 +7,6 @@ from itertools import chain, count, islice
 from typing import Annotated, Any, Final
 
 import msgspec
-import numpy as np
 import typer
 from rich.text import Text
 
@@ -27,6 +26,7 @@ from rmqstore.cli.times import (
     time_option,
 )
 from rmqstore.contract import PendingTimer
+from rmqstore.late import np
 from rmqstore.message import MAX_TIME_MS
 from rmqstore.store.reader import Reader
 

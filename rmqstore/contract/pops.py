@@ -201,7 +201,7 @@ class PoppedBatch(ABC):
 
     @abstractmethod
     def columns(self) -> MessageBatch:
-        """Return the columns of :data:`~rmqstore.batch.OUT_SCHEMA`, receipts as text."""
+        """Return the columns of :data:`~rmqstore.schemas.OUT_SCHEMA`, receipts as text."""
 
     @abstractmethod
     def receipts(self) -> Sequence[Receipt]:

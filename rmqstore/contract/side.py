@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 
 from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.errors import UnsupportedOperationError
+from rmqstore.late import pa
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Side(ABC):
         """The position up to which everything would survive a power loss."""
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
-        """Return about ``limit`` rows of a table of ``rmqstore.contract.state`` from behind ``after`` on, in a stable order; a pure read.
+        """Return about ``limit`` rows of a table of ``rmqstore.contract.tables`` from behind ``after`` on, in a stable order; a pure read.
 
         Raises:
             UnsupportedOperationError: the engine does not declare ``import_state``, or has no such table.

@@ -17,9 +17,9 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Self
 
 import msgspec
-import numpy as np
 
 from rmqstore.contract.side import Side, Ticket
+from rmqstore.late import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

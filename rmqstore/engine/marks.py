@@ -5,11 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import MARK, MARK_AGE, META, PAIR, U64
+from rmqstore.late import np
 
 TIMER_SIDE, POP_SIDE = b"t", b"p"
 

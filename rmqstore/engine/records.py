@@ -28,11 +28,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
+from rmqstore.batch import MessageBatch, map_parts
+from rmqstore.late import np, pa, pc, schemas
 from rmqstore.message import Message, PoppedMessage, Proof
 
 NONE: Final = -1
@@ -106,22 +104,20 @@ _I32: Final = struct.Struct("<i")
 _LENGTHS: Final = struct.Struct("<HHHHHH")
 KEYS_AT: Final = 16
 
-_DTYPE = np.dtype(
-    [
-        ("size", "<u4"),
-        ("queue_id", "<i4"),
-        ("topic", "<u2"),
-        ("message_id", "<u2"),
-        ("tag", "<u2"),
-        ("message_group", "<u2"),
-        ("keys", "<u2"),
-        ("properties", "<u2"),
-        ("attempt", "<i4"),
-        ("deliver_at_ms", "<i8"),
-        ("born_ms", "<i8"),
-        ("first_pop_ms", "<i8"),
-    ]
-)
+_LAYOUT = [  # of a header, as numpy takes it
+    ("size", "<u4"),
+    ("queue_id", "<i4"),
+    ("topic", "<u2"),
+    ("message_id", "<u2"),
+    ("tag", "<u2"),
+    ("message_group", "<u2"),
+    ("keys", "<u2"),
+    ("properties", "<u2"),
+    ("attempt", "<i4"),
+    ("deliver_at_ms", "<i8"),
+    ("born_ms", "<i8"),
+    ("first_pop_ms", "<i8"),
+]
 _TEXTS = ("topic", "message_id", "tag", "message_group", "keys", "properties")
 
 Bytes: TypeAlias = bytes | memoryview
@@ -175,10 +171,10 @@ def encode_properties(properties: Any) -> bytes:
 
 
 def encode_columns(columns: pa.RecordBatch) -> list[bytes]:
-    """Return one record per row of a batch of :data:`IN_SCHEMA`, column-wise."""
+    """Return one record per row of a batch of ``IN_SCHEMA``, column-wise."""
     texts = {name: _text_column(columns, name) for name in _TEXTS}
     body = columns.column("body")
-    header = np.zeros(len(columns), _DTYPE)
+    header = np.zeros(len(columns), _LAYOUT)
     size = np.full(len(columns), HEADER_BYTES, np.int64) + _lengths(body)
     for name, column in texts.items():
         lengths = _lengths(column)
@@ -281,7 +277,7 @@ def message_id_of(record: Bytes) -> bytes:
 def decode_message(record: Bytes) -> Message:
     """Return the record as a message on its way in."""
     fields = decode_fields(bytes(record))
-    return Message(**{name: fields[name] for name in IN_SCHEMA.names})
+    return Message(**{name: fields[name] for name in Message.__struct_fields__})
 
 
 def decode_fields(record: bytes) -> dict[str, Any]:
@@ -350,9 +346,9 @@ class Records:
         return [decode_message(record) for record in self.records]
 
     def columns(self) -> pa.RecordBatch:
-        """Return the columns of :data:`IN_SCHEMA`."""
+        """Return the columns of ``IN_SCHEMA``."""
         columns = decode_columns(self.records)
-        return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+        return pa.RecordBatch.from_arrays([columns[name] for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA)
 
 
 def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
@@ -360,7 +356,7 @@ def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     data = np.frombuffer(b"".join(records), np.uint8)
     sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
     starts = np.cumsum(sizes) - sizes
-    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1) if len(records) else np.zeros(0, _DTYPE)
+    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_LAYOUT).reshape(-1) if len(records) else np.zeros(0, _LAYOUT)
     columns: dict[str, pa.Array] = {}
     at = starts + HEADER_BYTES
     for name in _TEXTS:
@@ -413,7 +409,7 @@ def _gather(data: Any, starts: Any, lengths: Any, kind: pa.DataType, *, nullable
 
 
 def _decode_property_column(texts: pa.Array) -> pa.Array:
-    kind = IN_SCHEMA.field("properties").type
+    kind = schemas.IN_SCHEMA.field("properties").type
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), kind)
     pairs = [None if text is None else list(_decode_properties(text.encode()).items()) for text in texts.to_pylist()]

@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
-import numpy as np
-import pyarrow as pa
-
-from rmqstore.batch import IN_SCHEMA
 from rmqstore.contract import TimerHandle
 from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.marks import find_mark
 from rmqstore.engine.schema import ADOPTED, EPOCH_KEY, IMPORTED, MARK_AGE, META, U32, U64, after_prefix
 from rmqstore.errors import CorruptStoreError, UnsupportedOperationError
+from rmqstore.late import np, pa, schemas
 
 _T = TypeVar("_T")
 
@@ -138,7 +135,7 @@ def numbers(rows: pa.RecordBatch, name: str) -> Any:
 
 def messages_in(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return what rows say of messages, as a batch of ``IN_SCHEMA``."""
-    return pa.RecordBatch.from_arrays([rows.column(name) for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+    return pa.RecordBatch.from_arrays([rows.column(name) for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA)
 
 
 def put_adopted(write: WriteBatch, side: bytes, rows: pa.RecordBatch) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rmqstore.batch import IN_SCHEMA
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark.columns import ddl, shard_of
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.ingest import ShardReport

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.errors import IllegalMessageError, IllegalMessageTypeError
+from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 
 _NULL: Final = "void"
 _AS_MS: Final = "write unix_millis({}) AS {}"

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.contract import LeaseInfo
 from rmqstore.contract.state import timers_from
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
+from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
 from rmqstore.store.directory import read_manifest
 from rmqstore.store.reader import ReadStore

@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.columns import bytes_of
 from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalMessageError, TransferError, system_error
 from rmqstore.plugins import get_plugins
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark.columns import shard_column
 
 try:

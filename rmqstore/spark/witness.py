@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmqstore.contract import Side
-from rmqstore.contract.state import POP_MARKS, TIMER_MARKS
+from rmqstore.contract.tables import POP_MARKS, TIMER_MARKS
 from rmqstore.store import Store
 
 _PAGE_ROWS: Final = 64

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from rmqstore.contract import GroupOffset, GroupSettings, InitMode, Subscription, TopicInfo
 from rmqstore.delays import backoff_table
-from rmqstore.digests import TableDigest
 from rmqstore.errors import IllegalArgumentTypeError
 from rmqstore.message import RESERVED_PREFIXES, check_count, check_group, check_readable_topic, check_topic
-from rmqstore.tables import State
 
 if TYPE_CHECKING:
+    from rmqstore.digests import TableDigest
     from rmqstore.store.reader import Reader
     from rmqstore.transfer.dumps import DumpReport
     from rmqstore.transfer.incoming import Progress
@@ -125,6 +124,8 @@ class Transfer(Part):
         Raises:
             UnsupportedOperationError: the engine does not declare ``import_state``.
         """
+        from rmqstore.tables import State  # as with dump
+
         self._store._check_open()
         timers, pops = self._store.engine.timers, self._store.engine.pops
         with timers.held(), pops.held():

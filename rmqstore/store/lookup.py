@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqstore.contract import GroupProgress, MessageState, PopStore, TimerStore, TopicInfo
 from rmqstore.errors import IllegalArgumentError
+from rmqstore.late import pa, pc
 from rmqstore.message import BEHIND_ALL_MS, DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX, Message, PoppedMessage
 from rmqstore.store.dead_letters import letters_in
 

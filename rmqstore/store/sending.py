@@ -9,16 +9,14 @@ from datetime import datetime, timedelta
 from typing import cast, overload
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
+from rmqstore.batch import MessageBatch, distinct_topics
 from rmqstore.config import Config
 from rmqstore.contract import PopStore, TimerHandle, TimerReceipts
 from rmqstore.delays import batch_without_requests, level_ms
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
+from rmqstore.late import np, pa, pc, schemas
 from rmqstore.message import Message, check_time_ms
 from rmqstore.when import duration_ms, moment, time_ms
 
@@ -120,6 +118,8 @@ def new_batch(batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message
     """Return what a caller gives to ``send_batch`` as new messages: the receipts and offsets of popped or read ones stay behind."""
     if isinstance(batch, MessageBatch):
         return batch if batch.source is None else MessageBatch.from_arrow(batch.columns)
+    if isinstance(batch, list):  # asked first: it needs no pyarrow
+        return MessageBatch.of(batch)
     return MessageBatch.from_arrow(batch) if isinstance(batch, pa.RecordBatch | pa.Table) else MessageBatch.of(batch)
 
 
@@ -208,7 +208,7 @@ class Completer:
             given = arrays["queue_id"]
             chosen = self._queue_column(arrays["topic"], arrays["message_group"], group_queues)
             arrays["queue_id"] = chosen if given.null_count == count else pc.coalesce(given, chosen)
-        return pa.RecordBatch.from_arrays([arrays[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+        return pa.RecordBatch.from_arrays([arrays[name] for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA)
 
     def _queue_column(self, topics: pa.Array, groups: pa.Array, group_queues: Mapping[str, int]) -> pa.Array:
         queues = np.zeros(len(topics), np.int32)

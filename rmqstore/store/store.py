@@ -16,7 +16,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar, overload
 
-import pyarrow as pa
 from msgspec import structs
 
 from rmqstore.batch import MessageBatch, topics_in
@@ -53,6 +52,7 @@ from rmqstore.errors import (
     UnsupportedOperationError,
 )
 from rmqstore.filters import TagFilter, parse_filter
+from rmqstore.late import pa
 from rmqstore.message import (
     MAX_ID_BYTES,
     MAX_POP,

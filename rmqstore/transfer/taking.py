@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.contract import Capabilities, Side, Support
-from rmqstore.contract.state import ADOPTED, TIMER_TABLES, Adopted
+from rmqstore.contract.state import Adopted
+from rmqstore.contract.tables import ADOPTED, TIMER_TABLES
 from rmqstore.digests import TableDigest, digest_rows
 from rmqstore.errors import CorruptStoreError, TransferError
 from rmqstore.plugins import get_plugins

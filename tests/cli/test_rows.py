@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings, strategies as st
 
 from rmqstore import Message
-from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
+from rmqstore.batch import MessageBatch, columns_of
 from rmqstore.cli.rows import Batch, Format, Shape, reader_of
 from rmqstore.errors import IllegalMessageError
 from rmqstore.message import SYSTEM_PROPERTIES
+from rmqstore.schemas import IN_SCHEMA
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=8)
 _WORD = _TEXT.filter(lambda word: not any(each.isspace() or each == "|" for each in word))

@@ -9,7 +9,7 @@ import pytest
 from rmqstore import Message
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, PopRequest, PopStore, PopTxn
-from rmqstore.contract.state import POP_TABLES
+from rmqstore.contract.tables import POP_TABLES
 from rmqstore.engine.schema import DEAD, EXPIRY, FIFO, GONE, LEASE, LEASES, META, PROGRESS, PURGE, REGISTERED, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore.message import retry_topic

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore.batch import IN_SCHEMA
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
 from rmqstore.spark.columns import check_columns, ddl_type, taken
 from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import rmqstore
-from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark.staging import StagedFile, StagedWriter, read_batches
 from tests.spark.datasets import rows
 

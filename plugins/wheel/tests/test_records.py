@@ -12,10 +12,11 @@ from hypothesis import given, settings, strategies as st
 
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed
-from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
+from rmqstore.batch import MessageBatch, columns_of
 from rmqstore.engine import records as ordered
 from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import Message, PoppedMessage, retry_topic
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore_wheel.formats import commit_log as log, messages, properties
 from rmqstore_wheel.formats.log_columns import Encoded, encode_columns, joined
 from rmqstore_wheel.formats.log_reading import scan

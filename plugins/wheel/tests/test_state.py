@@ -11,7 +11,7 @@ import pytest
 import rmqstore
 from plugins.wheel.tests.breaking import WheelStores
 from rmqstore import Store
-from rmqstore.contract.state import TIMERS
+from rmqstore.contract.tables import TIMERS
 from rmqstore.store.reader import Reader
 from rmqstore_conformance.stores import DAY_MS, START_MS, message
 

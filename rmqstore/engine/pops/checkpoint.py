@@ -20,7 +20,6 @@ import struct
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from rmqstore.contract import NO_RETRY, ORDERED_QID, Receipt, revive_qid_of
 from rmqstore.engine.schema import LEASE_KEY
@@ -38,7 +37,7 @@ _BACKING_OFF = 0x80
 @functools.lru_cache(64)
 def _row_of(count: int) -> bytes:
     """Return the distances of so many offsets that follow one another."""
-    return np.arange(count, dtype="<u4").tobytes()
+    return struct.pack(f"<{count}I", *range(count))
 
 
 class Lease(msgspec.Struct):
@@ -65,7 +64,7 @@ class Lease(msgspec.Struct):
         count = len(self.offsets)
         # Mostly, they follow one another.
         follow = self.offsets == list(range(start, start + count))
-        distances = _row_of(count) if follow else (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes()
+        distances = _row_of(count) if follow else struct.pack(f"<{count}I", *[each - start for each in self.offsets])
         return b"".join((head, distances, self.states, self.reason.encode()))
 
     @classmethod

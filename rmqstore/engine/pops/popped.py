@@ -8,11 +8,11 @@ from operator import attrgetter
 from typing import overload
 
 import msgspec
-import pyarrow as pa
 
-from rmqstore.batch import OUT_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
 from rmqstore.contract import PoppedBatch, Receipt
 from rmqstore.engine.records import Delivery, RecordFormat
+from rmqstore.late import pa, schemas
 from rmqstore.message import PoppedMessage
 
 
@@ -132,4 +132,4 @@ class _Columns:
         columns["first_pop_ms"] = pa.array(first_pops, pa.int64())
         receipts = [receipt.text() for receipt in self.popped.receipts()]
         columns["receipt"] = pa.array(receipts, pa.string()) if len(receipts) == count else pa.nulls(count, pa.string())
-        return pa.RecordBatch.from_arrays([columns[name] for name in OUT_SCHEMA.names], schema=OUT_SCHEMA)
+        return pa.RecordBatch.from_arrays([columns[name] for name in schemas.OUT_SCHEMA.names], schema=schemas.OUT_SCHEMA)

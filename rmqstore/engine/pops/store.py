@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
-import pyarrow as pa
 from msgspec import structs
 
 from rmqstore.batch import MessageBatch
@@ -51,12 +50,12 @@ from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.state import Dead, PopState, Topic
 from rmqstore.engine.pops.transaction import Beneath, Transaction
-from rmqstore.engine.pops.transfer import PopImport, export_pops
 from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.engine.shared import OrderedSide, Shared
 from rmqstore.engine.state import Adoptions, is_taken_in, note_taken_in
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import parse_filter
+from rmqstore.late import pa
 from rmqstore.message import (
     MAX_QUEUES,
     check_count,
@@ -368,10 +367,14 @@ class OrderedPops(OrderedSide, PopStore):
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        from rmqstore.engine.pops.transfer import export_pops  # it needs pyarrow, which a program that moves no state may not
+
         with self._lock, self._call as kv:
             return export_pops(kv, self._state, self._log, table, after, limit)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        from rmqstore.engine.pops.transfer import PopImport
+
         with self._lock, self._call as kv:
             if is_taken_in(kv, POP_SIDE, marks):
                 return Ticket(kv.position)

@@ -1,4 +1,4 @@
-"""``export_state`` and ``import_state`` of the pop side: queues and leases as the engine-neutral tables of ``rmqstore.contract.state``.
+"""``export_state`` and ``import_state`` of the pop side: queues and leases as the engine-neutral tables of ``rmqstore.contract.tables``.
 
 Columns of those tables are called what the fields are called here; of a row that has more, a table takes what it has columns for.
 
@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from msgspec import structs
 
 from rmqstore.contract import GroupSettings
-from rmqstore.contract.state import POP_TABLES, StatePage
+from rmqstore.contract.state import StatePage
+from rmqstore.contract.tables import POP_TABLES
 from rmqstore.engine.kv.base import OrderedKV
 from rmqstore.engine.marks import POP_SIDE, put_marks
 from rmqstore.engine.pops.checkpoint import LEASED, Lease

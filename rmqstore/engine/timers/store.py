@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     EMPTY_CURSOR,
@@ -43,8 +40,8 @@ from rmqstore.engine.timers.counts import MinuteCounts
 from rmqstore.engine.timers.rows import LivePut, Removal, Seen, TimerRuns
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, place, reached
-from rmqstore.engine.timers.transfer import TimerImport, export_timers
 from rmqstore.errors import IllegalArgumentError
+from rmqstore.late import pa, pc
 from rmqstore.message import check_marks
 
 _DUE_BYTES = 8 * PAGE_BYTES
@@ -312,10 +309,14 @@ class OrderedTimers(TimerSide):
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        from rmqstore.engine.timers.transfer import export_timers  # it needs pyarrow, which a program that moves no state may not
+
         with self._lock, self._call as kv:
             return export_timers(kv, table, after, limit, self.precision_ms)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        from rmqstore.engine.timers.transfer import TimerImport
+
         with self._lock, self._call as kv:
             if is_taken_in(kv, TIMER_SIDE, marks):
                 return Ticket(kv.position)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-import numpy as np
 
 from rmqstore.contract import TimerCursor
 from rmqstore.engine.runs import encode_run, encode_single, encode_singles, run_lengths
 from rmqstore.engine.schema import PAIR
 from rmqstore.errors import DelayTooLongError, FlowControlError
+from rmqstore.late import np
 
 MINUTE_MS: Final = 60_000
 

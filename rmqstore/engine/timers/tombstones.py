@@ -14,12 +14,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.records import has_keys, key_bytes_of, route_of
 from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
+from rmqstore.late import np
 
 _EPOCH_BYTES = 4
 _FIRST_ALONE = bytes(4)

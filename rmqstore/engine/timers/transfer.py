@@ -1,4 +1,4 @@
-"""``export_state`` and ``import_state`` of the timer side: records as the engine-neutral tables of ``rmqstore.contract.state``.
+"""``export_state`` and ``import_state`` of the timer side: records as the engine-neutral tables of ``rmqstore.contract.tables``.
 
 An import adds to what earlier calls took in. Runs are cut where a tick, a call or a stretch of consecutive seqs ends, so that no two runs
 of a tick overlap, and where the sealed set ends, so that one record of a run speaks for all of them.
@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.contract import TimerCursor
-from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
+from rmqstore.contract.state import StatePage
+from rmqstore.contract.tables import CANCELLED, DELIVERED, TIMER_TABLES
 from rmqstore.engine import schema as tables
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch

@@ -34,7 +34,7 @@ from pathlib import Path
 import pyarrow as pa
 import rmqstore
 from rmqstore import ManualClock, Message
-from rmqstore.batch import IN_SCHEMA
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore.contract import PopRequest
 
 root = Path(tempfile.mkdtemp())

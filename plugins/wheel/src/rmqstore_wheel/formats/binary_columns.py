@@ -7,19 +7,18 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore.columns import bytes_of, lengths_of, offsets_of
+from rmqstore.late import pa, pc
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
-Part: TypeAlias = pa.Array | bytes
+Part: TypeAlias = "pa.Array | bytes"
 """A binary column without nulls, or one piece that stands in every row."""
 
-Piece: TypeAlias = Part | np.ndarray[Any, np.dtype[np.void]]
+Piece: TypeAlias = "Part | np.ndarray[Any, np.dtype[np.void]]"
 """A part, or a numpy array of equally long blocks."""
 
 INT32_MAX: Final = 2**31 - 1

@@ -17,9 +17,9 @@ import struct
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError
+from rmqstore.late import pa
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 

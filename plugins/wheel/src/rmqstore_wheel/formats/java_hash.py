@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+
+from rmqstore.late import pa, pc
 
 
 def java_hash(text: str) -> int:

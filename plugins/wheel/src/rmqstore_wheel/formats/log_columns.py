@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore.columns import bytes_of, constant_of, offsets_of
 from rmqstore.errors import IllegalArgumentError
+from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats.binary_columns import (
     Bytes,

@@ -7,9 +7,9 @@ import struct
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError
+from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats.binary_columns import INT32_MAX, Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Columns, body_crcs

@@ -23,10 +23,8 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA
+from rmqstore.late import pa, pc, schemas
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece
 from rmqstore_wheel.formats.commit_log import Record
@@ -197,7 +195,7 @@ def _home(records: Columns, found: Properties) -> tuple[pa.Array, Ints]:
 
 
 def _keys(joined: pa.Array) -> pa.Array:
-    kind = IN_SCHEMA.field("keys").type
+    kind = schemas.IN_SCHEMA.field("keys").type
     if joined.null_count == len(joined):
         return pa.nulls(len(joined), kind)
     keys = pc.split_pattern(joined, " ")

@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqstore.batch import map_parts
 from rmqstore.columns import constant_of
+from rmqstore.late import pa, pc
 from rmqstore.message import OWN_PROPERTY_PREFIX, REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
 from rmqstore_wheel.formats.binary_columns import Ints, Piece, block_cells
 

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
-from rmqstore.batch import PROPERTIES
 from rmqstore.columns import offsets_of
+from rmqstore.late import pa, schemas
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.properties import decode, is_hidden
 
@@ -36,7 +35,7 @@ class Regular(msgspec.Struct):
         """Return the properties that a user sees as a map column, null where a row has none."""
         places = [place for place, name in enumerate(self.names) if not is_hidden(name)]
         if not places:
-            return pa.nulls(self.row_count, PROPERTIES)
+            return pa.nulls(self.row_count, schemas.PROPERTIES)
         shown = np.array(places)
         entries = (np.arange(self.row_count)[:, None] * len(self.names) + shown).reshape(-1)
         names = pa.array(self.names, pa.string()).take(pa.array(np.tile(shown, self.row_count)))
@@ -70,7 +69,7 @@ class Mixed(msgspec.Struct):
         shown = np.array([not is_hidden(name) for name in self.names], bool)
         mine = np.flatnonzero(shown[self.ids]) if len(self.names) else np.zeros(0, np.int64)
         if not len(mine):
-            return pa.nulls(self.row_count, PROPERTIES)
+            return pa.nulls(self.row_count, schemas.PROPERTIES)
         counts = np.bincount(self.rows[mine], minlength=self.row_count)
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32(), mask=np.append(counts == 0, False))
         names = pa.array(self.names, pa.string()).take(pa.array(self.ids[mine]))

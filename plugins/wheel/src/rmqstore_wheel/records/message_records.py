@@ -16,12 +16,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
 from rmqstore.engine.records import Delivery
 from rmqstore.errors import IllegalArgumentError
+from rmqstore.late import pa, pc, schemas
 from rmqstore.message import Message, PoppedMessage, Proof
 from rmqstore_wheel.formats import commit_log as log, log_columns, log_reading, messages, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, pieces_of
@@ -198,7 +197,7 @@ def message_id_of(record: Bytes) -> bytes:
 def decode_message(record: Bytes) -> Message:
     """Return the record as a message on its way in."""
     fields = decode_fields(record)
-    return Message(**{name: fields[name] for name in IN_SCHEMA.names})
+    return Message(**{name: fields[name] for name in Message.__struct_fields__})
 
 
 def decode_fields(record: Bytes) -> dict[str, Any]:
@@ -353,7 +352,7 @@ class LogRecords(Sequence[bytes]):
     def columns(self) -> pa.RecordBatch:
         """Return the columns of ``IN_SCHEMA``."""
         columns = columns_of(self._read())
-        return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+        return pa.RecordBatch.from_arrays([columns[name] for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA)
 
     def _read(self) -> log_columns.Columns:
         data, starts, sizes = self.encoded.data, self.encoded.starts, self.encoded.sizes

@@ -12,11 +12,11 @@ from itertools import starmap
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
 from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
+from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log_format, log_reading, messages
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 from rmqstore_wheel.formats.commit_log import Record

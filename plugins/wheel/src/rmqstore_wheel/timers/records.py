@@ -15,13 +15,12 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqstore.batch import MessageBatch
 from rmqstore.columns import constant_of
 from rmqstore.engine.state import messages_in
 from rmqstore.engine.timers.ticks import tick_and_due, ticks_and_dues
+from rmqstore.late import pa, pc
 from rmqstore.message import Message
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece

@@ -17,11 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -49,6 +48,7 @@ from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, reached
 from rmqstore.errors import IllegalArgumentError, StoreFullError
+from rmqstore.late import pa
 from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
@@ -62,7 +62,9 @@ from rmqstore_wheel.timers.fetching import Fetcher, Units
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 from rmqstore_wheel.timers.table import TIMER, Due, joined
-from rmqstore_wheel.timers.transfer import TimerExport, WheelTimerImport
+
+if TYPE_CHECKING:
+    from rmqstore_wheel.timers.transfer import TimerExport
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
@@ -89,7 +91,7 @@ class WheelTimers(TimerSide):
         self._fetcher = Fetcher(ledger)
         self._answers = TimerAnswers(ledger, index)
         self._pending = PendingTimers(index, self._fetcher, self._giver_of)
-        self._export = TimerExport(ledger, index, self._fetcher)
+        self._export: TimerExport | None = None
         self._copies_rolled = self._options.engine.get("roll") == "copy"
         self._sealed = self._received = EMPTY_CURSOR
         self._begin()
@@ -482,10 +484,16 @@ class WheelTimers(TimerSide):
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        from rmqstore_wheel.timers.transfer import TimerExport  # it needs pyarrow, which a program that moves no state may not
+
         with self._lock, self._call:
+            if self._export is None:
+                self._export = TimerExport(self._ledger, self._index, self._fetcher)
             return self._export.page(table, after, limit, self._first_free_seq() - 1)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        from rmqstore_wheel.timers.transfer import WheelTimerImport
+
         with self._lock, self._call as kv:
             if is_taken_in(kv, TIMER_SIDE, marks):
                 return Ticket(kv.position)

@@ -1,4 +1,4 @@
-"""``export_state`` and ``import_state`` of the wheel's timer side, by the tables of ``rmqstore.contract.state``.
+"""``export_state`` and ``import_state`` of the wheel's timer side, by the tables of ``rmqstore.contract.tables``.
 
 Timers come in the order of their hand-over, which is sorted once and kept as long as nothing changes. Traces come in two parts: those that
 another store brought along, which are keys of the journal, then those that follow from the facts, by seq.
@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore.contract import TimerCursor
-from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
+from rmqstore.contract.state import StatePage
+from rmqstore.contract.tables import CANCELLED, DELIVERED, TIMER_TABLES
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, U64
 from rmqstore.engine.state import as_batch, epoch_of, listed, numbers, of_table

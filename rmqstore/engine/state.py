@@ -178,6 +178,8 @@ class Adoptions:
 
 def giver_of(seq: int, store_tag: int, adopted: Mapping[int, Adopted]) -> int:
     """Return the number of the store that gave a seq: each one that is loaded was there before those that the next one gave."""
+    if not adopted:
+        return store_tag
     return min(((each.last_seq, each.store_tag) for each in adopted.values() if seq <= each.last_seq), default=(0, store_tag))[1]
 
 

@@ -150,7 +150,7 @@ def test_what_was_written_into_a_gap_after_the_check_point_is_gone_with_it(tmp_p
 
 
 @settings(max_examples=25, deadline=None)
-@given(calls=st.lists(st.tuples(st.sampled_from(["set", "clear", "dump"]), st.sets(NUMBERS, min_size=1)), max_size=8))
+@given(calls=st.lists(st.tuples(st.sampled_from(["set", "set one by one", "clear", "dump"]), st.sets(NUMBERS, min_size=1)), max_size=8))
 def test_bits_are_what_was_set(calls: list[tuple[str, set[int]]]) -> None:
     bits, there = Bits(), set[int]()
     for kind, chosen in calls:
@@ -158,11 +158,14 @@ def test_bits_are_what_was_set(calls: list[tuple[str, set[int]]]) -> None:
             dumped = bits.dump()
             assert len(dumped[1]) < 10**5
             bits = Bits.load(dumped)
+        elif kind == "clear":
+            bits.set_many(np.array(sorted(chosen)), on=False)
+            there -= chosen
         else:
-            bits.set_many(np.array(sorted(chosen)), on=kind == "set")
-            there = there | chosen if kind == "set" else there - chosen
+            bits.set_many(np.array(sorted(chosen))) if kind == "set" else [bits.set(number) for number in sorted(chosen)]
+            there |= chosen
         asked = np.array(sorted(there | chosen | {number + 1 for number in chosen}))
-        assert asked[bits.get_many(asked)].tolist() == sorted(there)
+        assert asked[bits.get_many(asked)].tolist() == [number for number in asked.tolist() if bits.get(number)] == sorted(there)
 
 
 def test_bits_before_a_page_are_forgotten() -> None:
@@ -171,4 +174,5 @@ def test_bits_before_a_page_are_forgotten() -> None:
     bits.drop_before(66_000)
     assert [bits.get(number) for number in (5, 70_000, 2**32)] == [False, True, True]
     bits.set_many(np.array([5]))
+    bits.set(5)
     assert not Bits.load(bits.dump()).get(5)

@@ -58,9 +58,16 @@ def test_one_timer_goes_where_a_batch_of_one_does(
         assert (alone.rolled, alone.aside) == (bool(batch.rolled[0]), bool(len(batch.aside)))
         one.publish_one(alone)
         many.publish(batch)
-        for wheel in (one, many):
-            if leaves and not alone.aside and not alone.rolled:
-                wheel.count_off(np.array([wheel.slot_of(tick)]))
+        if leaves and not alone.rolled:
+            # A cancel, whose timer may have found no place.
+            cancel = one.reserve_cancel(100 + seq, tick, now_ms, 7, 50)
+            batch = many.reserve_cancels(np.array([100 + seq]), np.array([tick]), now_ms, np.array([7]), np.array([50]))
+            assert (cancel is None) == (batch.units is None)
+            if cancel is not None:
+                one.publish_one(cancel)
+            many.publish(batch)
+            one.count_off_one(one.slot_of(tick))
+            many.count_off(np.array([many.slot_of(tick)]))
         assert (one.slots == many.slots).all()
         assert one.first_roll == many.first_roll
     assert one.check_point() == many.check_point()

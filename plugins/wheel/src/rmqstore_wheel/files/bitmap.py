@@ -41,9 +41,22 @@ class Bits:
             np.bitwise_or.at(self._pages, (self._places_of(numbers), numbers % _PAGE_BITS // 8), (1 << numbers % 8).astype(np.uint8))
             self.any = True
 
+    def set(self, number: int) -> None:
+        """Set one."""
+        page, bit = divmod(number, _PAGE_BITS)
+        at = page - self._first
+        if at < 0:
+            return
+        if at >= len(self._places) or self._places[at] == _NONE:
+            self._make(np.array([page]))
+        self._pages[self._places[at], bit // 8] |= 1 << bit % 8
+        self.any = True
+
     def get(self, number: int) -> bool:
         """Return one."""
-        return self.any and bool(self.get_many(np.array([number]))[0])
+        page, bit = divmod(number, _PAGE_BITS)
+        at = page - self._first
+        return self.any and 0 <= at < len(self._places) and bool(self._pages[self._places[at], bit // 8] >> bit % 8 & 1)
 
     def get_many(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return many, as booleans."""

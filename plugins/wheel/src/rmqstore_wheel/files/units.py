@@ -315,6 +315,11 @@ class UnitLog:
             self.check(number, count)
         return self._raw(number, count)
 
+    def read_one(self, number: int) -> tuple[Any, ...]:
+        """Return one unit as a tuple of its fields; see :meth:`read`."""
+        fields: tuple[Any, ...] = self.read(number, 1)[0].item()
+        return fields
+
     def _raw(self, number: int, count: int) -> Units:
         file, row = divmod(number, self.per_file)
         if not 0 < count <= self.per_file - row:

@@ -76,6 +76,30 @@ class TimerAnswers:
         ending = dict(zip(seqs[pending].tolist(), ticks[pending].tolist(), strict=True))
         return outcomes, Ending(np.array(list(ending), np.int64), np.array(list(ending.values()), np.int64))
 
+    def cancel_one(self, place: Place | None, sealed: TimerCursor) -> tuple[CancelOutcome, tuple[int, int] | None]:
+        """As :meth:`cancel`, of one: what it answers, and tick and seq of the timer that it ends."""
+        if not is_possible(place):
+            return CancelOutcome.UNKNOWN, None
+        tick, seq, _ = place
+        if not self._is_here(place):
+            return self._trace_of(place), None
+        if self._index.cancelled.get(seq):
+            return CancelOutcome.CANCELLED, None
+        if sealed.covers(tick, seq) or self._index.forgotten.covers(tick, seq):
+            return CancelOutcome.ALREADY_DELIVERED, None
+        return CancelOutcome.CANCELLED, (tick, seq)
+
+    def _is_here(self, place: Place) -> bool:
+        """Say whether the timer of a place was put here and is answered for."""
+        index = self._index
+        tick, seq, epoch = place
+        if not index.facts.first < seq <= index.facts.count:
+            return False
+        known_tick, known_epoch, _, kind, _ = index.facts.read_one(seq - 1)
+        if (kind, known_tick, known_epoch) != (TIMER, tick, epoch):
+            return False
+        return tick >= index.answered_from or not (index.cancelled.get(seq) or index.forgotten.covers(tick, seq))
+
     def _found(self, columns: _Columns) -> tuple[Ints, FactRows]:
         """Return which of some places are those of timers that were put here and are answered for, and what is known of these."""
         facts, index = self._index.facts, self._index

@@ -125,8 +125,8 @@ class Fetcher:
 
     def properties(self, seq: int) -> bytes:
         """Return the properties of the message of a timer; empty when it cannot be read."""
-        offsets, sizes = self._locate(np.array([seq]))
-        record = self.record(int(offsets[0]), int(sizes[0]))
+        offset, size, _ = self._ledger.queues.of(WHEEL_TOPIC, 0).read_one(seq - 1)
+        record = self.record(offset, size)
         return b"" if record is None else record.properties
 
     def record(self, offset: int, size: int) -> Record | None:

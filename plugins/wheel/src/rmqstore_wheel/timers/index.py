@@ -132,6 +132,25 @@ class TimerIndex:
 
         return publish
 
+    def put_cancel(self, seq: int, target: int, tick: int, epoch: int, offset: int, size: int) -> Callable[[], None]:
+        """As :meth:`put_many`, of a message that is the cancel of one pending timer."""
+        publish_mark = self.facts.reserve_one(seq - 1, timer_table.encode_one(0, epoch, 0, CANCEL))
+        is_rolled = self.rolled.get(target)
+        placed = None if is_rolled else self.wheel.reserve_cancel(seq, tick, self.write_ms, offset, size)
+
+        def publish() -> None:
+            publish_mark()
+            if placed is not None:
+                self.wheel.publish_one(placed)
+            self.cancelled.set(target)
+            self.pending -= 1
+            if is_rolled:
+                self.aside.pop(target, None)
+            else:
+                self.wheel.count_off_one(self.wheel.slot_of(tick))
+
+        return publish
+
     def _publish_places(self, placed: Placement, seqs: Ints, ticks: Ints, write_ms: int) -> None:
         """Count in timers that were written for their slots at ``write_ms``."""
         self.write_ms = write_ms

@@ -51,12 +51,11 @@ from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.late import pa
 from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
-from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import Messages, One
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
-from rmqstore_wheel.timers.answers import PendingTimers, TimerAnswers, differences_in
+from rmqstore_wheel.timers.answers import Ending, PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher, Units
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
@@ -226,24 +225,36 @@ class WheelTimers(TimerSide):
         return fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(int(fact["tick"]), seq)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, ending = self._answers.cancel(places, self._sealed)
+        message: Messages | One | None
+        store_ms = max(now_ms, 0)
+        if len(places) == 1:
+            outcome, ended = self._answers.cancel_one(places[0], self._sealed)
+            outcomes, ticks = [outcome], [] if ended is None else [ended[0]]
+            message = None if ended is None else self._cancel_of(*ended, store_ms)
+        else:
+            outcomes, ending = self._answers.cancel(places, self._sealed)
+            ticks = ending.ticks.tolist()
+            message = self._cancels_of(ending, store_ms) if ticks else None
         position = max(self._change_position, self._seal_position)
-        if len(ending.seqs):
+        if message is not None:
             write = WriteBatch()
-            write.parts.append(self._cancels_of(ending.seqs, ending.ticks, max(now_ms, 0)))
+            write.parts.append(message)
             position = self._change_position = self._shared.write(write).position
-            self._congestion.note(ending.ticks.tolist(), -1)
+            self._congestion.note(ticks, -1)
         return outcomes, Ticket(position)
 
-    def _cancels_of(self, targets: Ints, ticks: Ints, store_ms: int) -> Messages | One:
-        """Return what a cancel of pending timers appends, given by their seqs and ticks, one at least."""
+    def _cancel_of(self, tick: int, seq: int, store_ms: int) -> One:
+        """Return what a cancel of one pending timer appends."""
+        index, free_seq = self._index, self._first_free_seq()
+        record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, free_seq - 1)
+        put = partial(index.put_cancel, free_seq, seq, tick, self._shared.epoch)
+        return One(WHEEL_TOPIC, 0, free_seq - 1, record, store_ms, 0, put)
+
+    def _cancels_of(self, ending: Ending, store_ms: int) -> Messages:
+        """Return what a cancel of pending timers appends, one at least."""
         index, first_seq = self._index, self._first_free_seq()
-        put = partial(index.put_cancels, first_seq, targets, self._shared.epoch)
-        if len(targets) == 1:
-            seq, tick = int(targets[0]), int(ticks[0])
-            record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, first_seq - 1)
-            return One(WHEEL_TOPIC, 0, first_seq - 1, record, store_ms, 0, put)
-        found = encode_cancels(self._fetcher.timer_columns(targets), targets, ticks, store_ms, index.precision_ms)
+        put = partial(index.put_cancels, first_seq, ending.seqs, self._shared.epoch)
+        found = encode_cancels(self._fetcher.timer_columns(ending.seqs), ending.seqs, ending.ticks, store_ms, index.precision_ms)
         return Messages(WHEEL_TOPIC, 0, first_seq - 1, found, store_ms, 0, put)
 
     # ------------------------------------------------------------ seal, due, forget

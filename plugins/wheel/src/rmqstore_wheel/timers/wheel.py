@@ -80,7 +80,7 @@ class Placement(msgspec.Struct, gc=False):
 
 
 class PlacementOfOne(msgspec.Struct, gc=False):
-    """As :class:`Placement`, of one timer: its unit, the slot that it goes to, and what becomes of it."""
+    """As :class:`Placement`, of one timer: its unit, the slot that it goes to, and what becomes of it; ``timers`` is 0 for a cancel."""
 
     rolled: bool
     aside: bool
@@ -89,6 +89,7 @@ class PlacementOfOne(msgspec.Struct, gc=False):
     first: int = 0
     position: int = 0
     mark: int = 0
+    timers: int = 1
 
 
 class WheelIndex:
@@ -169,6 +170,15 @@ class WheelIndex:
         units = self._write(seqs[rows], slots[rows], marks[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
         return Placement(rolled, np.flatnonzero(aside), units)
 
+    def reserve_cancel(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int) -> PlacementOfOne | None:
+        """As :meth:`reserve_cancels`, of one; None when its slot holds no timer."""
+        slot, now = self.slot_of(tick), write_ms // self.ring.precision_ms
+        held_slot, first, last, timers, _ = self.slots[slot % self._length].item()
+        if timers <= 0 or held_slot != slot or abs(slot - now) > self.ring.slots:
+            return None
+        position, data = self._write_one(seq, slot, now, last, log_offset, size, 0, timer_log.DEFAULT | timer_log.DELETE)
+        return PlacementOfOne(False, False, data, slot, first, position, timers=0)
+
     def reserve_cancels(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints) -> Placement:
         """Write the cancels of timers that are in their own slots behind them, for a broker; they count for nothing here."""
         now = write_ms // self.ring.precision_ms
@@ -194,22 +204,22 @@ class WheelIndex:
         live = timers > 0 and held_slot == slot
         if ahead < -self.ring.slots or (timers > 0 and (not live or (rolled and magic & ROLLED))):
             return PlacementOfOne(rolled, True)
-        units = self.units
-        position = units.count // units.per_file * units.chain.file_bytes + units.count % units.per_file * timer_log.UNIT_BYTES
-        data = timer_log.encode_one(
-            timer_log.UNIT_BYTES,
-            last if live else timer_log.NO_POSITION,
-            timer_log.DEFAULT | timer_log.ROLL if rolled else timer_log.DEFAULT,
-            now * precision,
-            (slot - now) * precision,
-            log_offset,
-            size,
-            topic_hash,
-            seq,
-        )
-        units.write_ahead(data)
+        flags = timer_log.DEFAULT | timer_log.ROLL if rolled else timer_log.DEFAULT
+        previous = last if live else timer_log.NO_POSITION
+        position, data = self._write_one(seq, slot, now, previous, log_offset, size, topic_hash, flags)
         mark = ROLLS if rolled else FRAYED if tick % precision else 0
         return PlacementOfOne(rolled, False, data, slot, first if live else position, position, mark)
+
+    def _write_one(
+        self, seq: int, slot: int, now: int, previous: int, log_offset: int, size: int, topic_hash: int, flags: int
+    ) -> tuple[int, bytes]:
+        """Write one unit ahead of the last one; returns its position and the unit."""
+        units, precision = self.units, self.ring.precision_ms
+        position = units.count // units.per_file * units.chain.file_bytes + units.count % units.per_file * timer_log.UNIT_BYTES
+        delayed_ms = (slot - now) * precision
+        data = timer_log.encode_one(timer_log.UNIT_BYTES, previous, flags, now * precision, delayed_ms, log_offset, size, topic_hash, seq)
+        units.write_ahead(data)
+        return position, data
 
     def publish_one(self, placed: PlacementOfOne) -> None:
         """Count in a timer that was written."""
@@ -220,7 +230,7 @@ class WheelIndex:
         # It may have been emptied since: then its marks count for nothing, and its chain begins anew.
         held_slot, _, _, timers, magic = self.slots[place].item()
         first, count, marks = (placed.first, timers, magic) if held_slot == slot and timers > 0 else (placed.position, 0, 0)
-        self.slots[place] = (slot, first, placed.position, count + 1, marks | placed.mark)
+        self.slots[place] = (slot, first, placed.position, count + placed.timers, marks | placed.mark)
         self._pages[place // PAGE_SLOTS] = True
         self._last = max(self._last, slot)
         if placed.rolled:
@@ -313,6 +323,13 @@ class WheelIndex:
         left = rows["timers"] - counts * ours
         self.slots["timers"][places] = left
         self.slots["magic"][places[left <= 0]] = 0
+
+    def count_off_one(self, slot: int) -> None:
+        """As :meth:`count_off`, of one timer."""
+        place = slot % self._length
+        held_slot, first, last, timers, magic = self.slots[place].item()
+        if held_slot == slot:
+            self.slots[place] = (slot, first, last, timers - 1, magic if timers > 1 else 0)
 
     # ------------------------------------------------------------ looking
 

@@ -163,6 +163,8 @@ ARGUMENTS: list[tuple[list[Any], str, Callable[[Store, Any], object]]] = [
     ([b"m", 5, None, [b""], [b"m" * 256], ["m"]], "mark", lambda s, v: s.send(_message(), delay_ms=5, marks=v)),
     ([None, b"abc", [None]], "handle", lambda s, v: s.cancel(v)),
     ([LONE, 5, ""], "key", lambda s, v: s.cancel_key("t", v)),
+    ([LONE, 5, ""], "key", lambda s, v: s.cancel_keys("t", ["k", v])),
+    (["k", 5, None, {"k"}], "keys", lambda s, v: s.cancel_keys("t", v)),
     (["", 5, LONE], "attempt_id", lambda s, v: s.pop("t", "g", attempt_id=v)),
     ([None, ["a"], " ", LONE, "a || ", "a > > 5"], "filter", lambda s, v: s.pop("t", "g", filter=v)),
     ([True, 1], "order", lambda s, v: s.pop("t", "g", order=v)),

@@ -254,28 +254,32 @@ def cancel(
         list[str] | None, typer.Argument(metavar="HANDLE...", help="As send printed them; - reads one a line from stdin.")
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="With --key: the topic of the timers.")] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="KEY", help="Cancel every pending timer of the topic with this key.")
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--key", "-k", metavar="KEY", help="Cancel every pending timer of the topic with this key; may be given again."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel timers, by their handles or by topic and key.
+    """Cancel timers, by their handles or by topic and keys.
 
     The outcomes: cancelled (it will never be delivered); already delivered (too late); unknown (no such timer was ever in this store).
     """
-    if bool(handles) == (topic is not None or key is not None):
+    if bool(handles) == (topic is not None or bool(keys)):
         raise typer.BadParameter("give handles, or both --topic and --key", param_hint="HANDLE")
     if not handles:
-        if topic is None or key is None:
-            raise typer.BadParameter("--topic and --key go together", param_hint="--key" if key is None else "--topic")
+        if topic is None or not keys:
+            raise typer.BadParameter("--topic and --key go together", param_hint="--topic" if keys else "--key")
         with stores.owning(store) as opened:
-            outcomes = opened.cancel_key(topic, key)
-            if not outcomes:
+            found = opened.cancel_keys(topic, keys)
+            if not any(found):
                 stores.require_topic(opened, topic, or_timers=True)
-        if not outcomes and not as_json:
-            show.note(f"No timer of topic {topic} with key {key} is pending.")
-        _show_outcomes("key", [key] * len(outcomes), outcomes, CancelOutcome.CANCELLED, as_json)
-        if not outcomes:
+        of_nothing = [key for key, outcomes in zip(keys, found, strict=True) if not outcomes]
+        if not as_json:
+            for key in of_nothing:
+                show.note(f"No timer of topic {topic} with key {key} is pending.")
+        pairs = [(key, outcome) for key, outcomes in zip(keys, found, strict=True) for outcome in outcomes]
+        _show_outcomes("key", [key for key, _ in pairs], [outcome for _, outcome in pairs], CancelOutcome.CANCELLED, as_json)
+        if of_nothing:
             raise typer.Exit(EXIT_NOT_DONE)
         return
     given = _lines_of_stdin() if handles == ["-"] else handles

@@ -273,8 +273,12 @@ class TimerStore(Side):
         """
 
     @abstractmethod
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        """Cancel every pending timer of ``topic`` that carries ``key`` (C6): one outcome for each that is found, in put order."""
+    def cancel_keys(self, topic: str, keys: Sequence[str], now_ms: int) -> tuple[list[list[CancelOutcome]], Ticket]:
+        """Cancel every pending timer of ``topic`` that carries one of ``keys`` (C6), in one atomic step.
+
+        A list for each key: one outcome for each timer that is found, in put order. A timer that carries two of the keys is in both lists,
+        with the same outcome.
+        """
 
     @abstractmethod
     def seal(self, until_ms: int) -> None:

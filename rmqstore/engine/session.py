@@ -91,7 +91,7 @@ def check_layout(kv: OrderedKV, *, read_only: bool = False) -> None:
         kv.write(batch)
 
 
-TIMER_CHANGES: Final = ("import_state", "recover", "put", "cancel", "cancel_key", "seal", "forget", "maintain")
+TIMER_CHANGES: Final = ("import_state", "recover", "put", "cancel", "cancel_keys", "seal", "forget", "maintain")
 POP_CHANGES: Final = (
     "import_state", "apply", "pop", "revive", "create_topic", "reset_offset", "maintain", "set_group", "delete_topic", "delete_group",
 )  # fmt: skip

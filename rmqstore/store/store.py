@@ -286,10 +286,20 @@ class Store(Reader):
 
     def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
         """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
+        return self.cancel_keys(topic, [key])[0]
+
+    def cancel_keys(self, topic: str, keys: Sequence[str]) -> list[list[CancelOutcome]]:
+        """Cancel every pending timer of ``topic`` that carries one of ``keys``, in one atomic call.
+
+        For each key the outcomes, as :meth:`cancel_key` gives them; a timer that carries two of the keys is in both lists.
+        """
         self._check_open()
         check_topic(topic)
-        check_word("a key", key, MAX_PROPERTIES_BYTES)
-        outcomes, ticket = self._timers.cancel_key(topic, key, self._clock.now_ms())
+        if isinstance(keys, str) or not isinstance(keys, Sequence):
+            raise IllegalArgumentTypeError(f"keys must be a list of texts, not {type(keys).__name__}; cancel_key takes one key")
+        for key in keys:
+            check_word("a key", key, MAX_PROPERTIES_BYTES)
+        outcomes, ticket = self._timers.cancel_keys(topic, keys, self._clock.now_ms())
         self._settle(self._timers, ticket)
         return outcomes
 

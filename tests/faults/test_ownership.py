@@ -58,6 +58,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "send_batch": lambda s, p: s.send_batch([Message("t", b"x")]),
     "cancel": lambda s, p: s.cancel("x"),
     "cancel_key": lambda s, p: s.cancel_key("t", "k"),
+    "cancel_keys": lambda s, p: s.cancel_keys("t", ["k"]),
     "pop": lambda s, p: s.pop("t", "g"),
     "pop_batch": lambda s, p: s.pop_batch("t", "g"),
     "ack": lambda s, p: s.ack("x"),

@@ -24,8 +24,8 @@ def _batch(**fields: Any) -> MessageBatch:
 
 def _cancel_by_key(session: EngineSession, place: Path) -> bool:
     session.timers().put(_batch(keys=("k",), deliver_at_ms=_NOW_MS + 60_000), _NOW_MS)
-    outcomes, _ = session.timers().cancel_key("t", "k", _NOW_MS)
-    return [each.name for each in outcomes] == ["CANCELLED"]
+    outcomes, _ = session.timers().cancel_keys("t", ["k"], _NOW_MS)
+    return [[each.name for each in found] for found in outcomes] == [["CANCELLED"]]
 
 
 def _fifo(session: EngineSession, place: Path) -> bool:

@@ -88,7 +88,7 @@ def test_a_reader_sees_what_is_taken_in_meanwhile(stores: WheelStores) -> None:
         view.refresh()
         assert view.pending().total == len(SEQS) + 1
         assert _exported(view, "timers") == _exported(store, "timers")
-        store.engine.timers.cancel_key("t", "k3", START_MS)
+        store.engine.timers.cancel_keys("t", ["k3"], START_MS)
         store = stores.reopen(store)
         view.refresh()
         assert view.pending().total == len(SEQS)

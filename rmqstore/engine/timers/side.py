@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, TypeGuard
 
 from rmqstore.contract import (
@@ -84,6 +85,10 @@ class TimerSide(OrderedSide, TimerStore):
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         """Cancel the timers at some places, None for an unknown one."""
 
+    @abstractmethod
+    def _places_of_key(self, topic: str, key: str) -> Iterator[Place]:
+        """Yield the places of the timers of a topic that carry a key, in put order: all that are pending, and of others what is found."""
+
     def _repeated(self, answer: bytes) -> TimerReceipts:
         """Return the receipts of a put that came before, by what its marks remember."""
         epoch, first_seq = PAIR.unpack_from(answer)
@@ -102,6 +107,13 @@ class TimerSide(OrderedSide, TimerStore):
     def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock, self._call:
             return self._cancel([self._place_of(handle) for handle in handles], now_ms)
+
+    def cancel_keys(self, topic: str, keys: Sequence[str], now_ms: int) -> tuple[list[list[CancelOutcome]], Ticket]:
+        with self._lock, self._call:
+            places = [list(self._places_of_key(topic, key)) for key in keys]
+            outcomes, ticket = self._cancel(list(chain.from_iterable(places)), now_ms)
+            given = iter(outcomes)
+            return [list(islice(given, len(each))) for each in places], ticket
 
     def _giver_of(self, seq: int) -> int:
         """Return the number of the store that gave a seq, which its handle carries."""

@@ -9,7 +9,7 @@ docs/handover.md argues over such prefixes. The fields kept in memory are caches
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -131,15 +131,12 @@ class OrderedTimers(TimerSide):
             return True
         return tombstones.was_cancelled(kv, tick, seq, epoch) or tombstones.was_delivered(kv, tick, seq, epoch)
 
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock, self._call as kv:
-            places: list[Place | None] = []
-            for tick, seq in sorted(tombstones.places_of_key(kv, topic, key), key=lambda place: place[1]):
-                found = self._runs.locate(tick, seq)
-                # The index is by hash, so the record has the last word.
-                if found is not None and route_of(found.put.record)[0] == topic.encode() and key in keys_of(found.put.record):
-                    places.append((tick, seq, found.put.epoch))
-            return self._cancel(places, now_ms)
+    def _places_of_key(self, topic: str, key: str) -> Iterator[Place]:
+        for tick, seq in sorted(tombstones.places_of_key(self._shared.kv, topic, key), key=lambda place: place[1]):
+            found = self._runs.locate(tick, seq)
+            # The index is by hash, so the record has the last word.
+            if found is not None and route_of(found.put.record)[0] == topic.encode() and key in keys_of(found.put.record):
+                yield tick, seq, found.put.epoch
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         done = Cancelling(self._shared.kv, self._runs, self._sealed)

@@ -42,7 +42,7 @@ CALLS: Final[dict[str, Callable[[WholeMachine], None]]] = {
     "send": send,
     "cancel": lambda machine: machine.cancelled([machine.oracle.timers[1]]),
     "cancel own": lambda machine: machine.cancelled([machine.oracle.timers[-1]]),
-    "cancel key": lambda machine: machine.cancelled_by_key("t", "k"),
+    "cancel key": lambda machine: machine.cancelled_by_keys("t", ["k"]),
 }
 
 

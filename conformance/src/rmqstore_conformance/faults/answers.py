@@ -135,7 +135,7 @@ class Answers(Script):
                 "cancel_key of a put on its way", "r", "CANCELLED", UNSYNCED + "a put with a key is on its way", again="NOTHING"
             )
             self._first("another put with a key", self._put_below("s", FAR_MS, "s"))
-            keyed = self._first("a cancel_key is on its way", lambda: timers.cancel_key("t", "s", self._now_ms))
+            keyed = self._first("a cancel_key is on its way", lambda: timers.cancel_keys("t", ["s"], self._now_ms))
             self._cancel_key("cancel_key of what is being cancelled", "s", "NOTHING", keyed, again="NOTHING")
             self._cancel("cancel what was cancelled by its key", "s0", "CANCELLED", keyed)
 

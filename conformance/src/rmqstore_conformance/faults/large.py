@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -133,8 +134,11 @@ class Large(Script):
         self.add("cancel", "cancel", lambda: outcomes_of(store.cancel(notes[sent][20:])), "CANCELLED", "CANCELLED")
         self._send("send_batch now and later", messages_of("u", ROWS, _TOPIC, due_ms=(3_000, 3_050, None), keys=("u",)))
         if self.has("cancel_by_key"):
-            self._send("send_batch with a key", messages_of("v", ROWS, _TOPIC, due_ms=(_FAR_MS,), keys=("v",)))
-            self.add("cancel_key", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "v")), "CANCELLED", "NOTHING")
+            for key in "vw":
+                self._send(f"send_batch with key {key}", messages_of(key, ROWS // 2, _TOPIC, due_ms=(_FAR_MS,), keys=(key,)))
+            self.add(
+                "cancel_keys", "cancel_key", lambda: outcomes_of([*chain(*store.cancel_keys(_TOPIC, ("v", "w")))]), "CANCELLED", "NOTHING"
+            )
         self.add_tick("tick that hands over", 4_000, "MOVED")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 from rmqstore import CancelOutcome, InitMode, ManualClock, Message, MessageBatch, Store
@@ -123,11 +124,12 @@ class RandomScript(Script):
         self.add(step, "cancel", make)
 
     def _cancel_key(self, step: str, chance: Chance) -> None:
-        topic, key = chance.pick(_TOPICS), chance.pick(_KEYS)
+        topic, keys = chance.pick(_TOPICS), chance.some(_KEYS, 2)
 
         def make() -> Answer:
             # What was handed over is found as long as it is not reclaimed, which is not promised.
-            return outcomes_of([each for each in self.store.cancel_key(topic, key) if each is CancelOutcome.CANCELLED])
+            found = chain.from_iterable(self.store.cancel_keys(topic, keys))
+            return outcomes_of([each for each in found if each is CancelOutcome.CANCELLED])
 
         self.add(step, "cancel_key", make)
 

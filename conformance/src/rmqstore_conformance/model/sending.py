@@ -310,16 +310,16 @@ class SendingMachine(Machine):
 
     @operation(2, "cancel_by_key")
     def cancel_key(self, chance: Chance) -> None:
-        """Cancel by topic and key."""
-        self.cancelled_by_key(chance.pick(self.topics), chance.pick(self.plan.keys))
+        """Cancel by topic and key, or by some keys."""
+        self.cancelled_by_keys(chance.pick(self.topics), [chance.pick(self.plan.keys) for _ in range(chance.pick((1, 1, 2, 3)))])
 
-    def cancelled_by_key(self, topic: str, key: str) -> None:
-        """Cancel what is pending of a topic and a key."""
-        outcomes = self.store.cancel_key(topic, key)
-        for outcome in {each.name for each in outcomes} or ("none",):
-            self.saw("cancel key", outcome)
-        wanted = self.oracle.cancel_key(topic, key)
-        assert wanted.fullmatch("".join(each.name[0] for each in outcomes)), f"{outcomes} are not {wanted.pattern}"
+    def cancelled_by_keys(self, topic: str, keys: Sequence[str]) -> None:
+        """Cancel what is pending of a topic and some keys."""
+        found = self.store.cancel_keys(topic, keys) if len(keys) > 1 else [self.store.cancel_key(topic, keys[0])]
+        for outcomes, wanted in zip(found, self.oracle.cancel_keys(topic, keys), strict=True):
+            for outcome in {each.name for each in outcomes} or ("none",):
+                self.saw("cancel key", outcome)
+            assert wanted.fullmatch("".join(each.name[0] for each in outcomes)), f"{outcomes} are not {wanted.pattern}"
 
     # ------------------------------------------------------------ time
 

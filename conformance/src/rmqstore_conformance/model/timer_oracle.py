@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from rmqstore import CancelOutcome, Message
@@ -129,18 +130,21 @@ class Oracle(PopOracle):
         timer.cancelled = True
         return {CancelOutcome.CANCELLED}
 
-    def cancel_key(self, topic: str, key: str) -> re.Pattern[str]:
-        """Cancel every pending timer of (topic, key) that no tick has sealed; returns what the outcomes' first letters have to be.
+    def cancel_keys(self, topic: str, keys: Sequence[str]) -> list[re.Pattern[str]]:
+        """Cancel every pending timer of a topic and one of some keys that no tick has sealed; returns what the first letters of the
+        outcomes of each key have to be.
 
         They go by the order of the puts. What was handed over is found as long as a store has not reclaimed it, which is not promised.
         """
-        letters = ""
-        for timer in self.timers:
-            if timer.message.topic == topic and key in timer.message.keys and not timer.cancelled:
-                letters += "d" if timer.delivered else "A" if timer.sealed else "C"
-                timer.cancelled = not timer.delivered and not timer.sealed
-        runs = (f"A{{{run.count('A')},{len(run)}}}" for run in letters.split("C"))
-        return re.compile("C".join(runs))
+        found = [[timer for timer in self.timers if timer.message.topic == topic and key in timer.message.keys] for key in keys]
+        found = [[timer for timer in timers if not timer.cancelled] for timers in found]
+        patterns = []
+        for timers in found:
+            letters = "".join("d" if timer.delivered else "A" if timer.sealed else "C" for timer in timers)
+            patterns.append(re.compile("C".join(f"A{{{run.count('A')},{len(run)}}}" for run in letters.split("C"))))
+        for timer in chain.from_iterable(found):
+            timer.cancelled = not timer.delivered and not timer.sealed
+        return patterns
 
     def seal(self, now: int) -> None:
         self.until_ms = now

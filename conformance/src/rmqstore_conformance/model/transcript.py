@@ -21,7 +21,7 @@ from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.stores import ANNOUNCED, GIVEN, START_MS, Pair, Stores
 
 CALLS: Final = frozenset(
-    "send send_batch cancel cancel_key tick pop pop_batch ack change_invisible release retry_later reject groups.reset_offset "
+    "send send_batch cancel cancel_key cancel_keys tick pop pop_batch ack change_invisible release retry_later reject groups.reset_offset "
     "topics.create topics.delete groups.set groups.delete dead_letters.list dead_letters.resend dead_letters.drop snapshot flush "
     "confirm_clock_step engine.pops.pop".split()
 )

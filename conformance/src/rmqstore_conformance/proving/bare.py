@@ -28,7 +28,7 @@ class _NoState:
 
 
 class _BareTimers(_NoState, Timers):
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> NoReturn:
+    def cancel_keys(self, topic: str, keys: Sequence[str], now_ms: int) -> NoReturn:
         _refuse("cancel by key")
 
 

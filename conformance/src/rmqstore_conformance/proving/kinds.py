@@ -133,12 +133,16 @@ def exports(side: type, table: str) -> Maker:
 def cancels_by_key(fits: Callable[[str, str, str, str], bool]) -> type:
     """Let a cancel by key take the timers that fit: it is given the topic and the key of the cancel, and then those of a timer."""
 
-    def cancel_key(self: Any, sound: Callable[..., Any], topic: str, key: str, now_ms: int) -> Any:
-        timers = self.scan(0, 2**62, limit=100_000).timers
-        found = [each.handle for each in timers if any(fits(topic, key, each.message.topic, other) for other in each.message.keys)]
-        return self.cancel(sorted(found, key=lambda handle: handle.seq), now_ms)
+    def cancel_keys(self: Any, sound: Callable[..., Any], topic: str, keys: Sequence[str], now_ms: int) -> Any:
+        outcomes, ticket = [], Ticket(0)
+        for key in keys:
+            timers = self.scan(0, 2**62, limit=100_000).timers
+            found = [each.handle for each in timers if any(fits(topic, key, each.message.topic, other) for other in each.message.keys)]
+            done, ticket = self.cancel(sorted(found, key=lambda handle: handle.seq), now_ms)
+            outcomes.append(done)
+        return outcomes, ticket
 
-    return _fault(Timers, fits, "cancel_key", cancel_key)
+    return _fault(Timers, fits, "cancel_keys", cancel_keys)
 
 
 # ---------------------------------------------------------------- changes of the kit's source

@@ -151,6 +151,13 @@ def cancels_many_by_several_writes(self: Any, cancel: Any, handles: Sequence[Tim
     return [outcome for outcomes, _ in parts for outcome in outcomes], parts[-1][1]
 
 
+@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs", at=instead(Timers, "cancel_keys"))
+def cancels_each_key_by_a_write(self: Any, cancel_keys: Any, topic: str, keys: Sequence[str], now_ms: int) -> Any:
+    """Of a cancel by many keys, the timers of each key are a write of their own."""
+    parts = [cancel_keys(topic, [key], now_ms) for key in keys] or [cancel_keys(topic, (), now_ms)]
+    return [outcomes for found, _ in parts for outcomes in found], parts[-1][1]
+
+
 # ---------------------------------------------------------------- opens
 
 

@@ -26,6 +26,7 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import decode_message
+from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage
@@ -175,8 +176,8 @@ def times_are_floats(message: Message) -> Message:
 @mutant("C6", "C6.far_timers_are_cancelled_by_key")
 def far_timers_have_no_keys() -> Edit:
     """A cancel by key does not find what is due in more than a month."""
-    near = "found is not None and tick <= now_ms + 30 * 86_400_000"
-    return edit(OrderedTimers.cancel_key, "found is not None", near)
+    near = "[place for place in self._places_of_key(topic, key) if place[0] <= now_ms + 30 * 86_400_000]"
+    return edit(TimerSide.cancel_keys, "list(self._places_of_key(topic, key))", near)
 
 
 # ---------------------------------------------------------------- values that are hard to keep (H2, P3, P7)
@@ -234,9 +235,9 @@ class LatestOutlivesCancelKey(Timers):
         found = super().pending(edges_ms, handed)
         return found if found.latest_ms is None else but(found, latest_ms=max(found.latest_ms, self.noted.get(self._last_seq, 0)))
 
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+    def cancel_keys(self, topic: str, keys: Sequence[str], now_ms: int) -> tuple[list[list[CancelOutcome]], Ticket]:
         self.noted[self._last_seq] = self.pending().latest_ms or 0
-        return super().cancel_key(topic, key, now_ms)
+        return super().cancel_keys(topic, keys, now_ms)
 
 
 @mutant("T9", "T9.what_is_handed_over_makes_room", kind="pairs")
@@ -248,8 +249,8 @@ def cancels_stay_in_slots() -> Edit:
 @mutant("C6", "C6.outcomes_by_key_go_by_the_puts")
 def keys_cancel_by_tick() -> Edit:
     """The outcomes of a cancel by key come in the order of the ticks, which shows when some of the timers are sealed."""
-    places = "tombstones.places_of_key(kv, topic, key)"
-    return edit(OrderedTimers.cancel_key, f"sorted({places}, key=lambda place: place[1])", places)
+    places = "tombstones.places_of_key(self._shared.kv, topic, key)"
+    return edit(OrderedTimers._places_of_key, f"sorted({places}, key=lambda place: place[1])", places)
 
 
 # ---------------------------------------------------------------- order with everything else

@@ -389,7 +389,15 @@ def far_timers_escape() -> Edit:
 @mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")
 def a_key_takes_the_first() -> Edit:
     """A cancel by key takes the first timer that carries it, and no other."""
-    return edit(OrderedTimers.cancel_key, "self._cancel(places, now_ms)", "self._cancel(places[:1], now_ms)")
+    return edit(TimerSide.cancel_keys, "list(self._places_of_key(topic, key))", "list(self._places_of_key(topic, key))[:1]")
+
+
+@mutant("C6", "C6.many_keys_are_cancelled_in_one_call")
+def a_timer_belongs_to_its_first_key() -> Edit:
+    """Of a cancel by many keys, a timer of two of them is found by the first one alone."""
+    every = "[list(self._places_of_key(topic, key)) for key in keys]"
+    first = "[[each for each in found if all(each not in before for before in places[:at])] for at, found in enumerate(places)]"
+    return edit(TimerSide.cancel_keys, every, f"(lambda places: {first})({every})")
 
 
 @mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key", at=cancels_by_key)
@@ -409,10 +417,10 @@ class KeysWorkUndeclared(Timers):
     """A cancel by key is not declared, and is done all the same."""
 
 
-@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", at=instead(Timers, "cancel_key"), cancel_by_key=Support.NOT_YET)
-def keys_are_refused_too_late(self: Any, cancel_key: Any, topic: str, key: str, now_ms: int) -> None:
+@mutant("S1", "S1.declared_is_offered_and_absent_is_refused", at=instead(Timers, "cancel_keys"), cancel_by_key=Support.NOT_YET)
+def keys_are_refused_too_late(self: Any, cancel_keys: Any, topic: str, keys: Sequence[str], now_ms: int) -> None:
     """A cancel by key is not declared, and is refused when it is done."""
-    cancel_key(topic, key, now_ms)
+    cancel_keys(topic, keys, now_ms)
     raise UnsupportedOperationError("this engine does not cancel by key")
 
 

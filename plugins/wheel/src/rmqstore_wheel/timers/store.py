@@ -195,17 +195,14 @@ class WheelTimers(TimerSide):
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         return self._answers.is_known((tick, seq, epoch))
 
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock, self._call:
-            found = dict(self._fetcher.with_key(self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key))), topic, key))
-            places: list[Place | None] = []
-            for seq, error in sorted(found.items()):
-                if self._is_pending(seq):
-                    if error is not None:
-                        raise error
-                    fact = self._index.facts.read(seq - 1, 1)[0]
-                    places.append((int(fact["tick"]), seq, int(fact["epoch"])))
-            return self._cancel(places, now_ms)
+    def _places_of_key(self, topic: str, key: str) -> Iterator[Place]:
+        found = dict(self._fetcher.with_key(self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key))), topic, key))
+        for seq, error in sorted(found.items()):
+            if self._is_pending(seq):
+                if error is not None:
+                    raise error
+                tick, epoch, *_ = self._index.facts.read_one(seq - 1)
+                yield tick, seq, epoch
 
     def _offsets_pending(self, hashed: int) -> list[int]:
         """Return where messages of pending timers are whose key has a hash."""
@@ -221,8 +218,8 @@ class WheelTimers(TimerSide):
         facts = self._index.facts
         if not facts.first < seq <= facts.count:
             return False
-        fact = facts.read(seq - 1, 1)[0]
-        return fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(int(fact["tick"]), seq)
+        tick, _, _, kind, _ = facts.read_one(seq - 1)
+        return kind == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(tick, seq)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         message: Messages | One | None

@@ -58,7 +58,7 @@ class Cancelling:
         was = dict(zip(places, tombstones.which_cancelled(self._kv, places), strict=True))
         left = [place for place in places if not was[place]]
         holes = tombstones.which_holes(self._kv, left)
-        found = self._runs.locate_each(left)
+        found = self._runs.locate_each([place[:2] for place in left])
         self._answers.update(dict.fromkeys(places, _CANCELLED))
         for place, is_hole, located in zip(left, holes, found, strict=True):
             tick, seq, epoch = place

@@ -22,7 +22,7 @@ from rmqstore.engine.records import decode_message, deliver_at_of, encode_messag
 from rmqstore.engine.runs import ONE, DamagedRunError, Run, count_of, decode_run, encode_run, parked_message, single_facts, single_of
 from rmqstore.engine.schema import PAIR, TIMERS, TRACES, U64
 from rmqstore.engine.timers import tombstones
-from rmqstore.engine.timers.ticks import MINUTE_MS, Place
+from rmqstore.engine.timers.ticks import MINUTE_MS
 from rmqstore.message import Message
 
 _FORGET_PAGE: Final = 4096
@@ -108,16 +108,16 @@ class TimerRuns:
         entry = self._kv.floor(TIMERS, key)
         return entry if entry is not None and entry[0][: U64.size] == key[: U64.size] else None
 
-    def locate_each(self, places: Sequence[Place]) -> Iterator[Located | None]:
-        """Yield what :meth:`locate` gives for each of some sorted places, one after the other: records may be large."""
+    def locate_each(self, places: Sequence[tuple[int, int]]) -> Iterator[Located | None]:
+        """Yield what :meth:`locate` gives for each of some sorted (tick, seq), one after the other: records may be large."""
         # Most runs have one timer, whose place is the key; of one that has more, several may be wanted.
         run: _FoundRun | None = None
         at, step = 0, 1
         while at < len(places):
             some = places[at : at + step]
-            keys = [PAIR.pack(tick, seq) for tick, seq, _ in some]
+            keys = [PAIR.pack(tick, seq) for tick, seq in some]
             values = self._kv.get_many(TIMERS, keys)
-            for (tick, seq, _), key, value in zip(some, keys, values, strict=True):
+            for (tick, seq), key, value in zip(some, keys, values, strict=True):
                 if value is not None:
                     run = _FoundRun.of(key, value)
                 elif run is None or not run.spans(tick, seq):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Final, TypeGuard
 
@@ -86,8 +86,8 @@ class TimerSide(OrderedSide, TimerStore):
         """Cancel the timers at some places, None for an unknown one."""
 
     @abstractmethod
-    def _places_of_key(self, topic: str, key: str) -> Iterator[Place]:
-        """Yield the places of the timers of a topic that carry a key, in put order: all that are pending, and of others what is found."""
+    def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
+        """Return for each key the places of timers of a topic that carry it, in put order: pending ones, and others that are found."""
 
     def _repeated(self, answer: bytes) -> TimerReceipts:
         """Return the receipts of a put that came before, by what its marks remember."""
@@ -110,7 +110,7 @@ class TimerSide(OrderedSide, TimerStore):
 
     def cancel_keys(self, topic: str, keys: Sequence[str], now_ms: int) -> tuple[list[list[CancelOutcome]], Ticket]:
         with self._lock, self._call:
-            places = [list(self._places_of_key(topic, key)) for key in keys]
+            places = self._places_of_keys(topic, keys)
             outcomes, ticket = self._cancel(list(chain.from_iterable(places)), now_ms)
             given = iter(outcomes)
             return [list(islice(given, len(each))) for each in places], ticket

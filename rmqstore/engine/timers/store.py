@@ -9,7 +9,9 @@ docs/handover.md argues over such prefixes. The fields kept in memory are caches
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -131,12 +133,18 @@ class OrderedTimers(TimerSide):
             return True
         return tombstones.was_cancelled(kv, tick, seq, epoch) or tombstones.was_delivered(kv, tick, seq, epoch)
 
-    def _places_of_key(self, topic: str, key: str) -> Iterator[Place]:
-        for tick, seq in sorted(tombstones.places_of_key(self._shared.kv, topic, key), key=lambda place: place[1]):
-            found = self._runs.locate(tick, seq)
-            # The index is by hash, so the record has the last word.
-            if found is not None and route_of(found.put.record)[0] == topic.encode() and key in keys_of(found.put.record):
-                yield tick, seq, found.put.epoch
+    def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
+        indexed = [tombstones.places_of_key(self._shared.kv, topic, key) for key in keys]
+        wanted = sorted(set(chain.from_iterable(indexed)))
+        known: dict[tuple[int, int], tuple[int, list[str]]] = {}
+        for at, found in zip(wanted, self._runs.locate_each(wanted), strict=True):
+            if found is not None and route_of(found.put.record)[0] == topic.encode():
+                known[at] = found.put.epoch, keys_of(found.put.record)
+        # The index is by hash, so the record has the last word.
+        return [
+            [(*at, known[at][0]) for at in sorted(places, key=itemgetter(1)) if at in known and key in known[at][1]]
+            for key, places in zip(keys, indexed, strict=True)
+        ]
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         done = Cancelling(self._shared.kv, self._runs, self._sealed)

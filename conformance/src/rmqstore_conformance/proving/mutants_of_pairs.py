@@ -176,8 +176,8 @@ def times_are_floats(message: Message) -> Message:
 @mutant("C6", "C6.far_timers_are_cancelled_by_key")
 def far_timers_have_no_keys() -> Edit:
     """A cancel by key does not find what is due in more than a month."""
-    near = "[place for place in self._places_of_key(topic, key) if place[0] <= now_ms + 30 * 86_400_000]"
-    return edit(TimerSide.cancel_keys, "list(self._places_of_key(topic, key))", near)
+    every = "self._places_of_keys(topic, keys)"
+    return edit(TimerSide.cancel_keys, every, f"[[each for each in found if each[0] <= now_ms + 30 * 86_400_000] for found in {every}]")
 
 
 # ---------------------------------------------------------------- values that are hard to keep (H2, P3, P7)
@@ -249,8 +249,7 @@ def cancels_stay_in_slots() -> Edit:
 @mutant("C6", "C6.outcomes_by_key_go_by_the_puts")
 def keys_cancel_by_tick() -> Edit:
     """The outcomes of a cancel by key come in the order of the ticks, which shows when some of the timers are sealed."""
-    places = "tombstones.places_of_key(self._shared.kv, topic, key)"
-    return edit(OrderedTimers._places_of_key, f"sorted({places}, key=lambda place: place[1])", places)
+    return edit(OrderedTimers._places_of_keys, "sorted(places, key=itemgetter(1))", "places")
 
 
 # ---------------------------------------------------------------- order with everything else

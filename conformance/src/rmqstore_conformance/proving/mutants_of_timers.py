@@ -389,13 +389,13 @@ def far_timers_escape() -> Edit:
 @mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")
 def a_key_takes_the_first() -> Edit:
     """A cancel by key takes the first timer that carries it, and no other."""
-    return edit(TimerSide.cancel_keys, "list(self._places_of_key(topic, key))", "list(self._places_of_key(topic, key))[:1]")
+    return edit(TimerSide.cancel_keys, "self._places_of_keys(topic, keys)", "[found[:1] for found in self._places_of_keys(topic, keys)]")
 
 
 @mutant("C6", "C6.many_keys_are_cancelled_in_one_call")
 def a_timer_belongs_to_its_first_key() -> Edit:
     """Of a cancel by many keys, a timer of two of them is found by the first one alone."""
-    every = "[list(self._places_of_key(topic, key)) for key in keys]"
+    every = "self._places_of_keys(topic, keys)"
     first = "[[each for each in found if all(each not in before for before in places[:at])] for at, found in enumerate(places)]"
     return edit(TimerSide.cancel_keys, every, f"(lambda places: {first})({every})")
 

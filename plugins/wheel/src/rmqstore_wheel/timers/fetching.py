@@ -17,7 +17,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
-from rmqstore_wheel.formats import commit_log as log_format, log_reading, messages
+from rmqstore_wheel.formats import commit_log as log_format, log_reading, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
@@ -28,6 +28,7 @@ from rmqstore_wheel.queues.soundness import fault_of, gather
 from rmqstore_wheel.records import message_records as records, sums
 from rmqstore_wheel.records.addressing import for_delivery
 from rmqstore_wheel.records.message_records import LogRecords, as_delivered
+from rmqstore_wheel.records.parts import value_in
 
 _FEW: Final = 8
 """So few messages are read one by one."""
@@ -159,8 +160,8 @@ class Fetcher:
                 if (size := self._size_at(seq, offset)) is not None:
                     yield seq, self._damage(seq, offset, size)
             elif record.topic == _TOPIC:
-                fields = messages.decode_fields(record)
-                if fields["topic"] == topic and key in fields["keys"]:
+                text = record.properties
+                if value_in(text, texts.REAL_TOPIC).decode() == topic and key in texts.split_keys(value_in(text, texts.KEYS).decode()):
                     yield record.queue_offset + 1, None
 
     def _size_at(self, seq: int, offset: int) -> int | None:

@@ -213,8 +213,8 @@ class RecentKeys:
         # Of another type, every search would copy the whole run first.
         key = np.int32(hashed)
         for hashes, offsets in self._runs:
-            first, behind = np.searchsorted(hashes, key, "left"), np.searchsorted(hashes, key, "right")
-            first += np.searchsorted(offsets[first:behind], settled, "right")
+            first, behind = hashes.searchsorted(key), hashes.searchsorted(key, "right")
+            first += offsets[first:behind].searchsorted(settled, "right")
             found += offsets[first:behind].tolist()
         few = self._few.get(hashed, [])
         return found + few[bisect_right(few, settled) :]

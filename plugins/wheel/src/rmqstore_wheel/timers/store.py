@@ -195,14 +195,18 @@ class WheelTimers(TimerSide):
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         return self._answers.is_known((tick, seq, epoch))
 
-    def _places_of_key(self, topic: str, key: str) -> Iterator[Place]:
-        found = dict(self._fetcher.with_key(self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key))), topic, key))
-        for seq, error in sorted(found.items()):
-            if self._is_pending(seq):
-                if error is not None:
-                    raise error
-                tick, epoch, *_ = self._index.facts.read_one(seq - 1)
-                yield tick, seq, epoch
+    def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
+        return [self._places_of_key(topic, key) for key in keys]
+
+    def _places_of_key(self, topic: str, key: str) -> list[Place]:
+        offsets = self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key)))
+        places = []
+        for seq, error in sorted(dict(self._fetcher.with_key(offsets, topic, key)).items()):
+            if error is not None:
+                raise error
+            tick, epoch, *_ = self._index.facts.read_one(seq - 1)
+            places.append((tick, seq, epoch))
+        return places
 
     def _offsets_pending(self, hashed: int) -> list[int]:
         """Return where messages of pending timers are whose key has a hash."""

@@ -278,9 +278,8 @@ def cancel(
             for key in of_nothing:
                 show.note(f"No timer of topic {topic} with key {key} is pending.")
         pairs = [(key, outcome) for key, outcomes in zip(keys, found, strict=True) for outcome in outcomes]
-        _show_outcomes("key", [key for key, _ in pairs], [outcome for _, outcome in pairs], CancelOutcome.CANCELLED, as_json)
-        if of_nothing:
-            raise typer.Exit(EXIT_NOT_DONE)
+        given, outcomes = [key for key, _ in pairs], [outcome for _, outcome in pairs]
+        _show_outcomes("key", given, outcomes, CancelOutcome.CANCELLED, as_json, lacks=bool(of_nothing))
         return
     given = _lines_of_stdin() if handles == ["-"] else handles
     with stores.owning(store) as opened:
@@ -300,11 +299,14 @@ def _joined(words: Sequence[str]) -> Sequence[str]:
     return joined if all(Receipt.parse(text) is not None for text in joined) else words
 
 
-def _show_outcomes(noun: str, given: Sequence[str], outcomes: Sequence[Enum], good: Enum, as_json: bool) -> None:
-    """Print an outcome per item, then the sum; ends with the exit code for it when one is not the good one."""
+def _show_outcomes(
+    noun: str, given: Sequence[str], outcomes: Sequence[Enum], good: Enum, as_json: bool, *, lacks: bool = False
+) -> None:  # fmt: skip
+    """Print an outcome per item, then the sum; ends with the exit code for it when one is not the good one, or for some there is none."""
+    is_all_good = not lacks and all(outcome is good for outcome in outcomes)
     if as_json:
         items = [{noun: text, "outcome": outcome.value} for text, outcome in zip(given, outcomes, strict=True)]
-        show.document({"items": items, "all_done": bool(items) and all(outcome is good for outcome in outcomes)})
+        show.document({"items": items, "all_done": bool(items) and is_all_good})
     else:
         width = max((len(str(outcome.value)) for outcome in outcomes), default=0)
         for text, outcome in zip(given, outcomes, strict=True):
@@ -313,5 +315,5 @@ def _show_outcomes(noun: str, given: Sequence[str], outcomes: Sequence[Enum], go
         sums = Counter(str(outcome.value) for outcome in outcomes)
         if len(outcomes) > 1:
             show.note(", ".join(f"{number:,} {name}" for name, number in sums.items()) + ".")
-    if any(outcome is not good for outcome in outcomes):
+    if not is_all_good:
         raise typer.Exit(EXIT_NOT_DONE)

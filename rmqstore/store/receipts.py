@@ -1,22 +1,29 @@
-"""What callers give to ``ack``, ``change_invisible``, ``release``, ``retry_later`` and ``reject``, turned into receipts."""
+"""What callers give to ``cancel``, turned into handles, and to ``ack``, ``change_invisible``, ``release``, ``retry_later`` and ``reject``,
+turned into receipts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import AckOutcome, ChangeResult, Receipt
+from rmqstore.contract import AckOutcome, ChangeResult, Receipt, TimerHandle
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.message import PoppedMessage
+from rmqstore.store.sending import SendReceipt
 
 _T = TypeVar("_T")
+_Name = TypeVar("_Name", Receipt, TimerHandle)
 
 Leased: TypeAlias = PoppedMessage | ChangeResult | Receipt | str
 LeasedMany: TypeAlias = Sequence[PoppedMessage | ChangeResult | Receipt | str] | MessageBatch
 
+
+Sent: TypeAlias = SendReceipt | str | TimerHandle
+"""What a send returned, or its handle."""
 
 Popped: TypeAlias = PoppedMessage | ChangeResult
 """A popped message, or what ``change_invisible`` made of it."""
@@ -28,15 +35,15 @@ class PoppedMessages(list[PoppedMessage]):
     acks: Sequence[AckOutcome] = ()
 
 
-class Given(msgspec.Struct, frozen=True):
-    """What was given: the receipts, the places of the texts that were none, and whether it was a single one."""
+class Given(msgspec.Struct, Generic[_Name], frozen=True):
+    """What was given: the receipts or handles, the places of what was none, and whether it was a single one."""
 
-    receipts: Sequence[Receipt]
+    names: Sequence[_Name]
     unknown: Sequence[int]
     is_single: bool
 
     def spread(self, outcomes: Sequence[_T], unknown: _T) -> list[_T]:
-        """Return one outcome per thing given, ``unknown`` for the texts that were no receipts."""
+        """Return one outcome per thing given, ``unknown`` for what was no name."""
         answers = list(outcomes)
         for place in self.unknown:
             answers.insert(place, unknown)
@@ -49,10 +56,36 @@ class Given(msgspec.Struct, frozen=True):
         return self.spread(outcomes, unknown)
 
 
-NOTHING_GIVEN: Final = Given((), (), is_single=False)
+def handles_of(given: Sent | Sequence[Sent]) -> Given[TimerHandle]:
+    """Return what was given to ``cancel`` as handles.
+
+    Raises:
+        IllegalArgumentTypeError: something else was given.
+    """
+    if isinstance(given, SendReceipt | str | TimerHandle):
+        return _single(_handle_of(given))
+    if not isinstance(given, Sequence):
+        raise IllegalArgumentTypeError(f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(given).__name__}")
+    return _given([_handle_of(each) for each in given])
 
 
-def receipts_of(leased: Leased | LeasedMany) -> Given:
+def _handle_of(given: Sent) -> TimerHandle | None:
+    """Return the handle; None when it names no timer."""
+    if isinstance(given, SendReceipt):
+        return given.timer
+    if isinstance(given, TimerHandle):
+        return given if given.is_sound else None
+    if not isinstance(given, str):
+        raise IllegalArgumentTypeError(
+            f"a handle is a str, not {type(given).__name__}; SendReceipt.handle is None for what was sent for now"
+        )
+    return TimerHandle.parse(given)
+
+
+NOTHING_GIVEN: Final[Given[Receipt]] = Given((), (), is_single=False)
+
+
+def receipts_of(leased: Leased | LeasedMany) -> Given[Receipt]:
     """Return what was given as receipts.
 
     Raises:
@@ -60,8 +93,7 @@ def receipts_of(leased: Leased | LeasedMany) -> Given:
         IllegalArgumentError: a message or a batch was read without a lease.
     """
     if isinstance(leased, PoppedMessage | ChangeResult | Receipt | str):
-        receipt = _receipt_of(leased)
-        return Given(() if receipt is None else (receipt,), (0,) if receipt is None else (), is_single=True)
+        return _single(_receipt_of(leased))
     if isinstance(leased, MessageBatch):
         return _receipts_of_batch(leased)
     if not isinstance(leased, Sequence) or isinstance(leased, bytes | bytearray):
@@ -86,9 +118,13 @@ def popped_in(leased: Popped | Sequence[Popped]) -> list[PoppedMessage]:
     return messages
 
 
-def _given(parsed: Sequence[Receipt | None]) -> Given:
-    unknown = [place for place, receipt in enumerate(parsed) if receipt is None]
-    return Given([receipt for receipt in parsed if receipt is not None], unknown, is_single=False)
+def _single(name: _Name | None) -> Given[_Name]:
+    return Given((), (0,), is_single=True) if name is None else Given((name,), (), is_single=True)
+
+
+def _given(parsed: Sequence[_Name | None]) -> Given[_Name]:
+    unknown = [place for place, name in enumerate(parsed) if name is None]
+    return Given([name for name in parsed if name is not None], unknown, is_single=False)
 
 
 def _receipt_of(leased: Leased) -> Receipt | None:
@@ -123,7 +159,7 @@ def _renewed(leased: Leased, result: ChangeResult) -> ChangeResult:
     return msgspec.structs.replace(result, message=message)
 
 
-def _receipts_of_batch(batch: MessageBatch) -> Given:
+def _receipts_of_batch(batch: MessageBatch) -> Given[Receipt]:
     make = getattr(batch.source, "receipts", None)
     if make is not None:
         receipts: Sequence[Receipt] = make()

@@ -14,7 +14,7 @@ from rmqstore.batch import MessageBatch, distinct_topics
 from rmqstore.config import Config
 from rmqstore.contract import PopStore, TimerHandle, TimerReceipts
 from rmqstore.delays import batch_without_requests, level_ms
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
+from rmqstore.errors import IllegalArgumentError
 from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
 from rmqstore.late import np, pa, pc, schemas
 from rmqstore.message import Message, check_time_ms
@@ -99,19 +99,6 @@ def asked_ms(
         due_ms = now_ms + later_ms
         check_time_ms("now + delay", due_ms)
     return due_ms
-
-
-def handle_of(given: SendReceipt | str | TimerHandle) -> TimerHandle | None:
-    """Return the handle in what a caller gives to ``cancel``; None when it names no timer."""
-    if isinstance(given, SendReceipt):
-        return given.timer
-    if isinstance(given, TimerHandle):
-        return given if given.is_sound else None
-    if not isinstance(given, str):
-        raise IllegalArgumentTypeError(
-            f"a handle is a str, not {type(given).__name__}; SendReceipt.handle is None for what was sent for now"
-        )
-    return TimerHandle.parse(given)
 
 
 def new_batch(batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message]) -> MessageBatch:

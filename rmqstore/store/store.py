@@ -37,7 +37,6 @@ from rmqstore.contract import (
     Side,
     Support,
     Ticket,
-    TimerHandle,
     TimerReceipts,
     WriteStatus,
 )
@@ -72,7 +71,18 @@ from rmqstore.message import (
 from rmqstore.store.handover import HandOver
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import Reader
-from rmqstore.store.receipts import NOTHING_GIVEN, Leased, LeasedMany, Popped, PoppedMessages, popped_in, receipts_of, renewed
+from rmqstore.store.receipts import (
+    NOTHING_GIVEN,
+    Leased,
+    LeasedMany,
+    Popped,
+    PoppedMessages,
+    Sent,
+    handles_of,
+    popped_in,
+    receipts_of,
+    renewed,
+)
 from rmqstore.store.sending import (
     ONE_TIME,
     Completer,
@@ -80,7 +90,6 @@ from rmqstore.store.sending import (
     SendReceipts,
     asked_ms,
     grouped_topics,
-    handle_of,
     ids_of,
     latest_deliver_ms,
     new_batch,
@@ -259,30 +268,20 @@ class Store(Reader):
     # ------------------------------------------------------------ cancelling
 
     @overload
-    def cancel(self, handle: SendReceipt | str | TimerHandle) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    def cancel(self, handle: Sent) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
     @overload
-    def cancel(self, handle: Sequence[SendReceipt | str | TimerHandle]) -> list[CancelOutcome]: ...
-    def cancel(
-        self, handle: SendReceipt | str | TimerHandle | Sequence[SendReceipt | str | TimerHandle]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    def cancel(self, handle: Sequence[Sent]) -> list[CancelOutcome]: ...
+    def cancel(self, handle: Sent | Sequence[Sent]) -> CancelOutcome | list[CancelOutcome]:
         """Cancel a timer by what its send returned, by its handle, or a list of them: one given, one outcome back.
 
         CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, the text is
         no handle of this store, or the message was sent for now and never was a timer.
         """
         self._check_open()
-        is_single = isinstance(handle, SendReceipt | str | TimerHandle)
-        given = [handle] if isinstance(handle, SendReceipt | str | TimerHandle) else handle
-        if not isinstance(given, Sequence):
-            raise IllegalArgumentTypeError(
-                f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(handle).__name__}"
-            )
-        parsed = [handle_of(each) for each in given]
-        outcomes, ticket = self._timers.cancel([each for each in parsed if each is not None], self._clock.now_ms())
+        given = handles_of(handle)
+        outcomes, ticket = self._timers.cancel(given.names, self._clock.now_ms())
         self._settle(self._timers, ticket)
-        found = iter(outcomes)
-        answers = [CancelOutcome.UNKNOWN if each is None else next(found) for each in parsed]
-        return answers[0] if is_single else answers
+        return given.answer(outcomes, CancelOutcome.UNKNOWN)
 
     def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
         """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
@@ -337,7 +336,7 @@ class Store(Reader):
         """
         given = receipts_of(acks) if acks != () else NOTHING_GIVEN
         result = self._pop(
-            topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue, given.receipts
+            topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue, given.names
         )
         found = PoppedMessages(result.messages.messages())
         if given is not NOTHING_GIVEN:
@@ -448,9 +447,9 @@ class Store(Reader):
         """
         self._check_open()
         given = receipts_of(leased)
-        result, ticket = self._pops.apply(PopTxn(acks=given.receipts), self._clock.now_ms())
+        result, ticket = self._pops.apply(PopTxn(acks=given.names), self._clock.now_ms())
         self._settle(self._pops, ticket)
-        self._waits.acked(map(_topic_of, given.receipts))
+        self._waits.acked(map(_topic_of, given.names))
         return given.answer(result.acks, AckOutcome.UNKNOWN)
 
     @overload
@@ -473,7 +472,7 @@ class Store(Reader):
         wanted_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1)
         if wanted_ms is None:
             raise IllegalArgumentTypeError("change_invisible needs to know for how long; give invisible=timedelta(…) or invisible_ms=…")
-        changes = [Change(each, wanted_ms) for each in given.receipts]
+        changes = [Change(each, wanted_ms) for each in given.names]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
         answers = renewed(leased, given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN)))
@@ -487,9 +486,9 @@ class Store(Reader):
         """Give leases back at once; the attempt is not counted."""
         self._check_open()
         given = receipts_of(leased)
-        outcomes, ticket = self._pops.release(given.receipts, self._clock.now_ms())
+        outcomes, ticket = self._pops.release(given.names, self._clock.now_ms())
         self._settle(self._pops, ticket)
-        self._waits.arrived(map(_topic_of, given.receipts))
+        self._waits.arrived(map(_topic_of, given.names))
         return given.answer(outcomes, ReleaseOutcome.UNKNOWN)
 
     @overload
@@ -537,7 +536,7 @@ class Store(Reader):
         if wait_ms is not None:
             table = [wait_ms]
         why = reason_text(reason)
-        receipts = receipts_of(messages).receipts
+        receipts = receipts_of(messages).names
         own = {} if table else {name: each.backoff_ms for name, each in self._pops.group_settings().items()}
         changes = [
             Change(receipt, backoff_ms(each.attempt, table or own.get(receipt.group) or RETRY_BACKOFF_MS), True, why)
@@ -560,10 +559,10 @@ class Store(Reader):
         self._check_open()
         given = receipts_of(leased)
         why = reason_text(reason)
-        result, ticket = self._pops.apply(PopTxn(rejects=[Reject(each, why) for each in given.receipts]), self._clock.now_ms())
+        result, ticket = self._pops.apply(PopTxn(rejects=[Reject(each, why) for each in given.names]), self._clock.now_ms())
         self._settle(self._pops, ticket)
-        self._waits.acked(map(_topic_of, given.receipts))
-        self._waits.arrived(dlq_topic(receipt.group) for receipt in given.receipts)
+        self._waits.acked(map(_topic_of, given.names))
+        self._waits.arrived(dlq_topic(receipt.group) for receipt in given.names)
         return given.answer(result.rejects, RejectOutcome.UNKNOWN)
 
     # ------------------------------------------------------------ moving on

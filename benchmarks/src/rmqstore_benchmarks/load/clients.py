@@ -332,7 +332,7 @@ class _Consumer:
 
     def _settle(self, popped: MessageBatch, ids: Ids, attempts: Ids) -> None:
         """Say what became of the messages: some nobody acks, some are held, released or given more time, all others are acked."""
-        receipts = receipts_of(popped).receipts
+        receipts = receipts_of(popped).names
         drawn = np.random.default_rng(self._rng.getrandbits(32)).random(len(ids))
         held = self._plan.has(ids, Fate.HELD)
         free = ~self._plan.has(ids, Fate.POISON) & ~held

@@ -1,4 +1,7 @@
-"""The columns of messages, as Arrow schemas (docs/contract.md)."""
+"""The columns of messages, as Arrow schemas (docs/contract.md).
+
+A module of its own since it needs pyarrow when it is imported, which ``rmqstore.late`` puts off until somebody asks for a schema.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
+"""The type of the column ``properties``."""
 
 IN_SCHEMA: Final = pa.schema(
     [

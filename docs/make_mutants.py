@@ -61,8 +61,8 @@ traced run on the sound engine tells which cases run through a line. Only these 
 or does not end. They run on `memory`, then on `lmdb`, at level extended; nothing is killed there. What no case runs through is counted
 apart. A mutation that survives and that no user can tell from the sound engine is *equivalent*; it does not count. For the others cases
 were written where that was possible (*closed*); they count as noticed. The figures are of the
-first 64 changes that the command gave, of 11 that seed 2 gave of a later state of the source, and of the 40 of `--sample 40 --seed 3` at commit
-`ab8c0dd`, in November 2026.
+first 64 changes that the command gave, of 11 that seed 2 gave of a later state of the source, and of the 40 of `--sample 40 --seed 3`
+at commit `ab8c0dd`, in November 2026.
 
 ```
 python -m rmqstore_conformance.proving.rates mutations --sample 150 --seed {seed} --judged mutations.jsonl

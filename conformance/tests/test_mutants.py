@@ -24,9 +24,9 @@ from rmqstore_conformance.proving.planting import LMDB, MEMORY, PREFIX, WrongEng
 ROOT = Path(__file__).parents[2]
 NAMED = [each for each in MUTANTS if each.caught_by]
 OF_DISKS = [each for each in mutants_of_disks.MUTANTS if each.caught_by]
-PARTS_OF_ALL = 12
+PARTS_OF_ALL = 24
 TODAY = int(time.time() // 86_400) % PARTS_OF_ALL
-"""Every twelfth mutant is tried by a run of the tests, each day other ones, and all of them by ``make crash``."""
+"""Every 24th mutant is tried by a run of the tests, each day other ones, and all of them by ``make crash``."""
 
 needs_lmdb = pytest.mark.skipif(find_spec(LMDB) is None, reason=f"{LMDB} is not installed")
 

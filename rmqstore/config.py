@@ -17,7 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rmqstore.contract import Flush, InitMode, Reclaim, Setting
+from msgspec import structs
+
+from rmqstore.contract import Setting
 from rmqstore.errors import NO_ROOM, ConfigError, system_error
 from rmqstore.settings import CORE_SETTINGS, DEFAULT, CoreSettings, Origin, Source, Value, checked, known_settings, parsed
 
@@ -134,8 +136,8 @@ def load(
 
 
 def _built(values: Mapping[str, Value], origins: Mapping[str, Origin], known: Mapping[str, Setting]) -> Config:
-    fields: dict[str, Any] = {setting.key.replace(".", "_"): values[setting.key] for setting in CORE_SETTINGS}
-    fields |= {"flush": Flush(values["flush"]), "init": InitMode(values["init"]), "reclaim": Reclaim(values["reclaim"])}
+    declared = zip(structs.fields(CoreSettings), CORE_SETTINGS, strict=True)
+    fields: dict[str, Any] = {field.name: type(field.default)(values[setting.key]) for field, setting in declared}
     return Config(
         **fields,
         values=MappingProxyType(dict(values)),

@@ -29,7 +29,7 @@ _INT64_MAX = 2**63 - 1
 
 _KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)*")
 _ONE_MS = timedelta(milliseconds=1)
-_DOTTED = ("pop_buffer", "clock_")
+_DOTTED = ("pop_buffer", "pop_flush", "clock_")
 """So begin the fields in whose keys the first ``_`` is a dot."""
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -54,7 +54,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     flush: Annotated[
         Flush, Rule("When an acknowledged call is on disk: before the answer (`sync`), or at the next interval (`async`).")
     ] = Flush.SYNC
-    flush_interval_ms: Annotated[int, Rule("Time between two syncs under `flush = async`.", 1, _HOUR_MS)] = 500
+    flush_interval_ms: Annotated[int, Rule("Time between two syncs under `flush = async` or `pop.flush = async`.", 1, _HOUR_MS)] = 500
     precision_ms: Annotated[int, Rule("Width of a timer tick.", choices=(1000, 500, 200, 100), baked=True)] = 1000
     default_queues: Annotated[int, Rule("Queues of a topic that is made on demand.", 1, 1024)] = 1
     fifo_queues: Annotated[int, Rule("Queues of such a topic if its first message has a message group.", 1, 1024)] = 16
@@ -93,6 +93,13 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     revive_interval_ms: Annotated[int, Rule("Time between two looks for expired leases.", 1, _HOUR_MS)] = 1000
+    pop_flush: Annotated[
+        Flush,
+        Rule(
+            "Whether a pop waits for the disk as other calls do (`sync`). If not (`async`), a crash may end leases early, as far as the "
+            "engine declares for `flush = async`: their messages come again, and their receipts are stale. What is acked stays acked.",
+        ),
+    ] = Flush.SYNC
     pop_buffer: Annotated[
         bool,
         Rule(

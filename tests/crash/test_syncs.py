@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -101,3 +102,26 @@ def test_a_repeated_pop_waits_for_the_leases_that_it_gives(tmp_path: Path, engin
         assert [m.receipt for m in again.messages.messages()] == [m.receipt for m in first.messages.messages()]
         assert store.engine.pops.durable_position < first_ticket.position
         assert ticket.position >= first_ticket.position
+
+
+@pytest.mark.parametrize("engine", ["wheel", "lmdb", "rocksdb"])
+def test_with_pops_that_do_not_wait_only_what_does_no_more_than_lease_is_not_durable(tmp_path: Path, engine: str) -> None:
+    if find_spec(f"rmqstore_{engine}") is None:
+        pytest.skip(f"rmqstore-{engine} is not installed")
+    with rmqstore.open(tmp_path / "store", engine=engine, clock=ManualClock(10**12), services=False, pop__flush="async") as store:
+        store.send_batch([Message("t", b"x") for _ in range(6)])
+
+        def moves(call: Callable[[], object]) -> bool:
+            """Say whether more is durable after a call than before."""
+            before = store.engine.pops.durable_position
+            call()
+            return store.engine.pops.durable_position > before
+
+        held = []
+        assert moves(lambda: held.append(store.pop("t", "g", max_messages=1))), "the first pop of a group says where it starts"
+        assert not moves(lambda: held.append(store.pop("t", "g", max_messages=1)))
+        assert not moves(lambda: held.append(store.pop("t", "g", max_messages=1, filter="*", wait_ms=0)))
+        assert moves(lambda: held.append(store.pop("t", "g", max_messages=1, acks=held.pop())))
+        assert moves(lambda: store.ack(held.pop()))
+        assert not moves(lambda: store.pop("t", "g", max_messages=1))
+        assert moves(store.flush)

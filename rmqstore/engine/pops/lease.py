@@ -127,7 +127,7 @@ class Popping(Part):
             if again is not None:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
                 ticket = Ticket(max(transaction.commit().position, self._shared.kv.position))
-                return self._result(transaction, topic, group_id, request, again), ticket
+                return self._result(transaction, topic, group_id, request, again, only_leases=not registered), ticket
         parts: list[QueueRecords] = []
         want = _Want(request, picker, request.max_messages)
         for source, queue, retry_flag in self._sources(transaction, topic, group_id, request):
@@ -143,7 +143,7 @@ class Popping(Part):
             self._remember(transaction, request, request.attempt_id)
         must_wait = bool(parts) or registered
         ticket = transaction.commit()
-        result = self._result(transaction, topic, group_id, request, parts, more=want.is_cut and not parts)
+        result = self._result(transaction, topic, group_id, request, parts, more=want.is_cut and not parts, only_leases=not registered)
         return result, ticket if must_wait else Ticket(0)
 
     def _register(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
@@ -312,8 +312,10 @@ class Popping(Part):
         parts: Sequence[QueueRecords],
         *,
         more: bool = False,
+        only_leases: bool,
     ) -> PopResult:
-        return PopResult(PoppedRecords(parts, self._log.format), self._rest(transaction, topic, group_id, request), more)
+        rest = self._rest(transaction, topic, group_id, request)
+        return PopResult(PoppedRecords(parts, self._log.format), rest, more, only_leases=only_leases)
 
     def _rest(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state

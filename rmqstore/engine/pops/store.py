@@ -153,7 +153,7 @@ class OrderedPops(OrderedSide, PopStore):
                 return self._popping.pop(transaction, request, picker)
             acks = self._leasing.ack(transaction, request.acks)
             result, ticket = self._popping.pop(transaction, request, picker)
-            return structs.replace(result, acks=acks), self._resting(ticket)
+            return structs.replace(result, acks=acks, only_leases=False), self._resting(ticket)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
         parse_filter(filter)

@@ -26,7 +26,7 @@ from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.opener import Answer, Opener
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recording import Playing, Recorded, played, record, recorded
-from rmqstore_conformance.faults.script import START_MS, Notes, Play, open_script
+from rmqstore_conformance.faults.script import POPS, START_MS, Notes, Play, open_script
 from rmqstore_conformance.faults.victim import keeps_back
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import write_image
@@ -278,6 +278,24 @@ def test_r1_each_answer_outlives_a_kill(durable_engine: Pair, killed: Cut) -> No
     """R1: under flush = async, where an engine promises that a kill takes nothing, it is killed right behind each answer."""
     play, found = killed.play(Answers.name), killed.record(Answers.name)
     killed.check(play, answers_of(found, play, power=False), found.notes)
+
+
+@pytest.mark.clause("P3", "P4", "P5")
+def test_r1_all_but_leases_is_durable_if_pops_do_not_wait(durable_pair: Pair, unplugged: Cut) -> None:
+    """R1: under pop.flush = async power goes right behind each answer: leases may be gone, wholly, and nothing else is."""
+    lazy = unplugged.under(pop__flush="async")
+    for script in (Workload.name, Answers.name):
+        play, found = lazy.answered_alike(script)
+        assert any(not step.call.is_promised for step in play.steps if step.call.operation in POPS)
+        lazy.check(play, chain(answers_of(found, play), lazy.states(found, play, STATES_OF_THE_ANSWERS)), found.notes)
+
+
+@pytest.mark.clause("P4", "P5")
+def test_r1_a_kill_takes_no_lease_if_pops_do_not_wait(durable_engine: Pair, cut: Cut) -> None:
+    """R1: so it is, and with the leases, when it is killed, where an engine promises that under flush = async a kill takes nothing."""
+    killed = cut.needing(Flush.ASYNC, Durability.PROCESS_CRASH).under(pop__flush="async")
+    play, found = killed.play(Answers.name), killed.record(Answers.name)
+    killed.check(play.all_promised(), answers_of(found, play, power=False), found.notes)
 
 
 @pytest.mark.clause("P5")

@@ -55,7 +55,7 @@ class Moment(NamedTuple):
 
     def asks_again(self, play: Play) -> bool:
         """Say whether the last call can be made again, which has to lead to the state after it."""
-        is_known = self.begun == self.done or play.steps[self.begun - 1].call.is_promised
+        is_known = play.steps[self.begun - (self.begun > self.done)].call.is_promised
         return is_known and play.steps[self.begun].call.again is not None
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 import rmqstore
 from rmqstore import ManualClock, Message, PoppedMessage, Store
-from rmqstore.contract import ChangeResult, Receipt, Support, TimerHandle
+from rmqstore.contract import ChangeResult, Flush, Receipt, Support, TimerHandle
 from rmqstore_conformance.faults.showing import Shown, rows_of
 from rmqstore_conformance.stores import DAY_MS, Pair
 from rmqstore_conformance.targets import capabilities_of
@@ -18,6 +18,9 @@ from rmqstore_conformance.targets import capabilities_of
 START_MS: Final = 1_700_000_000_000
 LATER_MS: Final = START_MS + 30 * DAY_MS
 """By then every timer of a script was due, and every lease is over."""
+
+POPS: Final = ("pop", "pop in order")
+"""The operations that lease; under ``pop.flush = async`` a loss of power may undo them."""
 
 _ALL: Final = 100_000
 
@@ -160,6 +163,8 @@ class Script:
     ) -> None:
         """Add a call; the arguments are the attributes of :class:`Call`."""
         assert name not in self.calls, name
+        if operation in POPS and self.store.engine.config.pop_flush is Flush.ASYNC:
+            more.setdefault("is_promised", False)
         self.calls[name] = Call(operation, make, outcome, again, rests_on, size or self.usual_size, **more)
 
     def add_tick(self, name: str, ms: int, outcome: str = "", **more: Any) -> None:
@@ -271,8 +276,14 @@ class Play(NamedTuple):
 
     def given_out(self, done: int, notes: Notes) -> list[str]:
         """Return the handles and receipts that the steps up to ``done`` gave, as a play noted them."""
-        steps = [step for step in self.steps[: done + 1] if step.call.is_promised]
+        steps = [step for step in self.steps[: done + 1] if step.call.is_promised or step.call.operation in POPS]
         return [text for step in steps for text in notes.get(step.name, ()) if text]
+
+    def all_promised(self) -> Play:
+        """Return the play as what a kill must leave of it if it takes nothing: every step is durable once it was answered."""
+        return self._replace(
+            steps=[step._replace(call=msgspec.structs.replace(step.call, is_promised=step.call.operation != "")) for step in self.steps]
+        )
 
     def without_upkeep(self) -> Play:
         """Return the play without steps that promise nothing: what is reclaimed depends on which messages are held, which is free."""

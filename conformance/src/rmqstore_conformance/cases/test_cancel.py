@@ -212,19 +212,21 @@ def test_c6_by_key_cancels_all_pending_of_topic_and_key(stores: Stores) -> None:
 @pytest.mark.needs("cancel_by_key")
 def test_c6_many_keys_are_cancelled_in_one_call(stores: Stores) -> None:
     """C6: each key has the outcomes of its timers, in put order; a timer of two of the keys is in both lists, and is cancelled once."""
-    store = stores.open()
     j, k, other = key_of("j"), key_of("k"), key_of("other")
     carried = ((k,), (j, k), (), (j,), (other,), (k,))
-    store.send_batch([message(n, keys=keys, deliver_at_ms=START_MS + 9000 - 1000 * n) for n, keys in enumerate(carried)])
-    # The last one falls due.
-    stores.clock.advance(4000)
-    assert next(store._hand_over.steps(stores.clock.now_ms())) == "seal"
     both, of_k = [CANCELLED, CANCELLED], [CANCELLED, CANCELLED, LATE]
-    assert store.cancel_keys(T, [j, key_of("nobody"), k, j]) == [both, [], of_k, both]
-    assert store.pending().total == 3
-    assert store.cancel_keys(T, []) == []
-    stores.tick_after(store, DAY_MS)
-    assert sorted(read_ids(store)) == ["m2", "m4", "m5"]
+    for others in (1, 50):
+        store, begun_ms = stores.open(f"{others}"), stores.clock.now_ms()
+        store.send_batch([message(n, keys=keys, deliver_at_ms=begun_ms + 9000 - 1000 * n) for n, keys in enumerate(carried)])
+        # The last one falls due.
+        stores.clock.advance(4000)
+        assert next(store._hand_over.steps(stores.clock.now_ms())) == "seal"
+        nobodys = [key_of(f"nobody-{number}") for number in range(others)]
+        assert store.cancel_keys(T, [j, *nobodys, k, j]) == [both, *([] for _ in nobodys), of_k, both]
+        assert store.pending().total == 3
+        assert store.cancel_keys(T, []) == []
+        stores.tick_after(store, DAY_MS)
+        assert sorted(read_ids(store)) == ["m2", "m4", "m5"]
 
 
 def test_c2_a_send_is_cancelled_by_its_receipt(stores: Stores) -> None:

@@ -151,6 +151,9 @@ def judged(answer: Answer, moment: Moment, play: Play) -> str:
         wrong = answer.shown["wrong"] + answer.shown["contradictions"]
         if answer.gone_on == last.shown and not wrong:
             return _judged_unknown(answer)
+        # Of a call before that may be lost, the tick finds something else to do when it is lost.
+        if answer.shown in allowed and not play.steps[moment.begun - 1].call.is_promised:
+            return _judged_unknown(answer)
         return f"expected {expected} once the tick is made again; seen: {difference(answer.gone_on, last.shown)}, wrong {wrong}"
     if answer.shown not in allowed:
         seen = play.number_of(answer.shown) or min((difference(answer.shown, each) for each in allowed), key=len)

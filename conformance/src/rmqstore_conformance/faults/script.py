@@ -207,8 +207,10 @@ def in_order(texts: Iterable[str]) -> list[str]:
 
 
 def note_what_was_lost(store: Store, name: str, call: Call, notes: Notes) -> None:
-    """Note what a call gave and took of which the answer was lost: what it gave the store knows, and no note has it."""
+    """Note what a call gave and took of which the answer was lost: what it gave the store knows, and no note of another call has it."""
     take(call, notes)
+    # The play itself may have been interrupted behind its note.
+    notes.pop(name, None)
     given = [timer.handle.text() for timer in store.scan(limit=_ALL).timers] + [lease.receipt for lease in store.leases()]
     known = {text for texts in notes.values() for text in texts}
     notes[name] = in_order(text for text in given if text not in known)

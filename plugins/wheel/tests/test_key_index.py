@@ -30,6 +30,7 @@ from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.keys import KeyFileSums, KeyIndex, RecentKeys
+from rmqstore_wheel.timers.store import WheelTimers
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000
@@ -63,8 +64,13 @@ def expected(entries: Entries) -> dict[int, list[int]]:
 def check(index: KeyIndex, entries: Entries) -> None:
     for hashed, offsets in expected(entries).items():
         assert index.lookup(hashed) == offsets
-    for hashed in (1, SLOTS - 1, SLOTS + 5, 2**31 - 1):
+    asked = [1, SLOTS - 1, *expected(entries), SLOTS + 5, 1, 2**31 - 1]
+    for hashed in asked:
         assert index.lookup(hashed) == expected(entries).get(hashed, [])
+    rows, offsets_of = index.lookup_many(np.array(asked))
+    found = [offsets_of[rows == row].tolist() for row in range(len(asked))]
+    assert found == [expected(entries).get(hashed, []) for hashed in asked]
+    assert rows.tolist() == sorted(rows.tolist())
 
 
 # Few hashes, so that chains grow and hashes share slots.
@@ -330,9 +336,34 @@ def test_a_look_at_what_was_never_written_takes_no_room() -> None:
         index.close()
 
 
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["send", "cancel", "cancel many", "check point", "tick"])), max_size=40))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_many_keys_are_looked_up_together_as_each_alone(tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[int, str]]) -> None:
+    clock, asked = ManualClock(NOW_MS), [f"key-{number}" for number in (*range(10), 3)]
+    with rmqstore.open(tmp_path_factory.mktemp("keys") / "store", engine="wheel", services=False, clock=clock) as store:
+        timers = store.engine.sessions["wheel"].timers()
+        assert isinstance(timers, WheelTimers)
+        for number, happens in calls:
+            if happens == "send":
+                keys = (f"key-{number}", f"key-{number // 2}", f"key-{number}0")
+                store.send_batch([Message(topic, b"x", keys=keys) for topic in "ttu"], delay=timedelta(seconds=1 + number % 4))
+            elif happens == "cancel":
+                store.cancel_key("t", f"key-{number}")
+            elif happens == "cancel many":
+                store.cancel_keys("t", asked[number:])
+            elif happens == "check point":
+                timers._ledger.make_check_point()
+            else:
+                clock.advance(1000)
+                store.tick()
+            together = timers._places_of_keys("t", asked)
+            assert together == [timers._places_of_key("t", key) for key in asked]
+
+
+@pytest.mark.parametrize("together", [1, 10])
 @pytest.mark.parametrize("check_points", [False, True], ids=["in memory", "in files"])
 def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_points: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_points: bool, together: int
 ) -> None:
     """Debounce: each round reads from the log as much as the first ones did, however many there were."""
     reads: list[int] = []
@@ -341,13 +372,16 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
     looked: list[int] = []
     lookup = KeyIndex.lookup
     monkeypatch.setattr(KeyIndex, "lookup", lambda index, hashed: (found := lookup(index, hashed), looked.append(len(found)))[0])
+    many = KeyIndex.lookup_many
+    monkeypatch.setattr(KeyIndex, "lookup_many", lambda index, hashes: (found := many(index, hashes), looked.append(len(found[0])))[0])
     with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=ManualClock(NOW_MS)) as store:
         store.send(Message("t", b"x", keys=("other",)), delay=timedelta(hours=1))
         costs: list[int] = []
         for number in range(300):
             reads.clear()
             looked.clear()
-            assert store.cancel_key("t", "again") == ([CancelOutcome.CANCELLED] if number else [])
+            keys = ["again", *(f"nobody-{each}" for each in range(together - 1))]
+            assert store.cancel_keys("t", keys)[0] == ([CancelOutcome.CANCELLED] if number else [])
             store.send(Message("t", b"y", keys=("again",)), delay=timedelta(hours=1))
             costs.append(len(reads) + sum(looked))
             if check_points and number % 50 == 49:

@@ -152,6 +152,8 @@ def test_a_cancel_by_key_says_that_it_cannot_read_a_timer(filled: tuple[WheelSto
         with pytest.raises(CorruptStoreError, match=r"timer 3: .*times and properties") as caught:
             store.cancel_key("t", key)
         assert caught.value.file
+    with pytest.raises(CorruptStoreError, match=r"timer 3: .*times and properties"):
+        store.cancel_keys("t", [f"key{number}" for number in range(20)])
     assert store.pending().total == 5
     assert store.cancel(handles[2]) is CancelOutcome.CANCELLED
     assert store.cancel_key("t", "key2") == []

@@ -38,7 +38,7 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
         starts, sizes: where in the file they are.
         topic, queue_id, queue_offsets: what they should say of themselves.
     """
-    data, inside = _inside(log, file_start, starts, sizes)
+    data, inside = held(log, file_start, starts, sizes)
     return _sound_of(data, inside, starts, sizes, starts + file_start, topic, queue_id, queue_offsets)
 
 
@@ -56,7 +56,7 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
     A look at a record far from the last one waits for the memory, at its head, at its body, at its properties, and again with the
     next look. A copy waits once.
     """
-    data, inside = _inside(log, file_start, starts, sizes)
+    data, inside = held(log, file_start, starts, sizes)
     places, at = starts + file_start, starts
     stops = starts + sizes
     width, total = int(sizes.max()), int(sizes.sum())
@@ -72,15 +72,15 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
         return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
 
 
-def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Any, Flags]:
+def held(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Any, Flags]:
     """Return a file of the log, and which records can be in it.
 
     Nothing behind the end of the log is looked at: an owner may cut it off there, and a map of what is gone cannot be read.
     """
     stops = starts + sizes
-    held = max(log.tail - file_start, 0)
-    view = log.chain.view(file_start, min(int(stops.max(initial=0)), held)) if file_start in log.chain.starts else memoryview(b"")
-    data = np.frombuffer(view, np.uint8)[:held]
+    length = max(log.tail - file_start, 0)
+    view = log.chain.view(file_start, min(int(stops.max(initial=0)), length)) if file_start in log.chain.starts else memoryview(b"")
+    data = np.frombuffer(view, np.uint8)[:length]
     return data, (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (stops <= len(data))
 
 

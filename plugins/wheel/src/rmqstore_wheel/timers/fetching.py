@@ -18,13 +18,14 @@ from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log_format, log_reading, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.queues.soundness import fault_of, gather
+from rmqstore_wheel.queues.soundness import fault_of, gather, held
 from rmqstore_wheel.records import message_records as records, sums
 from rmqstore_wheel.records.addressing import for_delivery
 from rmqstore_wheel.records.message_records import LogRecords, as_delivered
@@ -163,6 +164,35 @@ class Fetcher:
                 text = record.properties
                 if value_in(text, texts.REAL_TOPIC).decode() == topic and key in texts.split_keys(value_in(text, texts.KEYS).decode()):
                     yield record.queue_offset + 1, None
+
+    def seqs_at_many(self, offsets: Ints) -> Ints:
+        """As :meth:`seqs_at`, of many."""
+        seqs = np.zeros(len(offsets), np.int64)
+        log = self._ledger.log
+        for file_start, rows in _by_file(log, offsets) if len(offsets) else ():
+            starts = offsets[rows] - file_start
+            data, inside = held(log, file_start, starts, np.full(len(rows), log_format.MIN_BYTES))
+            seqs[rows[inside]] = cells(data, ">i8")[starts[inside] + log_format.QUEUE_OFFSET_AT] + 1
+        return seqs
+
+    def with_keys(self, seqs: Ints, offsets: Ints, topic: str, keys: Sequence[str]) -> Flags:
+        """Say which timers are at these offsets of the log, are of this topic, and have the key that is given for each.
+
+        Raises:
+            CorruptStoreError: of one this is unknown, as it cannot be read.
+        """
+        places, sizes = self._locate(seqs)
+        is_it: Flags = places == offsets
+        here = np.flatnonzero(is_it)
+        if len(here):
+            (column,) = self.timer_columns(seqs[here]).properties
+            read = decode_column(column)
+            found = zip(here.tolist(), read.column(texts.REAL_TOPIC).to_pylist(), read.column(texts.KEYS).to_pylist(), strict=True)
+            for row, of_topic, joined in found:
+                if of_topic is None:
+                    raise self._damage(int(seqs[row]), int(offsets[row]), int(sizes[row]))
+                is_it[row] = of_topic == topic and joined is not None and (joined == keys[row] or keys[row] in texts.split_keys(joined))
+        return is_it
 
     def _size_at(self, seq: int, offset: int) -> int | None:
         """Return how long the message of a timer is; None when it is not at this offset."""

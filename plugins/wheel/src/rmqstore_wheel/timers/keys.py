@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -95,6 +95,14 @@ class KeyIndex:
         files = [file for file in self._files if file.header.last_offset > settled]
         found = [offset for file in files for offset in file.lookup(hashed, settled)]
         return found + self._recent.lookup(hashed, settled)
+
+    def lookup_many(self, hashes: Ints) -> tuple[Ints, Ints]:
+        """Return of many hashes, as pairs of the row of a hash and an offset, by row, what :meth:`lookup` does of each."""
+        settled = np.fromiter(map(self._settled.get, hashes.tolist(), repeat(-1)), np.int64, len(hashes))
+        found = [file.lookup_many(hashes, settled) for file in self._files if file.header.last_offset > settled.min()]
+        rows, offsets = map(np.concatenate, zip(*found, self._recent.lookup_many(hashes, settled), strict=True))
+        order = np.lexsort((offsets, rows))
+        return rows[order], offsets[order]
 
     def settle(self, hashed: int, offset: int) -> None:
         """Leave out the entries of a hash up to an offset from now on: nothing of them is ever pending again.
@@ -218,6 +226,24 @@ class RecentKeys:
             found += offsets[first:behind].tolist()
         few = self._few.get(hashed, [])
         return found + few[bisect_right(few, settled) :]
+
+    def lookup_many(self, hashes: Ints, settled: Ints) -> tuple[Ints, Ints]:
+        """Return of many hashes, as pairs of the row of a hash and an offset, the offsets behind what is settled of each."""
+        rows, offsets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        keys = hashes.astype(np.int32)
+        for run_hashes, run_offsets in self._runs:
+            firsts = run_hashes.searchsorted(keys)
+            counts = run_hashes.searchsorted(keys, "right") - firsts
+            # Of each hash its places in the run, which are side by side.
+            behind = np.cumsum(counts)
+            rows.append(np.repeat(np.arange(len(keys)), counts))
+            offsets.append(run_offsets[np.arange(behind[-1]) + np.repeat(firsts - behind + counts, counts)])
+        few = [(row, offset) for row, hashed in enumerate(hashes.tolist()) for offset in self._few.get(hashed, ())] if self._few else []
+        rows.append(np.array([row for row, _ in few], np.int64))
+        offsets.append(np.array([offset for _, offset in few], np.int64))
+        of_rows, found = np.concatenate(rows), np.concatenate(offsets)
+        kept = found > settled[of_rows]
+        return of_rows[kept], found[kept]
 
 
 def _sorted(hashes: Ints, offsets: Ints) -> tuple[Ints, Ints]:
@@ -427,8 +453,18 @@ class KeyFile:
         Raises:
             CorruptStoreError: the file is damaged.
         """
+        return self._followed(int(self._heads_at(np.array([hashed % self._slots]))[0]), hashed, settled)
+
+    def lookup_many(self, hashes: Ints, settled: Ints) -> tuple[Ints, Ints]:
+        """Return of many hashes, as pairs of the row of a hash and an offset, what :meth:`lookup` does of each."""
+        heads = self._heads_at(hashes % self._slots)
+        found = list(map(self._followed, heads.tolist(), hashes.tolist(), settled.tolist()))
+        offsets = np.fromiter(chain.from_iterable(found), np.int64)
+        return np.repeat(np.arange(len(found)), list(map(len, found))), offsets
+
+    def _followed(self, number: int, hashed: int, settled: int) -> list[int]:
+        """Return the offsets behind ``settled`` of entries with a hash, oldest first, from an entry on that others of its slot precede."""
         found: list[int] = []
-        number = int(self._heads_at(np.array([hashed % self._slots]))[0])
         while number:
             self._check_entries(number, number + 1)
             entry_hash, offset, _, previous = self._entry_view()[number].item()

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -51,6 +52,7 @@ from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.late import pa
 from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import Messages, One
 from rmqstore_wheel.log.ledger import Ledger
@@ -60,10 +62,13 @@ from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher, Units
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
-from rmqstore_wheel.timers.table import TIMER, Due, joined
+from rmqstore_wheel.timers.table import TIMER, Due, FactRows, joined
 
 if TYPE_CHECKING:
     from rmqstore_wheel.timers.transfer import TimerExport
+
+_BY_COLUMN: Final = 8
+"""So many keys are looked up together."""
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
@@ -196,7 +201,29 @@ class WheelTimers(TimerSide):
         return self._answers.is_known((tick, seq, epoch))
 
     def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
-        return [self._places_of_key(topic, key) for key in keys]
+        if len(keys) < _BY_COLUMN:
+            return [self._places_of_key(topic, key) for key in keys]
+        hashes = index_file.key_hashes(pa.array([index_file.index_key(topic, key) for key in keys]))
+        rows, offsets = self._index.keys.lookup_many(hashes)
+        seqs = self._fetcher.seqs_at_many(offsets)
+        pending, facts = self._pending_of(seqs)
+        if len(pending) < len(rows):
+            self._settle(hashes, rows, offsets, pending)
+            rows, offsets, seqs = rows[pending], offsets[pending], seqs[pending]
+        is_it = self._fetcher.with_keys(seqs, offsets, topic, [keys[row] for row in rows.tolist()])
+        found: list[set[Place]] = [set() for _ in keys]
+        columns = (rows, facts["tick"], seqs, facts["epoch"])
+        for row, *place in zip(*(column[is_it].tolist() for column in columns), strict=True):
+            found[row].add(tuple(place))
+        return [sorted(each, key=itemgetter(1)) for each in found]
+
+    def _settle(self, hashes: Ints, rows: Ints, offsets: Ints, pending: Ints) -> None:
+        """Note of each hash the last offset before those that are ``pending``, which rise."""
+        first_pending = dict(zip(rows[pending[::-1]].tolist(), pending[::-1].tolist(), strict=True))
+        for row in np.unique(rows).tolist():
+            first, behind = np.searchsorted(rows, (row, row + 1)).tolist()
+            if (gone := first_pending.get(row, behind)) > first:
+                self._index.keys.settle(int(hashes[row]), int(offsets[gone - 1]))
 
     def _places_of_key(self, topic: str, key: str) -> list[Place]:
         offsets = self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key)))
@@ -224,6 +251,14 @@ class WheelTimers(TimerSide):
             return False
         tick, _, _, kind, _ = facts.read_one(seq - 1)
         return kind == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(tick, seq)
+
+    def _pending_of(self, seqs: Ints) -> tuple[Ints, FactRows]:
+        """Return which seqs are those of timers that are neither cancelled nor forgotten, and what is known of these."""
+        facts = self._index.facts
+        rows = np.flatnonzero((seqs > facts.first) & (seqs <= facts.count))
+        found = facts.gather(seqs[rows] - 1)
+        is_it = (found["kind"] == TIMER) & ~self._index.is_gone(seqs[rows], found["tick"])
+        return rows[is_it], found[is_it]
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         message: Messages | One | None

@@ -166,7 +166,7 @@ class StoreFullError(StoreError):
 
 
 class LostCallsError(StoreFullError):
-    """The disk had no room for calls that were answered before they were on it, under ``flush = async``; they are gone (F1)."""
+    """The disk had no room for calls that were answered before they were on it (F1): under ``flush = async`` or ``pop.flush = async``."""
 
 
 class StorePoisonedError(StoreError):

@@ -69,9 +69,9 @@ def test_core_defaults_agree_with_the_contract() -> None:
     defaults = {setting.key: setting.default for setting in CORE_SETTINGS}
     options = EngineOptions(store_tag=1, broker="b")
     shared = set(EngineOptions.__struct_fields__) - {"store_tag", "broker", "min_epoch", "engine", "pop_buffer"}
-    values = {key: getattr(options, key) for key in shared}
+    values = {"pop.flush" if key == "pop_flush" else key: getattr(options, key) for key in shared}
     assert {key: value.value if isinstance(value, Enum) else value for key, value in values.items()} == {
-        key: defaults[key] for key in shared
+        key: defaults[key] for key in values
     }
     limits = PopBuffer()
     assert not defaults["pop.buffer"]

@@ -192,6 +192,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         retention_ms, reclaim, group_expiry_ms: for Q1, Q2, Q3.
         pop_buffer: pops and acks may wait in memory, within these limits; None = they are written at once.
         flush: whether callers wait for the disk, or are answered before (F1).
+        pop_flush: ``ASYNC`` = the ticket of a pop that does nothing but lease may be that of what the pop rests on.
         min_epoch: no open epoch is below this one: the store goes on from a copy of another one's state.
         engine: the engine's own settings, without the ``<name>.`` prefix.
     """
@@ -214,6 +215,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     group_expiry_ms: int = 0
     pop_buffer: PopBuffer | None = None
     flush: Flush = Flush.SYNC
+    pop_flush: Flush = Flush.SYNC
     min_epoch: int = 0
     engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)
 

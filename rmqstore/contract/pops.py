@@ -216,15 +216,12 @@ class PopResult(msgspec.Struct, frozen=True):
         more: with no messages: the filter passed over as many as one call looks at, and what is behind them was not looked at; the next
             pop goes on there.
         acks: one outcome for each receipt of the request, in its order.
-        only_leases: nothing but leases rests on the ticket, no acks and no first pop of a group, so that with ``pop.flush = async`` nobody
-            waits for it. An engine that leaves it False is waited for.
     """
 
     messages: PoppedBatch
     rest: int
     more: bool = False
     acks: tuple[AckOutcome, ...] = ()
-    only_leases: bool = False
 
 
 class Lag(msgspec.Struct, frozen=True):

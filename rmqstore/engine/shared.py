@@ -61,6 +61,10 @@ class Shared:
         self._stale = False
         self._poison: StorePoisonedError | None = None
         self._closed = False
+        self.firm = 0
+        """Position of the last write that a pop rests on: with ``pop.flush = async`` those that do nothing but lease are not among them."""
+        self._let_go = 0
+        """Position of the last write that is left out of ``firm``."""
         stored = kv.get(META, EPOCH_KEY)
         if read_only:
             self.epoch = int.from_bytes(stored or b"", "big")
@@ -81,7 +85,7 @@ class Shared:
         if self._poison is not None:
             raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
-            last = self.kv.position
+            answered = self._answered
             self.kv.reopen()
             self.reload()
             self._stale = False
@@ -89,17 +93,25 @@ class Shared:
             self.is_fresh = True
             if self._stale or self._poison is not None:
                 self.is_fresh = False
-            if self.options.flush is Flush.ASYNC:
-                self._tell_of_lost(last)
+            if answered:
+                self._tell_of_lost(answered)
         return self.kv
 
-    def _tell_of_lost(self, last: int) -> None:
-        """Raise once when calls up to position ``last`` are gone: they were answered, so no other call hears of it."""
+    @property
+    def _answered(self) -> int:
+        """Position up to which calls may have been answered that nobody waits for."""
+        return self.kv.position if self.options.flush is Flush.ASYNC else self._let_go
+
+    def _tell_of_lost(self, answered: int) -> None:
+        """Raise once when calls up to a position are gone: they were answered, so no other call hears of it."""
+        self._let_go = 0
         try:
-            self.kv.sync(last)
+            self.kv.sync(answered)
         except StoreFullError as error:
+            what = "what was answered" if self.options.flush is Flush.ASYNC else "leases that were given"
+            setting = "flush" if self.options.flush is Flush.ASYNC else "pop.flush"
             raise LostCallsError(
-                f"{error}; what was answered since the last flush is gone (flush = async); this call did nothing, the next one goes on"
+                f"{error}; {what} since the last flush is gone ({setting} = async); this call did nothing, the next one goes on"
             ) from error
 
     def after_interrupt(self) -> None:
@@ -112,6 +124,7 @@ class Shared:
     def reload(self) -> None:
         """Let both sides read their state again."""
         self.floors.forget()
+        self.firm = self.kv.position
         for reload in self._reloads:
             reload()
 
@@ -126,10 +139,15 @@ class Shared:
         """Apply a batch; the ticket waits for it."""
         self.floors.follow(batch)
         try:
-            return Ticket(self.kv.write(batch))
+            position = self.kv.write(batch)
         except StoreError as error:
             self._note(error)
             raise
+        if batch.only_leases:
+            self._let_go = position
+        else:
+            self.firm = position
+        return Ticket(position)
 
     def sync(self, ticket: Ticket | None) -> None:
         """Wait until ``ticket`` is durable; call it without the lock. One that is durable is answered also after a close (F3)."""
@@ -168,13 +186,13 @@ class Shared:
         """Close the database once.
 
         Raises:
-            StoreFullError: under ``flush = async``, calls that were answered are gone; it is closed all the same.
+            LostCallsError: calls that were answered are gone (``flush = async``, ``pop.flush = async``); it is closed all the same.
         """
         with self.lock:
             if self._closed:
                 return
             try:
-                if self._stale and self._poison is None and self.options.flush is Flush.ASYNC:
+                if self._stale and self._poison is None and self._answered:
                     self.fresh()
             finally:
                 self._closed = True

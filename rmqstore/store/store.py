@@ -130,7 +130,6 @@ class Store(Reader):
         config = engine.config
         self._clock = clock
         self._sync_calls = config.flush is Flush.SYNC
-        self._sync_pops = self._sync_calls and config.pop_flush is Flush.SYNC
         self._completer = Completer(self._pops, config)
         self._waits = Waits()
         self._untold: LostCallsError | None = None
@@ -145,7 +144,7 @@ class Store(Reader):
             self._unsubscribe = subscribe(self._clock_moved)
         self._ticker: Ticker | None = None
         if services:
-            flush_ms = None if self._sync_pops else config.flush_interval_ms
+            flush_ms = None if Flush.ASYNC not in (config.flush, config.pop_flush) else config.flush_interval_ms
             self._ticker = Ticker(self, self._ticker_wake, config.precision_ms, flush_ms)
             self._ticker.start()
 
@@ -419,8 +418,7 @@ class Store(Reader):
     def _look(self, request: PopRequest) -> PopResult:
         """Pop until something passes the filter or nothing is left, so that in between other calls have their turn (X3)."""
         result, ticket = self._pops.pop(request, self._clock.now_ms())
-        if self._sync_pops or not result.only_leases:
-            self._settle(self._pops, ticket)
+        self._settle(self._pops, ticket)
         if request.acks:
             self._waits.acked(map(_topic_of, request.acks))
         if len(result.messages) or not result.more:
@@ -432,10 +430,9 @@ class Store(Reader):
             while result.more and not len(result.messages):
                 self._check_open()
                 result, ticket = self._pops.pop(request, self._clock.now_ms())
+                self._settle(self._pops, ticket)
         finally:
             self._in_steps.discard(me)
-        if self._sync_pops:
-            self._settle(self._pops, ticket)
         return structs.replace(result, acks=acked)
 
     @overload

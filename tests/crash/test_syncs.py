@@ -108,8 +108,10 @@ def test_a_repeated_pop_waits_for_the_leases_that_it_gives(tmp_path: Path, engin
 def test_with_pops_that_do_not_wait_only_what_does_no_more_than_lease_is_not_durable(tmp_path: Path, engine: str) -> None:
     if find_spec(f"rmqstore_{engine}") is None:
         pytest.skip(f"rmqstore-{engine} is not installed")
-    with rmqstore.open(tmp_path / "store", engine=engine, clock=ManualClock(10**12), services=False, pop__flush="async") as store:
-        store.send_batch([Message("t", b"x") for _ in range(6)])
+    clock = ManualClock(10**12)
+    settings = {"engine": engine, "pop__flush": "async", "group_expiry_ms": 8000}
+    with rmqstore.open(tmp_path / "store", clock=clock, services=False, **settings) as store:
+        store.send_batch([Message("t", b"x") for _ in range(8)])
 
         def moves(call: Callable[[], object]) -> bool:
             """Say whether more is durable after a call than before."""
@@ -123,5 +125,8 @@ def test_with_pops_that_do_not_wait_only_what_does_no_more_than_lease_is_not_dur
         assert not moves(lambda: held.append(store.pop("t", "g", max_messages=1, filter="*", wait_ms=0)))
         assert moves(lambda: held.append(store.pop("t", "g", max_messages=1, acks=held.pop())))
         assert moves(lambda: store.ack(held.pop()))
+        clock.advance(1000)
+        assert moves(lambda: store.pop("t", "g", max_messages=1)), "what the group has not popped is held back for so much longer"
+        assert not moves(lambda: store.pop("t", "g", max_messages=1))
         assert not moves(lambda: store.pop("t", "g", max_messages=1))
         assert moves(store.flush)

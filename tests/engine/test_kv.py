@@ -128,7 +128,8 @@ def follow(adapter: Adapter, path: Path, script: list[object]) -> None:
                     kv._base.commit(kv._layers[1].effects())
                 case "reopen":
                     kv.reopen()
-                    synced = written
+                    assert kv.position >= written
+                    synced = written = kv.position
                 case "close" if adapter.durable:
                     kv.close()
                     kv = adapter.open(path)

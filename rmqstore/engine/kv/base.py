@@ -81,14 +81,16 @@ class WriteBatch:
     ``parts`` is for an engine whose queue log is no part of the database: what it adds to the call, in a form of its own.
     ``waits_from_ms``, when it is not None, is the time of a call that only gives leases or acks them; a database with a pop buffer need not
     write such a call at once.
+    ``only_leases``: the call does nothing but lease, and is answered before this is durable (``pop.flush = async``).
     """
 
-    __slots__ = ("ops", "parts", "waits_from_ms")
+    __slots__ = ("only_leases", "ops", "parts", "waits_from_ms")
 
     def __init__(self) -> None:
         self.ops: list[PutMany | DeleteMany | DeleteRange] = []
         self.parts: list[Any] = []
         self.waits_from_ms: int | None = None
+        self.only_leases = False
 
     def put(self, space: int, key: bytes, value: bytes) -> None:
         """Set one key."""

@@ -200,7 +200,8 @@ class BufferedKV(CommittedKV):
         kept = self.durable_position
         self._base.reopen()
         with self.lock:
-            self._layers = (Overlay(self._spaces, self.position),)
+            # The position that it is let in again with.
+            self._layers = (Overlay(self._spaces, self.position + 1),)
         self.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:

@@ -121,11 +121,13 @@ class CommittedKV(OrderedKV):
     def readmit(self, kept: int) -> None:
         """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.
 
-        Positions go on: the ones after ``kept`` name writes that are gone, and a sync of one of them says so for ever.
+        Positions go on: the ones after ``kept`` name writes that are gone, and a sync of one of them says so for ever. The next one is that
+        of the database as it is now.
         """
         with self.lock:
             if kept < self.position:
                 self._lost.append((kept, self.position))
+            self.position += 1
             self.durable_position = self.position
             self.refusal = None
 

@@ -126,8 +126,8 @@ class Popping(Part):
             again = self._repeated(transaction, request, request.attempt_id)
             if again is not None:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
-                ticket = Ticket(max(transaction.commit().position, self._shared.kv.position))
-                return self._result(transaction, topic, group_id, request, again, only_leases=not registered), ticket
+                transaction.commit(is_pop=True)
+                return self._result(transaction, topic, group_id, request, again), Ticket(self._shared.firm)
         parts: list[QueueRecords] = []
         want = _Want(request, picker, request.max_messages)
         for source, queue, retry_flag in self._sources(transaction, topic, group_id, request):
@@ -142,9 +142,9 @@ class Popping(Part):
         if request.attempt_id is not None and parts:
             self._remember(transaction, request, request.attempt_id)
         must_wait = bool(parts) or registered
-        ticket = transaction.commit()
-        result = self._result(transaction, topic, group_id, request, parts, more=want.is_cut and not parts, only_leases=not registered)
-        return result, ticket if must_wait else Ticket(0)
+        transaction.commit(is_pop=True)
+        result = self._result(transaction, topic, group_id, request, parts, more=want.is_cut and not parts)
+        return result, Ticket(self._shared.firm if must_wait else 0)
 
     def _register(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
         """Fix how the group pops the topic, and where it starts on every queue at once; later queues are read from the beginning (P9, P11).
@@ -312,10 +312,9 @@ class Popping(Part):
         parts: Sequence[QueueRecords],
         *,
         more: bool = False,
-        only_leases: bool,
     ) -> PopResult:
         rest = self._rest(transaction, topic, group_id, request)
-        return PopResult(PoppedRecords(parts, self._log.format), rest, more, only_leases=only_leases)
+        return PopResult(PoppedRecords(parts, self._log.format), rest, more)
 
     def _rest(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state

@@ -304,9 +304,12 @@ class PopState:
     ``groups_of`` holds the ids of the groups that pop a topic, by its id.
     ``gone`` is what is left of deleted topics, by their names.
     ``pop_floor_ms`` is the latest pop time of progress that was deleted: what is made again under its names pops later (P2).
+
+    Args:
+        before: the memory of the same session up to now; no receipt is given again (P2), though what it knew of may be gone.
     """
 
-    def __init__(self, kv: OrderedKV) -> None:
+    def __init__(self, kv: OrderedKV, before: PopState | None = None) -> None:
         self.topics: dict[str, Topic] = load_topics(kv)
         self._names: dict[int, str] = {}
         self.groups: dict[str, int] = load_groups(kv)
@@ -334,7 +337,18 @@ class PopState:
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
         self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")
+        if before is not None:
+            self._pop_after(before)
         self.turn = 0
+
+    def _pop_after(self, before: PopState) -> None:
+        self.pop_floor_ms = max(self.pop_floor_ms, before.pop_floor_ms)
+        for reader, progress in before.all_progress.items():
+            known = self.all_progress.get(reader)
+            if known is None:
+                self.pop_floor_ms = max(self.pop_floor_ms, progress.last_pop_ms)
+            elif known.last_pop_ms < progress.last_pop_ms:
+                self.all_progress[reader] = structs.replace(known, last_pop_ms=progress.last_pop_ms)
 
     def note_running(self, lease_key: bytes, first: int | None, *, waits: bool = False) -> None:
         """Note that a check point has running leases from offset ``first`` on, one that is a wait if it ``waits``; None: it has none."""

@@ -85,7 +85,7 @@ class OrderedPops(OrderedSide, PopStore):
 
     def _load(self) -> None:
         kv = self._shared.kv
-        self._state = PopState(kv)
+        self._state = PopState(kv, getattr(self, "_state", None))
         self._log = self._open_log(self._shared)
         self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
         beneath = Beneath(self._shared, self._state, self._log, self._adoptions)
@@ -153,7 +153,7 @@ class OrderedPops(OrderedSide, PopStore):
                 return self._popping.pop(transaction, request, picker)
             acks = self._leasing.ack(transaction, request.acks)
             result, ticket = self._popping.pop(transaction, request, picker)
-            return structs.replace(result, acks=acks, only_leases=False), self._resting(ticket)
+            return structs.replace(result, acks=acks), self._resting(ticket)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
         parse_filter(filter)

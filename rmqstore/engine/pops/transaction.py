@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from rmqstore.contract import EngineOptions, Ticket
+from rmqstore.contract import EngineOptions, Flush, Ticket
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
@@ -94,7 +94,7 @@ class Transaction:
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
         self._next_id = state.next_id
-        self._pop_floor_ms = state.pop_floor_ms
+        self._pop_floor_ms = 0
         self._afterwards: list[Callable[[PopState], None]] = []
         self.appended_bytes = 0
 
@@ -168,7 +168,7 @@ class Transaction:
 
     def raise_pop_floor(self, last_pops_ms: Iterable[int]) -> None:
         """Note the last pop times of progress that is deleted: no later lease has a receipt of its leases, as names may come again (P2)."""
-        self._pop_floor_ms = max(self._pop_floor_ms, max(last_pops_ms, default=0))
+        self._pop_floor_ms = max(self._pop_floor_ms, self._state.pop_floor_ms, max(last_pops_ms, default=0))
 
     def set_progress(self, reader: GroupQueue, progress: Progress) -> None:
         """Change where a group stands."""
@@ -432,8 +432,21 @@ class Transaction:
         """Return the keys of the leases that this call gave."""
         return [key for key, (_, _, is_new) in self._touched.items() if is_new]
 
-    def commit(self) -> Ticket:
-        """Write everything in one step, then take it over into memory; a ticket of 0 when there was nothing to do."""
+    def _only_leases(self) -> bool:
+        """Whether this gives leases and moves offsets of groups, and nothing else: so that all other answers are true without it."""
+        others = (self._topics, self._groups, self._registered, self._dead, self._kept, self._gaps)
+        return (
+            not any(others)
+            and all(is_new for _, _, is_new in self._touched.values())
+            and self._progress.keys() <= self._state.all_progress.keys()
+        )
+
+    def commit(self, *, is_pop: bool = False) -> Ticket:
+        """Write everything in one step, then take it over into memory; a ticket of 0 when there was nothing to do.
+
+        Args:
+            is_pop: what makes the call a pop is all in this transaction, so that it may be one that does nothing but lease.
+        """
         if self._touched:
             self._write_leases()
         for topic in self._topics.values():
@@ -461,10 +474,11 @@ class Transaction:
                     self.write.delete(LEASES, fifo_key(reader))
         if self._next_id != self._state.next_id:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
-        if self._pop_floor_ms != self._state.pop_floor_ms:
+        if self._pop_floor_ms:
             self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
         if not (self.write.ops or self.write.parts):
             return Ticket(0)
+        self.write.only_leases = is_pop and self.options.pop_flush is Flush.ASYNC and self._only_leases()
         ticket = self._shared.write(self.write)
         self._state.topics.update(self._topics)
         self._state.groups.update(self._groups)
@@ -477,7 +491,7 @@ class Transaction:
         if runs or self._touched:
             self._take_over_runs(runs)
         self._state.next_id = self._next_id
-        self._state.pop_floor_ms = self._pop_floor_ms
+        self._state.pop_floor_ms = max(self._state.pop_floor_ms, self._pop_floor_ms)
         self._state.turn += 1
         for change in self._afterwards:
             change(self._state)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore import AckOutcome, ManualClock, Message, PoppedMessage, Store, StoreFullError
 from rmqstore.errors import LostCallsError
 from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, open_script
@@ -169,6 +169,38 @@ def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engi
         found = store.lag("t", "g").ready
         assert store.verify() == []
     assert told or found == answered + 1, f"{answered + 1} were answered, {found} are there, and nothing was said"
+
+
+@pytest.mark.clause("F3", "P2", "P3", "P5")
+def test_f1_leases_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """F1: so it is with leases under ``pop.flush = async``: their messages come again, no receipt does, and all else is as it was."""
+    clock = ManualClock(START_MS)
+    given: list[PoppedMessage] = []
+    with _open(disk, durable_engine, target, clock, pop__flush="async") as store:
+        store.send_batch([Message("t", b"%d" % number) for number in range(400)])
+        held = store.pop("t", group="g", max_messages=1)
+        assert store.ack(held) == [AckOutcome.ACKED]
+        disk.fill()
+        with contextlib.suppress(StoreFullError):
+            for _ in range(100):
+                given += store.pop("t", group="g", max_messages=1, invisible_ms=60_000)
+        with pytest.raises(StoreFullError):
+            store.send_batch([Message("t", bytes(1_000_000))] * 100)
+        disk.free()
+        told = False
+        try:
+            store.lag("t", "g")
+        except LostCallsError as error:
+            told = True
+            assert "pop.flush = async" in str(error)
+        assert store.ack(held) == [AckOutcome.ALREADY_ACKED]
+        left = store.lag("t", "g").ready
+        assert told or left == 399 - len(given), f"{len(given)} were leased, {399 - left} are, and nothing was said"
+        again = store.pop("t", group="g", max_messages=100)
+        assert not {each.receipt for each in again} & {each.receipt for each in given}, "a receipt was given a second time"
+        assert AckOutcome.ACKED not in store.ack(given) or not told
+        assert store.ack(again) == [AckOutcome.ACKED] * len(again)
+        assert store.verify() == []
 
 
 @pytest.mark.clause("F1", "F3", "X3")

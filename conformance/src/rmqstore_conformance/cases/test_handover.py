@@ -14,7 +14,7 @@ import pytest
 
 import rmqstore
 from rmqstore import MessageBatch, Store
-from rmqstore.contract import EMPTY_CURSOR, MAX_CORNERS, PopRequest, PopTxn, Receipt, Side, Ticket, TimerCursor, WriteStatus
+from rmqstore.contract import EMPTY_CURSOR, MAX_CORNERS, InitMode, PopRequest, PopTxn, Receipt, Side, Ticket, TimerCursor, WriteStatus
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.faults.answers import UNSYNCED, Answers
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
@@ -211,6 +211,47 @@ def test_r1_an_answer_waits_for_what_it_rests_on(stores: Stores, flush: str) -> 
             assert durable >= position, f"{name} was answered, rests on position {position} of the {side}, and durable is {durable}"
             rested += 1
     assert rested >= 40, "few answers rest on what was not waited for, so little is proved"
+
+
+@pytest.mark.clause("C4", "H1")
+def test_r1_leases_wait_for_what_they_rest_on(stores: Stores) -> None:
+    """R1: under pop.flush = async a pop that waits for no lease waits for what its messages are from, though nobody else does."""
+    store = stores.open(pop__flush="async")
+    timers, pops, now_ms = store.engine.timers, store.engine.pops, stores.clock.now_ms()
+    store.topics.create(T)
+    assert not store.pop(T, group=G)
+
+    def handed_over() -> Ticket:
+        timers.put(batch(2, due_ms=now_ms + 1000), now_ms)
+        timers.seal(now_ms + 1000)
+        timers.sync()
+        found = timers.due(pops.timer_cursor(), 10)
+        return pops.apply(PopTxn(appends=found.messages, timer_cursor=found.cursor), now_ms)[1]
+
+    def freed() -> Ticket:
+        held = pops.pop(PopRequest(T, G, 10), now_ms)[0].messages.receipts()
+        pops.sync()
+        return pops.release(held, now_ms)[1]
+
+    rests_on: dict[str, Callable[[], Ticket]] = {
+        "an append": lambda: pops.append(batch(1), now_ms)[1],
+        "a hand-over": handed_over,
+        "a release": freed,
+        "a reset": lambda: pops.reset_offset(T, G, None, InitMode.MIN, now_ms),
+    }
+    for name, call in rests_on.items():
+        ticket = call()
+        attempt = name.replace(" ", "-")
+        first = store.pop(T, group=G, max_messages=10, invisible_ms=60_000, attempt_id=attempt)
+        assert first, name
+        assert pops.durable_position >= ticket.position, f"a pop was answered, rests on {name} that is not durable"
+        later = pops.append(batch(3), now_ms)[1]
+        assert store.pop(T, group=G, max_messages=10, invisible_ms=60_000, attempt_id=attempt) == first
+        assert pops.durable_position >= ticket.position
+        store.flush()
+        assert pops.durable_position >= later.position
+        store.release(first)
+        store.tick()
 
 
 def batch(*numbers: int, due_ms: int | None = None) -> MessageBatch:

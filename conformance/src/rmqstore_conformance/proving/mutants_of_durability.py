@@ -122,13 +122,16 @@ def empty_pops_register_at_once(request: PopRequest, result: PopResult) -> bool:
     return not len(result.messages)
 
 
-_NONE_TO_WAIT_FOR = "(transaction.commit(), Ticket(0))[1]"
-
-
 @mutant("P1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB)
 def repeated_attempts_at_once() -> Edit:
     """A pop that repeats an attempt is answered before the leases of the first one are durable."""
-    return edit(Popping.pop, "Ticket(max(transaction.commit().position, self._shared.kv.position))", _NONE_TO_WAIT_FOR)
+    return edit(Popping.pop, "Ticket(self._shared.firm)", "Ticket(0)")
+
+
+@mutant("R1", "R1.leases_wait_for_what_they_rest_on", kind="durability", base=LMDB)
+def lazy_pops_at_once() -> Edit:
+    """A pop that need not wait for its leases does not wait for what it gives either."""
+    return edit(Popping.pop, "self._shared.firm if must_wait else 0", "self._shared.firm if self._options.pop_flush.value == 'sync' else 0")
 
 
 @mutant("R1", kind="durability", base=LMDB, at=instead(Pops, "pop"))
@@ -145,6 +148,7 @@ def cursor_durable_too_early() -> Edit:
 
 
 _RESTING = "self._resting(transaction.commit())"
+_NONE_TO_WAIT_FOR = "(transaction.commit(), Ticket(0))[1]"
 
 
 @mutant("P11", kind="durability", base=LMDB)

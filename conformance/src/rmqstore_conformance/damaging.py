@@ -37,6 +37,34 @@ def damage_timers(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> in
     return _damage_files(store, store.stats().timer_engine, bodies, spoil)
 
 
+def damage_timer_near(store: Store, body: bytes, step: int) -> bool:
+    """Change the byte that is so many bytes from the beginning of a timer's body; False when none is there that belongs to a timer."""
+    if not isinstance(store.engine.timers, OrderedTimers):
+        path, at = _place_in_files(store, store.stats().timer_engine, body)
+        with path.open("r+b") as file:
+            if at + step < 0:
+                return False
+            file.seek(at + step)
+            byte = file.read(1)
+            file.seek(at + step)
+            file.write(_turned(byte))
+        return True
+    kv = store.engine.timers._shared.kv
+    key, value = max((key, value) for key, value in kv.scan_all(TIMERS) if body in value)
+    at = value.index(body) + step
+    if not 0 <= at < len(value):
+        return False
+    write = WriteBatch()
+    write.put(TIMERS, key, value[:at] + _turned(value[at : at + 1]) + value[at + 1 :])
+    kv.sync(kv.write(write))
+    return True
+
+
+def _turned(byte: bytes) -> bytes:
+    """Change one bit of a byte; a small number stays small, so that it may be another one of its kind."""
+    return bytes((byte[0] ^ 0x02,))
+
+
 def damage_messages(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> int:
     """Damage the messages of queues that hold these bytes last; see :func:`damage_timers`."""
     log = store.engine.pops._log  # type: ignore[attr-defined]
@@ -73,13 +101,17 @@ def _damage_runs(kv: OrderedKV, space: int, bodies: tuple[bytes, ...], spoil: Sp
 def _damage_files(store: Store, engine: str, bodies: tuple[bytes, ...], spoil: Spoiling) -> int:
     """Change the last place of each body in the files of an engine, in place; what is cut off becomes zeros."""
     for body in bodies:
-        path, at = max(
-            (found for file in (Path(store.stats().path) / engine).rglob("*") if (found := _last_place(file, body))), key=lambda f: f[1]
-        )
+        path, at = _place_in_files(store, engine, body)
         with path.open("r+b") as file:
             file.seek(at)
             file.write(spoil(body).ljust(len(body), b"\0"))
     return len(bodies)
+
+
+def _place_in_files(store: Store, engine: str, body: bytes) -> tuple[Path, int]:
+    """Return the file of an engine that has a body furthest behind, and where."""
+    files = (Path(store.stats().path) / engine).rglob("*")
+    return max((found for file in files if (found := _last_place(file, body))), key=lambda found: found[1])
 
 
 def _last_place(path: Path, body: bytes) -> tuple[Path, int] | None:

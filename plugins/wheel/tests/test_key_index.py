@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -387,6 +389,22 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
             if check_points and number % 50 == 49:
                 store.engine.sessions["wheel"]._timers._ledger.make_check_point()  # type: ignore[attr-defined]
         assert max(costs[2:]) <= costs[2]
+
+
+def test_a_cancel_by_many_keys_copies_no_body(tmp_path: Path) -> None:
+    keys = tuple(f"key-{number}" for number in range(40))
+    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=ManualClock(NOW_MS)) as store:
+        store.send(Message("t", bytes(2_000_000), keys=keys), delay=timedelta(hours=1))
+        usual = pa.default_memory_pool()
+        pool = pa.proxy_memory_pool(usual)
+        pa.set_memory_pool(pool)
+        tracemalloc.start()
+        try:
+            assert store.cancel_keys("t", keys) == [[CancelOutcome.CANCELLED]] * 40
+            assert tracemalloc.get_traced_memory()[1] + pool.max_memory() < 2_000_000
+        finally:
+            tracemalloc.stop()
+            pa.set_memory_pool(usual)
 
 
 # ---------------------------------------------------------------- keys that are in no file yet

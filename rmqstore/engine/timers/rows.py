@@ -23,6 +23,7 @@ from rmqstore.engine.runs import ONE, DamagedRunError, Run, count_of, decode_run
 from rmqstore.engine.schema import PAIR, TIMERS, TRACES, U64
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.ticks import MINUTE_MS
+from rmqstore.errors import CorruptStoreError
 from rmqstore.message import Message
 
 _FORGET_PAGE: Final = 4096
@@ -125,6 +126,18 @@ class TimerRuns:
                 yield None if run is None else run.locate(tick, seq)
             at += step
             step = min(2 * step, _FIND_PAGE) if sum(len(value or b"") for value in values) < _FIND_BYTES else 1
+
+    def check_place(self, tick: int, seq: int) -> None:
+        """Raise when the run that would hold (tick, seq) cannot be read.
+
+        Raises:
+            CorruptStoreError: it names the run.
+        """
+        if (entry := self._entry_at(tick, seq)) is not None:
+            try:
+                decode_run(entry[1])
+            except DamagedRunError as error:
+                raise CorruptStoreError(f"{_name_of(*PAIR.unpack(entry[0]))}: {error}") from error
 
     def has_place(self, tick: int, seq: int) -> bool:
         """Say whether there is a run that could hold (tick, seq)."""

@@ -138,7 +138,10 @@ class OrderedTimers(TimerSide):
         wanted = sorted(set(chain.from_iterable(indexed)))
         known: dict[tuple[int, int], tuple[int, list[str]]] = {}
         for at, found in zip(wanted, self._runs.locate_each(wanted), strict=True):
-            if found is not None and route_of(found.put.record)[0] == topic.encode():
+            if found is None:
+                # What is gone and could not be read has left its keys.
+                self._runs.check_place(*at)
+            elif route_of(found.put.record)[0] == topic.encode():
                 known[at] = found.put.epoch, keys_of(found.put.record)
         # The index is by hash, so the record has the last word.
         return [

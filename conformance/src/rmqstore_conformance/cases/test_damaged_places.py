@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,17 @@ from rmqstore import AckOutcome, CorruptStoreError
 from rmqstore.contract import EMPTY_CURSOR
 from rmqstore.message import PARKED_TOPIC, dlq_topic
 from rmqstore_conformance.cases.scenes import buried
-from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
+from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timer_near, damage_timers, flipped
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.power.content import PAGE_BYTES, Content
 from rmqstore_conformance.stores import START_MS, Stores, copied_as_it_is, ids, label, plain, pop_all, read_ids
+from rmqstore_conformance.targets import Target
 
 T, OTHER = topics(__name__, 2)
 G, H = groups(__name__, 2)
+
+BYTES_OF_A_TIMER = 64
+"""So many bytes of a timer and around it are changed, one at a time."""
 
 
 BODIES = [b"%d" % n * 100 for n in range(3)]
@@ -144,6 +150,38 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     assert store.pending().total == 0
     assert store.verify() == []
     assert ids(store.pop(PARKED_TOPIC, "doctor")) == ids(parked)
+
+
+@pytest.mark.needs("cancel_by_key")
+@pytest.mark.clause("C2", "R6")
+def test_t12_a_cancel_by_key_ends_no_timer_but_those_with_the_key(stores: Stores, seed: int, target: Target) -> None:
+    """T12: whatever byte of a timer changes, a cancel by its key ends it or says that it cannot tell; it ends no other one."""
+    bodies = {f"m{number}": b"%d" % number * 8 for number in range(4)}
+    missed: list[str] = []
+    around = list(product(range(-88, 160), (1, 20)))
+    for step, asked in random.Random(seed).sample(around, min(target.times(BYTES_OF_A_TIMER), len(around))):
+        stores.clock.set(START_MS)
+        store = stores.open(f"{asked} {step}")
+        for number, (name, body) in enumerate(bodies.items()):
+            store.send(plain(name[1:], body=body, keys=(f"key{number}",)), deliver_at_ms=START_MS + 1000 * number + 1000)
+        if not damage_timer_near(store, bodies["m2"], step):
+            store.close()
+            continue
+        try:
+            outcomes = store.cancel_keys(T, ["key2", *(f"nobody{number}" for number in range(asked - 1))])
+        except CorruptStoreError:
+            outcomes = []
+        else:
+            if outcomes[0] == []:
+                missed.append(f"byte {step} changed: not found by its key, and nothing was told")
+        stores.tick_after(store, 10_000)
+        gone = bodies.keys() - {*read_ids(store)}
+        parked = len(store.dead_letters.parked())
+        ended = sum(map(len, outcomes))
+        assert gone <= {"m2"} or (not ended and len(gone) <= parked), f"byte {step} changed: {gone} are gone, {outcomes}, {parked} parked"
+        assert bool(ended) + parked >= len(gone), f"byte {step} changed: {gone} are gone, {outcomes}, {parked} parked"
+        store.close()
+    assert not missed, "\n".join(missed)
 
 
 def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Stores) -> None:

@@ -290,6 +290,12 @@ def puts_during_a_tick_are_lost() -> Edit:
     return edit(OrderedTimers.due, cursor, f"{cursor}.join([(reached_to.highest_tick, self._last_seq)] if records else [])")
 
 
+@mutant("T12", "T12.a_cancel_by_key_ends_no_timer_but_those_with_the_key")
+def keys_of_damaged_timers_are_of_none() -> Edit:
+    """A cancel by key finds nothing where it cannot read a timer."""
+    return edit(OrderedTimers._places_of_keys, "self._runs.check_place(*at)", "None")
+
+
 @mutant("T12", "T12.a_damaged_timer_is_parked", at=answers(Timers, "due"))
 def what_cannot_be_read_is_skipped(found: DueBatch) -> DueBatch:
     """A timer that cannot be read is stepped over without a word."""

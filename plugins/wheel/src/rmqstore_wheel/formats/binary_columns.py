@@ -42,6 +42,15 @@ def pieces_of(data: Any, bounds: Ints) -> pa.Array:
     return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
+def stretches_of(data: Any, starts: Ints, ends: Ints) -> pa.Array:
+    """Return a binary column of copies of stretches of ``data`` that do not overlap."""
+    if not len(starts):
+        return pa.array([], pa.binary())
+    order = np.argsort(starts)
+    pieces = pieces_of(data, np.stack((starts[order], ends[order]), axis=1).reshape(-1))
+    return pieces.take(pa.array(2 * np.argsort(order))).cast(pa.binary())
+
+
 def taken(pieces: pa.Array, picks: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the picked pieces one behind the other, to be written to."""
     column = pieces.take(pa.array(picks.reshape(-1)))

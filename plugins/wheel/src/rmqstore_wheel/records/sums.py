@@ -82,6 +82,12 @@ def place_in(record: Bytes) -> int:
     return len(record) - _BOTH_BYTES if has_both else -1
 
 
+def sum_of(record: Bytes) -> bytes | None:
+    """Return the property; None when there is none where it should be."""
+    at = place_in(record)
+    return None if at < 0 else bytes(record[at : at + PROPERTY_BYTES])
+
+
 def _is_frame(text: bytes) -> bool:
     """Say whether a text is the property of a frame, whatever its numbers are, and no other one."""
     return len(text) == FRAME_BYTES and text.startswith(FRAME) and text.find(b"\x02") == FRAME_BYTES - 1

@@ -7,7 +7,7 @@ why (T12).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import Any, Final
 
@@ -18,9 +18,7 @@ from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log_format, log_reading, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells
-from rmqstore_wheel.formats.commit_log import Record
-from rmqstore_wheel.formats.log_columns import Columns
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, stretches_of
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.log.commit_log import CommitLog
@@ -29,7 +27,7 @@ from rmqstore_wheel.queues.soundness import fault_of, gather, held
 from rmqstore_wheel.records import message_records as records, sums
 from rmqstore_wheel.records.addressing import for_delivery
 from rmqstore_wheel.records.message_records import LogRecords, as_delivered
-from rmqstore_wheel.records.parts import value_in
+from rmqstore_wheel.records.parts import text_of, text_places, value_in
 
 _FEW: Final = 8
 """So few messages are read one by one."""
@@ -97,8 +95,7 @@ class Fetcher:
         for file_start, rows in _by_file(log, offsets):
             data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
             if not sound.all():
-                at = int(rows[sound.argmin()])
-                raise self._damage(int(seqs[at]), int(offsets[at]), int(sizes[at]))
+                raise self._damage(int(seqs[rows[sound.argmin()]]))
             found = log_reading.decode_columns(data, starts, sizes[rows], verify=False)
             places.append(rows)
             pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
@@ -107,100 +104,114 @@ class Fetcher:
         back = pa.array(np.argsort(np.concatenate(places), kind="stable"))
         return {name: pa.concat_arrays([piece[name] for piece in pieces]).take(back) for name in pieces[0]}
 
-    def _damage(self, seq: int, offset: int, size: int) -> CorruptStoreError:
-        log = self._ledger.log
-        raw = log.record(offset, size)
-        file = str(log.chain.path_of(offset))
+    def _damage(self, seq: int) -> CorruptStoreError:
+        offset, size = self._place(seq)
+        raw = self._ledger.log.record(offset, size)
+        file = str(self._ledger.log.chain.path_of(offset))
         return CorruptStoreError(f"{file}: timer {seq}: {_reason(raw, seq, offset)}", file=file, offset=offset)
 
-    def timer_columns(self, seqs: Ints) -> Columns:
-        """Return the records of timers; one that cannot be read is empty."""
-        offsets, sizes = self._locate(seqs)
-        log = self._ledger.log
-        file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
-        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, _TOPIC, 0, seqs - 1)
-        if sound.all():
-            return log_reading.decode_columns(data, starts, sizes, verify=False)
-        found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
-        texts = [b"" if each is None else each.properties for each in found]
-        return Columns(topic=_TOPIC, body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),))
+    # ------------------------------------------------------------ properties, and timers by their keys
+
+    def _place(self, seq: int) -> tuple[int, int]:
+        """Return where the message of a timer is in the log, and how long it is."""
+        offset, size, _ = self._ledger.queues.of(WHEEL_TOPIC, 0).read_one(seq - 1)
+        return offset, size
 
     def properties(self, seq: int) -> bytes:
         """Return the properties of the message of a timer; empty when it cannot be read."""
-        offset, size, _ = self._ledger.queues.of(WHEEL_TOPIC, 0).read_one(seq - 1)
-        record = self.record(offset, size)
-        return b"" if record is None else record.properties
-
-    def record(self, offset: int, size: int) -> Record | None:
-        """Return the record at an offset of the log; None when no sound one of this size is there."""
+        offset, size = self._place(seq)
         raw = self._ledger.log.record(offset, size)
-        try:
-            record = log_format.decode_record(raw, log_offset=offset)
-        except CorruptStoreError:
-            return None
-        return record if sums.is_good(raw, size - len(record.properties)) else None
+        return b"" if fault_of(raw, offset, _TOPIC, 0, seq - 1) else text_of(raw)
+
+    def property_column(self, seqs: Ints) -> pa.Array:
+        """As :meth:`properties`, of many."""
+        once, places = np.unique(seqs, return_inverse=True)
+        offsets, sizes = self._locate(once)
+        log = self._ledger.log
+        columns = [pa.array([], pa.binary())]
+        rows_of = [np.zeros(0, np.int64)]
+        for file_start, rows in _by_file(log, offsets):
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, once[rows] - 1)
+            good, bad = rows[sound], rows[~sound]
+            rows_of += [good, bad]
+            columns.append(stretches_of(data, text_places(data, starts[sound]), starts[sound] + sizes[good]))
+            columns.append(pa.array(map(self.properties, once[bad].tolist()), pa.binary()))
+        return pa.concat_arrays(columns).take(pa.array(np.argsort(np.concatenate(rows_of))[places]))
 
     def seqs_at(self, offsets: Sequence[int]) -> list[int]:
-        """Return the seq that each message at some offsets of the log gives itself, unchecked; 0 where nothing is."""
-        at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
-        heads = (self._ledger.log.record(offset, log_format.MIN_BYTES) for offset in offsets)
-        return [int.from_bytes(head[at:behind], signed=True) + 1 if head else 0 for head in heads]
+        """Return the seq of the timer whose message is at each of some offsets of the log; 0 where none is that anything is known of.
 
-    def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
-        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
-
-        Of those that cannot be read it is unknown, so they are among them, each with the error that says where it is.
+        Raises:
+            CorruptStoreError: what is there says that it is another timer's.
         """
-        for offset in offsets:
-            head = self._ledger.log.record(offset, log_format.MIN_BYTES)
-            if not head:
-                continue
-            record = self.record(offset, int.from_bytes(head[:4], signed=True))
-            if record is None:
-                seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT : log_format.PHYSICAL_OFFSET_AT], signed=True) + 1
-                if (size := self._size_at(seq, offset)) is not None:
-                    yield seq, self._damage(seq, offset, size)
-            elif record.topic == _TOPIC:
-                text = record.properties
-                if value_in(text, texts.REAL_TOPIC).decode() == topic and key in texts.split_keys(value_in(text, texts.KEYS).decode()):
-                    yield record.queue_offset + 1, None
+        at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
+        heads = [self._ledger.log.record(offset, log_format.MIN_BYTES) for offset in offsets]
+        said = [int.from_bytes(head[at:behind], signed=True) + 1 if head else 0 for head in heads]
+        return list(map(self._seq_at, offsets, said))
 
     def seqs_at_many(self, offsets: Ints) -> Ints:
         """As :meth:`seqs_at`, of many."""
         seqs = np.zeros(len(offsets), np.int64)
         log = self._ledger.log
-        for file_start, rows in _by_file(log, offsets) if len(offsets) else ():
+        for file_start, rows in _by_file(log, offsets):
             starts = offsets[rows] - file_start
             data, inside = held(log, file_start, starts, np.full(len(rows), log_format.MIN_BYTES))
             seqs[rows[inside]] = cells(data, ">i8")[starts[inside] + log_format.QUEUE_OFFSET_AT] + 1
+        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
+        known = np.flatnonzero((queue.first < seqs) & (seqs <= queue.count))
+        is_right = seqs == 0
+        is_right[known] = self._locate(seqs[known])[0] == offsets[known]
+        for row in np.flatnonzero(~is_right).tolist():
+            seqs[row] = self._seq_at(int(offsets[row]), int(seqs[row]))
         return seqs
 
-    def with_keys(self, seqs: Ints, offsets: Ints, topic: str, keys: Sequence[str]) -> Flags:
-        """Say which timers are at these offsets of the log, are of this topic, and have the key that is given for each.
+    def _seq_at(self, offset: int, said: int) -> int:
+        """Return the seq that what is at an offset says is its own, where the queue says so too; 0 for one that nothing is known of."""
+        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
+        if 0 <= said <= queue.first:
+            return 0
+        if queue.first < said <= queue.count:
+            place, _ = self._place(said)
+            if place == offset:
+                return said
+            if self._are_copies(offset, place):
+                return 0
+        file = str(self._ledger.log.chain.path_of(offset))
+        problem = f"what is at offset {offset} of the log says that it is timer {said}, which is elsewhere"
+        raise CorruptStoreError(f"{file}: {problem}", file=file, offset=offset)
+
+    def _are_copies(self, one: int, other: int) -> bool:
+        """Say whether the records at two offsets are one message, which was copied: then they have one sum."""
+        log = self._ledger.log
+        sizes = [int.from_bytes(log.record(offset, log_format.MIN_BYTES)[:4], signed=True) for offset in (one, other)]
+        first, second = (sums.sum_of(log.record(offset, size)) for offset, size in zip((one, other), sizes, strict=True))
+        return first is not None and first == second
+
+    def with_key(self, seqs: Iterable[int], topic: str, key: str) -> list[int]:
+        """Return which of some timers are of this topic and have this key.
 
         Raises:
             CorruptStoreError: of one this is unknown, as it cannot be read.
         """
-        places, sizes = self._locate(seqs)
-        is_it: Flags = places == offsets
-        here = np.flatnonzero(is_it)
-        if len(here):
-            (column,) = self.timer_columns(seqs[here]).properties
-            read = decode_column(column)
-            found = zip(here.tolist(), read.column(texts.REAL_TOPIC).to_pylist(), read.column(texts.KEYS).to_pylist(), strict=True)
-            for row, of_topic, joined in found:
-                if of_topic is None:
-                    raise self._damage(int(seqs[row]), int(offsets[row]), int(sizes[row]))
-                is_it[row] = of_topic == topic and joined is not None and (joined == keys[row] or keys[row] in texts.split_keys(joined))
-        return is_it
+        found = []
+        for seq in seqs:
+            text = self.properties(seq)
+            if not text:
+                raise self._damage(seq)
+            if value_in(text, texts.REAL_TOPIC).decode() == topic and key in texts.split_keys(value_in(text, texts.KEYS).decode()):
+                found.append(seq)
+        return found
 
-    def _size_at(self, seq: int, offset: int) -> int | None:
-        """Return how long the message of a timer is; None when it is not at this offset."""
-        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
-        if not queue.first < seq <= queue.count:
-            return None
-        offsets, sizes = self._locate(np.array([seq]))
-        return int(sizes[0]) if int(offsets[0]) == offset else None
+    def with_keys(self, seqs: Ints, topic: str, keys: Sequence[str]) -> Flags:
+        """As :meth:`with_key`, of timers and a key for each: whether it has that."""
+        read = decode_column(self.property_column(seqs))
+        columns = (read.column(name).to_pylist() for name in (texts.REAL_TOPIC, texts.KEYS))
+        has_key = np.zeros(len(seqs), np.bool_)
+        for row, (of_topic, joined) in enumerate(zip(*columns, strict=True)):
+            if of_topic is None:
+                raise self._damage(int(seqs[row]))
+            has_key[row] = of_topic == topic and joined is not None and (joined == keys[row] or keys[row] in texts.split_keys(joined))
+        return has_key
 
 
 def _reason(raw: bytes, seq: int, offset: int) -> str:
@@ -217,7 +228,7 @@ def _reason(raw: bytes, seq: int, offset: int) -> str:
 def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield (start of a file, rows that are in it)."""
     files = offsets // log.file_bytes * log.file_bytes
-    if (files == files[0]).all():
+    if len(files) and (files == files[0]).all():
         yield int(files[0]), np.arange(len(offsets))
         return
     for file_start in np.unique(files).tolist():

@@ -168,10 +168,9 @@ def _encode_rows(rows: Sequence[Message], now_ms: int, precision_ms: int) -> Enc
 # ---------------------------------------------------------------- cancels
 
 
-def encode_cancels(found: Columns, seqs: Ints, ticks: Ints, now_ms: int, precision_ms: int) -> Encoded:
-    """Return the cancels of timers, whose records were read, with these seqs."""
-    (text,) = found.properties
-    read = decode_column(text)
+def encode_cancels(properties: pa.Array, seqs: Ints, ticks: Ints, now_ms: int, precision_ms: int) -> Encoded:
+    """Return the cancels of timers, whose messages have these properties, with these seqs."""
+    read = decode_column(properties)
     topics, ids = read.column(texts.REAL_TOPIC), read.column(texts.MESSAGE_ID)
     topics, ids = pc.fill_null(topics, ""), pc.fill_null(ids, "")
     slots = pa.array(_slot_times(ticks, precision_ms))

@@ -209,8 +209,8 @@ class WheelTimers(TimerSide):
         pending, facts = self._pending_of(seqs)
         if len(pending) < len(rows):
             self._settle(hashes, rows, offsets, pending)
-            rows, offsets, seqs = rows[pending], offsets[pending], seqs[pending]
-        is_it = self._fetcher.with_keys(seqs, offsets, topic, [keys[row] for row in rows.tolist()])
+            rows, seqs = rows[pending], seqs[pending]
+        is_it = self._fetcher.with_keys(seqs, topic, [keys[row] for row in rows.tolist()])
         found: list[set[Place]] = [set() for _ in keys]
         columns = (rows, facts["tick"], seqs, facts["epoch"])
         for row, *place in zip(*(column[is_it].tolist() for column in columns), strict=True):
@@ -226,23 +226,17 @@ class WheelTimers(TimerSide):
                 self._index.keys.settle(int(hashes[row]), int(offsets[gone - 1]))
 
     def _places_of_key(self, topic: str, key: str) -> list[Place]:
-        offsets = self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key)))
+        hashed = index_file.key_hash(index_file.index_key(topic, key))
+        offsets = self._index.keys.lookup(hashed)
+        seqs = self._fetcher.seqs_at(offsets)
+        pending = [seq for seq in seqs if self._is_pending(seq)]
+        if gone := seqs.index(pending[0]) if pending else len(seqs):
+            self._index.keys.settle(hashed, offsets[gone - 1])
         places = []
-        for seq, error in sorted(dict(self._fetcher.with_key(offsets, topic, key)).items()):
-            if error is not None:
-                raise error
+        for seq in self._fetcher.with_key(sorted(set(pending)), topic, key):
             tick, epoch, *_ = self._index.facts.read_one(seq - 1)
             places.append((tick, seq, epoch))
         return places
-
-    def _offsets_pending(self, hashed: int) -> list[int]:
-        """Return where messages of pending timers are whose key has a hash."""
-        offsets = self._index.keys.lookup(hashed)
-        pending = [self._is_pending(seq) for seq in self._fetcher.seqs_at(offsets)]
-        gone = pending.index(True) if True in pending else len(pending)
-        if gone:
-            self._index.keys.settle(hashed, offsets[gone - 1])
-        return [offset for offset, is_pending in zip(offsets, pending, strict=True) if is_pending]
 
     def _is_pending(self, seq: int) -> bool:
         """Say whether a seq is that of a timer which is neither cancelled nor forgotten; it may be long gone."""
@@ -290,7 +284,7 @@ class WheelTimers(TimerSide):
         """Return what a cancel of pending timers appends, one at least."""
         index, first_seq = self._index, self._first_free_seq()
         put = partial(index.put_cancels, first_seq, ending.seqs, self._shared.epoch)
-        found = encode_cancels(self._fetcher.timer_columns(ending.seqs), ending.seqs, ending.ticks, store_ms, index.precision_ms)
+        found = encode_cancels(self._fetcher.property_column(ending.seqs), ending.seqs, ending.ticks, store_ms, index.precision_ms)
         return Messages(WHEEL_TOPIC, 0, first_seq - 1, found, store_ms, 0, put)
 
     # ------------------------------------------------------------ seal, due, forget

@@ -38,7 +38,7 @@ from types import TracebackType
 
 from rmqstore.contract import EngineOptions, Flush, Side, Ticket
 from rmqstore.engine.floors import Floors
-from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.kv.base import IfLost, OrderedKV, WriteBatch
 from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import LostCallsError, RmqstoreError, StoreClosedError, StoreError, StoreFullError, StorePoisonedError
 
@@ -62,9 +62,11 @@ class Shared:
         self._poison: StorePoisonedError | None = None
         self._closed = False
         self.firm = 0
-        """Position of the last write that a pop rests on: with ``pop.flush = async`` those that do nothing but lease are not among them."""
-        self._let_go = 0
-        """Position of the last write that is left out of ``firm``."""
+        """Position of the last write that answers rest on: leases are not among them with ``pop.flush = async``."""
+        self._leased: list[tuple[int, int]] = []
+        """Of leases that are not durable, by what they rest on (``firm``): that, and the position of the last of them."""
+        self._untold = 0
+        """Calls up to this position were answered and may be gone, and no call of the application has heard of it yet."""
         stored = kv.get(META, EPOCH_KEY)
         if read_only:
             self.epoch = int.from_bytes(stored or b"", "big")
@@ -85,34 +87,39 @@ class Shared:
         if self._poison is not None:
             raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
-            answered = self._answered
+            self._untold = max(self._untold, self._answered())
             self.kv.reopen()
             self.reload()
             self._stale = False
-            # In this order, as a sync may go wrong in another thread meanwhile.
-            self.is_fresh = True
-            if self._stale or self._poison is not None:
-                self.is_fresh = False
-            if answered:
-                self._tell_of_lost(answered)
+        if self._untold:
+            self._tell_of_lost()
+        # In this order, as a sync may go wrong in another thread meanwhile.
+        self.is_fresh = True
+        if self._stale or self._poison is not None:
+            self.is_fresh = False
         return self.kv
 
-    @property
     def _answered(self) -> int:
-        """Position up to which calls may have been answered that nobody waits for."""
-        return self.kv.position if self.options.flush is Flush.ASYNC else self._let_go
+        """Return up to which position calls may have been answered that are not durable; 0 for none."""
+        durable = self.kv.durable_position
+        if self.options.flush is Flush.ASYNC:
+            return self.kv.position if self.kv.position > durable else 0
+        # A pop whose leases rest on more than is durable has heard itself of the disk.
+        return max((last for rests_on, last in self._leased if rests_on <= durable < last), default=0)
 
-    def _tell_of_lost(self, answered: int) -> None:
-        """Raise once when calls up to a position are gone: they were answered, so no other call hears of it."""
-        self._let_go = 0
+    def _tell_of_lost(self) -> None:
+        """Raise once when calls that were answered are gone, as no other call hears of it."""
         try:
-            self.kv.sync(answered)
+            self.kv.sync(self._untold)
         except StoreFullError as error:
-            what = "what was answered" if self.options.flush is Flush.ASYNC else "leases that were given"
-            setting = "flush" if self.options.flush is Flush.ASYNC else "pop.flush"
-            raise LostCallsError(
-                f"{error}; {what} since the last flush is gone ({setting} = async); this call did nothing, the next one goes on"
-            ) from error
+            what, setting = ("what was answered", "flush") if self.options.flush is Flush.ASYNC else ("leases that were given", "pop.flush")
+            lost = f"{what} since the last flush is gone ({setting} = async); this call did nothing, the next one goes on"
+            self._untold = 0
+            raise LostCallsError(f"{error}; {lost}") from error
+        except StoreError as error:
+            self._note(error)
+            raise
+        self._untold = 0
 
     def after_interrupt(self) -> None:
         """Work everything in memory out again, after a call that was cut short."""
@@ -143,11 +150,19 @@ class Shared:
         except StoreError as error:
             self._note(error)
             raise
-        if batch.only_leases:
-            self._let_go = position
-        else:
+        if batch.if_lost is IfLost.ANSWERS:
             self.firm = position
+        elif batch.if_lost is IfLost.LEASES:
+            self._note_leases(position)
         return Ticket(position)
+
+    def _note_leases(self, position: int) -> None:
+        leased, durable = self._leased, self.kv.durable_position
+        while leased and leased[0][1] <= durable:
+            del leased[0]
+        if leased and leased[-1][0] == self.firm:
+            del leased[-1]
+        leased.append((self.firm, position))
 
     def sync(self, ticket: Ticket | None) -> None:
         """Wait until ``ticket`` is durable; call it without the lock. One that is durable is answered also after a close (F3)."""
@@ -192,7 +207,7 @@ class Shared:
             if self._closed:
                 return
             try:
-                if self._stale and self._poison is None and self._answered:
+                if self._poison is None and (self._untold or (self._stale and self._answered())):
                     self.fresh()
             finally:
                 self._closed = True

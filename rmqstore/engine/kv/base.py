@@ -6,6 +6,7 @@ Five abilities: get, atomic batch, range scan, range delete, sync. Keys and valu
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
@@ -75,22 +76,30 @@ class DeleteFew(DeleteRange, frozen=True, gc=False):
     keys: Sequence[bytes]
 
 
+class IfLost(enum.Enum):
+    """What is not so any more when a write is lost that other writes were before."""
+
+    ANSWERS = "what calls answered"
+    LEASES = "leases that were given; who does not mind that need not wait (``pop.flush = async``)"
+    NOTHING = "nothing that anybody was told: it is done again"
+
+
 class WriteBatch:
     """Changes that become visible and durable together; they apply in the order in which they were added.
 
     ``parts`` is for an engine whose queue log is no part of the database: what it adds to the call, in a form of its own.
     ``waits_from_ms``, when it is not None, is the time of a call that only gives leases or acks them; a database with a pop buffer need not
     write such a call at once.
-    ``only_leases``: the call does nothing but lease, and is answered before this is durable (``pop.flush = async``).
+    ``if_lost`` says what a call that does not wait for this write has to say of it.
     """
 
-    __slots__ = ("only_leases", "ops", "parts", "waits_from_ms")
+    __slots__ = ("if_lost", "ops", "parts", "waits_from_ms")
 
     def __init__(self) -> None:
         self.ops: list[PutMany | DeleteMany | DeleteRange] = []
         self.parts: list[Any] = []
         self.waits_from_ms: int | None = None
-        self.only_leases = False
+        self.if_lost = IfLost.ANSWERS
 
     def put(self, space: int, key: bytes, value: bytes) -> None:
         """Set one key."""

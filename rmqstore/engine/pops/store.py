@@ -39,7 +39,7 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import Adopted, StatePage
-from rmqstore.engine.kv.base import PAGE_BYTES
+from rmqstore.engine.kv.base import PAGE_BYTES, IfLost
 from rmqstore.engine.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping, picker_of
@@ -421,5 +421,6 @@ class OrderedPops(OrderedSide, PopStore):
                 done += self._administration.remove_left(transaction, max(budget - done, budget // 16))
             # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
             reclaimed = self._retention.reclaim(transaction, max(budget - done, budget // 16))
+            transaction.write.if_lost = IfLost.NOTHING
             transaction.commit()
             return UpkeepReport(done + reclaimed.done, more=done >= budget, expired=reclaimed.expired)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rmqstore.contract import EngineOptions, Flush, Ticket
-from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.base import IfLost, WriteBatch
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.state import Dead, FifoRun, Gap, GroupQueue, PopState, Progress, Registered, Topic, encode_fifo, fifo_key
@@ -478,7 +478,8 @@ class Transaction:
             self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
         if not (self.write.ops or self.write.parts):
             return Ticket(0)
-        self.write.only_leases = is_pop and self.options.pop_flush is Flush.ASYNC and self._only_leases()
+        if is_pop and self.options.pop_flush is Flush.ASYNC and self._only_leases():
+            self.write.if_lost = IfLost.LEASES if self._touched else IfLost.NOTHING
         ticket = self._shared.write(self.write)
         self._state.topics.update(self._topics)
         self._state.groups.update(self._groups)

@@ -30,7 +30,7 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
-from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
+from rmqstore.engine.kv.base import PAGE_BYTES, IfLost, WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.engine.records import Records, deliver_at_of, encode_batch, has_keys, keys_of, route_of
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
@@ -250,6 +250,7 @@ class OrderedTimers(TimerSide):
     def _write_removal(self, removal: Removal) -> None:
         """Remove one page of what is forgotten, in one write."""
         write = WriteBatch()
+        write.if_lost = IfLost.NOTHING
         removal.stage(write)
         deltas, pending_left = removal.deltas, self._pending - len(removal.delivered)
         if removal.damaged:

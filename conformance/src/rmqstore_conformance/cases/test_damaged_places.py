@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore import AckOutcome, CorruptStoreError
+from rmqstore import AckOutcome, CancelOutcome, CorruptStoreError
 from rmqstore.contract import EMPTY_CURSOR
 from rmqstore.message import PARKED_TOPIC, dlq_topic
 from rmqstore_conformance.cases.scenes import buried
@@ -180,6 +180,11 @@ def test_t12_a_cancel_by_key_ends_no_timer_but_those_with_the_key(stores: Stores
         ended = sum(map(len, outcomes))
         assert gone <= {"m2"} or (not ended and len(gone) <= parked), f"byte {step} changed: {gone} are gone, {outcomes}, {parked} parked"
         assert bool(ended) + parked >= len(gone), f"byte {step} changed: {gone} are gone, {outcomes}, {parked} parked"
+        # What is parked counts as done.
+        keys = ["key2", *(f"nobody{number}" for number in range(asked - 1))]
+        assert not store.cancel_keys(T, keys)[0], f"byte {step} changed"
+        store.send(plain("again", keys=("key2",)), delay_ms=1000)
+        assert store.cancel_keys(T, keys)[0] == [CancelOutcome.CANCELLED], f"byte {step} changed"
         store.close()
     assert not missed, "\n".join(missed)
 

@@ -32,6 +32,9 @@ from rmqstore_wheel.records.parts import text_of, text_places, value_in
 _FEW: Final = 8
 """So few messages are read one by one."""
 
+_LOOK: Final = 65_536
+"""So many places of messages are looked at together."""
+
 _NONE: Final = LogRecords.of([])
 _TOPIC: Final = WHEEL_TOPIC.encode()
 
@@ -141,13 +144,11 @@ class Fetcher:
     def seqs_at(self, offsets: Sequence[int]) -> list[int]:
         """Return the seq of the timer whose message is at each of some offsets of the log; 0 where none is that anything is known of.
 
-        Raises:
-            CorruptStoreError: what is there says that it is another timer's.
+        The message says its seq itself. Where the queue has another place for that, the queue has the last word.
         """
         at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
         heads = [self._ledger.log.record(offset, log_format.MIN_BYTES) for offset in offsets]
-        said = [int.from_bytes(head[at:behind], signed=True) + 1 if head else 0 for head in heads]
-        return list(map(self._seq_at, offsets, said))
+        return self._seqs_of(offsets, [int.from_bytes(head[at:behind], signed=True) + 1 if head else 0 for head in heads])
 
     def seqs_at_many(self, offsets: Ints) -> Ints:
         """As :meth:`seqs_at`, of many."""
@@ -161,24 +162,39 @@ class Fetcher:
         known = np.flatnonzero((queue.first < seqs) & (seqs <= queue.count))
         is_right = seqs == 0
         is_right[known] = self._locate(seqs[known])[0] == offsets[known]
-        for row in np.flatnonzero(~is_right).tolist():
-            seqs[row] = self._seq_at(int(offsets[row]), int(seqs[row]))
+        others = np.flatnonzero(~is_right)
+        seqs[others] = self._seqs_of(offsets[others].tolist(), seqs[others].tolist())
         return seqs
 
-    def _seq_at(self, offset: int, said: int) -> int:
-        """Return the seq that what is at an offset says is its own, where the queue says so too; 0 for one that nothing is known of."""
+    def _seqs_of(self, offsets: Sequence[int], said: Sequence[int]) -> list[int]:
+        """Return the seqs of what is at some offsets, given what it says itself."""
+        seqs = list(map(self._seq_at, offsets, said))
+        unsure = [offset for offset, seq in zip(offsets, seqs, strict=True) if seq is None]
+        owners = self._owners(unsure) if unsure else {}
+        return [owners.get(offset, 0) if seq is None else seq for offset, seq in zip(offsets, seqs, strict=True)]
+
+    def _seq_at(self, offset: int, said: int) -> int | None:
+        """Return a seq that what is at an offset says is its own, 0 where nothing is known of it; None when the queue does not say so."""
         queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
-        if 0 <= said <= queue.first:
-            return 0
         if queue.first < said <= queue.count:
             place, _ = self._place(said)
             if place == offset:
                 return said
-            if self._are_copies(offset, place):
-                return 0
-        file = str(self._ledger.log.chain.path_of(offset))
-        problem = f"what is at offset {offset} of the log says that it is timer {said}, which is elsewhere"
-        raise CorruptStoreError(f"{file}: {problem}", file=file, offset=offset)
+            return 0 if self._are_copies(offset, place) else None
+        if said == 0 or (0 < said <= queue.first and (queue.first == queue.count or offset < self._place(queue.first + 1)[0])):
+            # It is gone, as is all that was written before what the queue has.
+            return 0
+        return None
+
+    def _owners(self, offsets: Sequence[int]) -> dict[int, int]:
+        """Return by their offsets the seqs of the timers whose messages are there, by a look at each place that the queue has."""
+        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
+        owners: dict[int, int] = {}
+        for first in range(queue.first, queue.count, _LOOK):
+            places = queue.read(first, min(_LOOK, queue.count - first))["log_offset"]
+            found = np.flatnonzero(np.isin(places, offsets))
+            owners.update(zip(places[found].tolist(), (found + first + 1).tolist(), strict=True))
+        return owners
 
     def _are_copies(self, one: int, other: int) -> bool:
         """Say whether the records at two offsets are one message, which was copied: then they have one sum."""

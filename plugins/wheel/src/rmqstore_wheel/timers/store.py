@@ -41,7 +41,7 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
-from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.base import IfLost, WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.engine.schema import META, SEAL_KEY
 from rmqstore.engine.shared import Shared
@@ -450,6 +450,7 @@ class WheelTimers(TimerSide):
                 self._forget_all(upto)
             if len(upto.corners) > _WRITTEN_CORNERS:
                 write = WriteBatch()
+                write.if_lost = IfLost.NOTHING
                 write.put(META, FORGOTTEN_KEY, self._index.forgotten.to_bytes())
                 self._forget_position = self._shared.write(write).position
             # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.

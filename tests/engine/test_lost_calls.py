@@ -1,0 +1,172 @@
+"""F1, F2: what a database that keeps writes back tells of answered calls that a full disk took: all of them, once, and of no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from rmqstore import MessageBatch
+from rmqstore.contract import EngineOptions, Flush, PopRequest, PopStore, Ticket
+from rmqstore.engine.kv.buffered import BufferedKV
+from rmqstore.engine.schema import SPACES
+from rmqstore.engine.session import open_session
+from rmqstore.errors import LostCallsError, StoreFullError, StorePoisonedError
+from rmqstore_conformance.stores import START_MS, plain
+from tests.engine.databases import FakeBase
+
+
+class Opened(NamedTuple):
+    """The pop side of a session over a database that commits when it is told to."""
+
+    base: FakeBase
+    kv: BufferedKV
+    pops: PopStore
+
+    def send(self, *tags: str) -> Ticket:
+        """Append messages; nobody waits for that."""
+        return self.pops.append(MessageBatch.of([plain(tag, "t", tag=tag, queue_id=0) for tag in tags]), START_MS)[1]
+
+    def pop(self, filter: str = "*") -> tuple[int, Ticket]:
+        """Pop one message; nobody waits for that."""
+        result, ticket = self.pops.pop(PopRequest("t", "g", 1, filter=filter), START_MS)
+        return len(result.messages), ticket
+
+    def fill(self) -> None:
+        """Leave no room on the disk."""
+        self.base.before_commit = _full
+
+    def free(self) -> None:
+        """Make room."""
+        self.base.before_commit = lambda: None
+
+    def told(self) -> bool:
+        """Say whether the next call says that calls are lost."""
+        try:
+            self.pops.lag("t", "g")
+        except LostCallsError:
+            return True
+        return False
+
+
+def _full() -> None:
+    raise StoreFullError("no room")
+
+
+def _opened(**options: Flush) -> Opened:
+    base = FakeBase()
+    base.state = [{} for _ in SPACES]
+    kv = BufferedKV(base, len(SPACES))
+    pops = open_session(kv, EngineOptions(store_tag=1, broker="b", **options)).pops()
+    opened = Opened(base, kv, pops)
+    opened.send("a", "b", "c", "d")
+    opened.pop()
+    pops.sync()
+    return opened
+
+
+def _lease(opened: Opened) -> None:
+    found, ticket = opened.pop()
+    assert found
+    opened.pops.sync(ticket)
+
+
+def _flushed_lease(opened: Opened) -> None:
+    _lease(opened)
+    opened.pops.sync()
+
+
+def _lease_of_what_is_not_durable(opened: Opened) -> None:
+    opened.send("e")
+    opened.fill()
+    _, ticket = opened.pop()
+    with pytest.raises(StoreFullError):
+        opened.pops.sync(ticket)
+
+
+def _offset_that_moves(opened: Opened) -> None:
+    found, ticket = opened.pop("none")
+    assert not found
+    opened.pops.sync(ticket)
+
+
+@pytest.mark.parametrize("flush", [{"pop_flush": Flush.ASYNC}, {"flush": Flush.ASYNC}, {}], ids=["pop.flush", "flush", "sync"])
+@pytest.mark.parametrize(
+    ("calls", "is_lost"),
+    [
+        ([_lease], True),
+        ([_lease, _lease], True),
+        ([_lease, _lease_of_what_is_not_durable], True),
+        ([_lease_of_what_is_not_durable], False),
+        ([_flushed_lease], False),
+        ([_offset_that_moves], False),
+        ([], False),
+    ],
+    ids=lambda value: " ".join(each.__name__ for each in value) if isinstance(value, list) else "",
+)
+def test_what_is_told_is_that_answered_calls_are_gone(
+    calls: Sequence[Callable[[Opened], None]], is_lost: bool, flush: dict[str, Flush]
+) -> None:
+    opened = _opened(**flush)
+    for call in calls:
+        call(opened)
+    opened.fill()
+    if opened.kv.refusal is None:
+        ticket = opened.send("f")
+        with pytest.raises(StoreFullError):
+            opened.pops.sync(ticket)
+    opened.free()
+    if flush.get("pop_flush") is Flush.ASYNC:
+        assert opened.told() == is_lost
+    elif not flush:
+        assert not opened.told()
+    else:
+        # Here the caller of the send waited by chance; it was answered as well, if it did not.
+        assert opened.told()
+    assert not opened.told(), "told twice"
+    assert opened.send("g").position
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["call", "close"])
+def test_what_was_being_told_is_told_after_an_interrupt(is_closed: bool) -> None:
+    opened = _opened(pop_flush=Flush.ASYNC)
+    _lease(opened)
+    opened.fill()
+    with pytest.raises(StoreFullError):
+        opened.pops.sync(opened.send("f"))
+    opened.free()
+    with patch.object(opened.kv, "sync", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        opened.pops.lag("t", "g")
+    if is_closed:
+        with pytest.raises(LostCallsError):
+            opened.pops.close()
+        assert opened.base.closed == 1
+    else:
+        assert opened.told()
+        assert not opened.told()
+
+
+def test_a_sync_that_fails_while_it_is_told_poisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = _opened(pop_flush=Flush.ASYNC)
+    _lease(opened)
+    opened.fill()
+    with pytest.raises(StoreFullError):
+        opened.pops.sync(opened.send("f"))
+    opened.free()
+    with patch.object(opened.kv, "sync", side_effect=StorePoisonedError("the disk failed")), pytest.raises(StorePoisonedError):
+        opened.pops.lag("t", "g")
+    for call in (lambda: opened.pops.lag("t", "g"), opened.pop, lambda: opened.send("g")):
+        with pytest.raises(StorePoisonedError):
+            call()
+
+
+def test_a_close_opens_nothing_again_for_leases_that_are_durable() -> None:
+    opened = _opened(pop_flush=Flush.ASYNC)
+    _flushed_lease(opened)
+    opened.fill()
+    with pytest.raises(StoreFullError):
+        opened.pops.sync(opened.send("f"))
+    opened.pops.close()
+    assert (opened.base.reopened, opened.base.closed) == (0, 1)

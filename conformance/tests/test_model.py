@@ -15,8 +15,9 @@ from rmqstore_conformance.targets import announce
 MEMORY, LMDB = Pair("memory", "memory"), Pair("lmdb", "lmdb")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("pair", [MEMORY, pytest.param(LMDB, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("pair", [MEMORY, LMDB], ids=str)
 def test_histories_meet_what_they_are_expected_to_meet(pair: Pair) -> None:
     histories = Histories(pair)
     for number in range(80):

@@ -92,6 +92,8 @@ def test_an_engine_that_does_not_open_is_stillborn() -> None:
 PLUGIN = "rmqstore_conformance.proving.mutants"
 
 
+@pytest.mark.slow  # three runs of the core
+@pytest.mark.timeout(600)
 def test_an_engine_is_noticed_within_its_clause_or_outside_it() -> None:
     early = next(each for each in wrong_engines(PLUGIN) if each.engine == "mutant_fires_early")
     within = judge_engine(early, "core", 1)

@@ -58,7 +58,7 @@ def outcomes(found: Run) -> dict[str, str]:
 
 @pytest.mark.timeout(300)  # all cases of the core
 def test_the_core_needs_nothing_optional(run: Any) -> None:
-    found = run("--rmq-plugin", "rmqstore_conformance.proving.bare", "--rmq-effort", "0.1", engine="bare")
+    found = run("--rmq-plugin", "rmqstore_conformance.proving.bare", "--rmq-effort", "0.03", engine="bare")
     assert found.code == 0, found.text
     assert found.report["reached"] == "core"
     assert {each["declared"] for each in found.report["capabilities"]} == {"not yet"}

@@ -48,9 +48,7 @@ changed: $(DEV)
 	@$(BIN)/pytest -q -n $(WORKERS) -m "not (long or slow or crash or spark)" $$($(BIN)/python tests/changed.py) || [ $$? = 5 ]  # 5: none is quick
 
 test: $(DEV)  ## everything that CI checks; the tests come last
-	@$(MAKE) -j2 lint types wheels site
-	@$(MAKE) memory-only
-	@$(MAKE) load-test
+	@$(MAKE) -j2 wheels lint types site memory-only load-test
 	@$(MAKE) grid-small
 	@$(MAKE) conformance-small
 	@echo "== tests"

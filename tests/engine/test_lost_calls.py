@@ -38,6 +38,12 @@ class Opened(NamedTuple):
         """Leave no room on the disk."""
         self.base.before_commit = _full
 
+    def fail(self) -> None:
+        """Wait for a message that finds no room."""
+        ticket = self.send("f")
+        with pytest.raises(StoreFullError):
+            self.pops.sync(ticket)
+
     def free(self) -> None:
         """Make room."""
         self.base.before_commit = lambda: None
@@ -114,16 +120,14 @@ def test_what_is_told_is_that_answered_calls_are_gone(
         call(opened)
     opened.fill()
     if opened.kv.refusal is None:
-        ticket = opened.send("f")
-        with pytest.raises(StoreFullError):
-            opened.pops.sync(ticket)
+        opened.fail()
     opened.free()
     if flush.get("pop_flush") is Flush.ASYNC:
         assert opened.told() == is_lost
     elif not flush:
         assert not opened.told()
     else:
-        # Here the caller of the send waited by chance; it was answered as well, if it did not.
+        # The send of ``fail`` is among the answered calls here, as nobody has to wait for one.
         assert opened.told()
     assert not opened.told(), "told twice"
     assert opened.send("g").position
@@ -134,8 +138,7 @@ def test_what_was_being_told_is_told_after_an_interrupt(is_closed: bool) -> None
     opened = _opened(pop_flush=Flush.ASYNC)
     _lease(opened)
     opened.fill()
-    with pytest.raises(StoreFullError):
-        opened.pops.sync(opened.send("f"))
+    opened.fail()
     opened.free()
     with patch.object(opened.kv, "sync", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         opened.pops.lag("t", "g")
@@ -148,12 +151,11 @@ def test_what_was_being_told_is_told_after_an_interrupt(is_closed: bool) -> None
         assert not opened.told()
 
 
-def test_a_sync_that_fails_while_it_is_told_poisons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_fails_while_it_is_told_poisons() -> None:
     opened = _opened(pop_flush=Flush.ASYNC)
     _lease(opened)
     opened.fill()
-    with pytest.raises(StoreFullError):
-        opened.pops.sync(opened.send("f"))
+    opened.fail()
     opened.free()
     with patch.object(opened.kv, "sync", side_effect=StorePoisonedError("the disk failed")), pytest.raises(StorePoisonedError):
         opened.pops.lag("t", "g")
@@ -166,7 +168,6 @@ def test_a_close_opens_nothing_again_for_leases_that_are_durable() -> None:
     opened = _opened(pop_flush=Flush.ASYNC)
     _flushed_lease(opened)
     opened.fill()
-    with pytest.raises(StoreFullError):
-        opened.pops.sync(opened.send("f"))
+    opened.fail()
     opened.pops.close()
     assert (opened.base.reopened, opened.base.closed) == (0, 1)

@@ -144,7 +144,7 @@ class Store(Reader):
             self._unsubscribe = subscribe(self._clock_moved)
         self._ticker: Ticker | None = None
         if services:
-            flush_ms = None if Flush.ASYNC not in (config.flush, config.pop_flush) else config.flush_interval_ms
+            flush_ms = config.flush_interval_ms if Flush.ASYNC in (config.flush, config.pop_flush) else None
             self._ticker = Ticker(self, self._ticker_wake, config.precision_ms, flush_ms)
             self._ticker.start()
 

@@ -77,10 +77,10 @@ class DeleteFew(DeleteRange, frozen=True, gc=False):
 
 
 class IfLost(enum.Enum):
-    """What is not so any more when a write is lost that other writes were before."""
+    """What is no longer true when a write is lost, those before it being there."""
 
     ANSWERS = "what calls answered"
-    LEASES = "leases that were given; who does not mind that need not wait (``pop.flush = async``)"
+    LEASES = "leases that were given, and nothing else: pops need not wait for them with ``pop.flush = async``"
     NOTHING = "nothing that anybody was told: it is done again"
 
 

@@ -270,6 +270,9 @@ class TimerStore(Side):
         CANCELLED wins until the put is sealed, and stays the answer within ``cancel_memory_ms`` past its tick; from the seal on
         ALREADY_DELIVERED, read from the kept put or its tombstone; a put that was never made, or was lost, is UNKNOWN. The ticket
         of ALREADY_DELIVERED covers the seal record.
+
+        Raises:
+            CorruptStoreError: a put that one may name cannot be read (T12); nothing is cancelled.
         """
 
     @abstractmethod
@@ -278,6 +281,9 @@ class TimerStore(Side):
 
         A list for each key: one outcome for each timer that is found, in put order. A timer that carries two of the keys is in both lists,
         with the same outcome.
+
+        Raises:
+            CorruptStoreError: a put that a key may name cannot be read (T12); nothing is cancelled.
         """
 
     @abstractmethod

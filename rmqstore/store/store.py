@@ -276,6 +276,9 @@ class Store(Reader):
 
         CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, the text is
         no handle of this store, or the message was sent for now and never was a timer.
+
+        Raises:
+            CorruptStoreError: a timer that one may name cannot be read any more; nothing is cancelled.
         """
         self._check_open()
         given = handles_of(handle)
@@ -291,6 +294,9 @@ class Store(Reader):
         """Cancel every pending timer of ``topic`` that carries one of ``keys``, in one atomic call.
 
         For each key the outcomes, as :meth:`cancel_key` gives them; a timer that carries two of the keys is in both lists.
+
+        Raises:
+            CorruptStoreError: a timer that may carry one cannot be read any more; nothing is cancelled.
         """
         self._check_open()
         check_topic(topic)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rmqstore import Message, MessageBatch
+from rmqstore import CorruptStoreError, Message, MessageBatch
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
 from rmqstore.engine import session
 from rmqstore.engine.kv.base import WriteBatch
@@ -115,15 +115,15 @@ def test_a_crash_at_any_write_loses_and_doubles_nothing(puts: list[list[int]], u
             assert sorted(given_out[:count] + rest) == sorted(everything)
 
 
-def test_a_list_of_handles_goes_past_a_damaged_run() -> None:
-    """C3: those in it are unknown, those of runs before and behind it in the same tick are cancelled."""
+def test_a_list_of_handles_ends_none_if_one_cannot_be_read() -> None:
+    """T12: it says which run is damaged; without those in it, those of runs before and behind it in the same tick are cancelled."""
     kv = TapedKV()
     store = opened(kv)
     handles = [handle for n in range(3) for handle in put_spread(store, [20, 20, 20], 10 * n)]
     spoil(kv, 1)
-    expected = [CancelOutcome.CANCELLED] * 9
-    expected[3:6] = [CancelOutcome.UNKNOWN] * 3
-    assert store.cancel(handles, MINUTE)[0] == expected
+    with pytest.raises(CorruptStoreError, match=r"timer run \d+/4"):
+        store.cancel(handles, MINUTE)
+    assert store.cancel(handles[:3] + handles[6:], MINUTE)[0] == [CancelOutcome.CANCELLED] * 6
 
 
 def test_the_counters_are_right_after_every_write_of_a_forget_that_meets_damage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,11 @@ class Cancelling:
         self._index: list[bytes] = []
 
     def cancel_all(self, places: Sequence[Place | None]) -> list[CancelOutcome]:
-        """Look up some timers and cancel those that are pending; None is an unknown place."""
+        """Look up some timers and cancel those that are pending; None is an unknown place.
+
+        Raises:
+            CorruptStoreError: one of them may be where nothing can be read.
+        """
         wanted = sorted({place for place in places if is_possible(place)})
         for at in range(0, len(wanted), _AT_ONCE):
             self._cancel(wanted[at : at + _AT_ONCE])
@@ -63,7 +67,10 @@ class Cancelling:
         for place, is_hole, located in zip(left, holes, found, strict=True):
             tick, seq, epoch = place
             if located is None or located.put.epoch != epoch:
-                self._answers[place] = _DELIVERED if tombstones.was_delivered(self._kv, *place) else _UNKNOWN
+                was_delivered = tombstones.was_delivered(self._kv, *place)
+                if located is None and not was_delivered:
+                    self._runs.check_place(tick, seq)
+                self._answers[place] = _DELIVERED if was_delivered else _UNKNOWN
             elif is_hole:
                 continue
             elif self._sealed.covers(tick, seq):

@@ -131,7 +131,10 @@ class OrderedTimers(TimerSide):
         found = self._runs.locate(tick, seq)
         if found is not None and found.put.epoch == epoch:
             return True
-        return tombstones.was_cancelled(kv, tick, seq, epoch) or tombstones.was_delivered(kv, tick, seq, epoch)
+        if tombstones.was_cancelled(kv, tick, seq, epoch) or tombstones.was_delivered(kv, tick, seq, epoch):
+            return True
+        self._runs.check_place(tick, seq)
+        return False
 
     def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
         indexed = [tombstones.places_of_key(self._shared.kv, topic, key) for key in keys]

@@ -152,6 +152,27 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     assert ids(store.pop(PARKED_TOPIC, "doctor")) == ids(parked)
 
 
+@pytest.mark.clause("C2", "C6")
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(10)], ids=["flipped", "empty", "10 bytes"])
+def test_t12_a_cancel_of_a_damaged_timer_ends_it_or_tells(stores: Stores, spoil: Spoiling) -> None:
+    """T12: by its handle, alone or in a list: it is ended and not parked, or the call raises, and ends none of the list."""
+    store = stores.open()
+    sent = [store.send(plain(n, body=BODIES[n]), deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(3)]
+    damage_timers(store, BODIES[1], spoil=spoil)
+    assert store.cancel(sent[2]) == CancelOutcome.CANCELLED, "another one is ended as ever"
+    try:
+        outcomes = store.cancel([sent[1], sent[0]])
+    except CorruptStoreError:
+        outcomes = []
+        with pytest.raises(CorruptStoreError):
+            store.cancel(sent[1])
+    assert outcomes in ([], [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED])
+    stores.tick_after(store, 5000)
+    assert (read_ids(store), len(store.dead_letters.parked())) == (([], 0) if outcomes else (["m0"], 1))
+    assert store.pending().total == 0
+    assert store.verify() == []
+
+
 @pytest.mark.needs("cancel_by_key")
 @pytest.mark.clause("C2", "R6")
 def test_t12_a_cancel_by_key_ends_no_timer_but_those_with_the_key(stores: Stores, seed: int, target: Target) -> None:

@@ -18,6 +18,7 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
+from rmqstore.engine.timers.rows import TimerRuns
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.engine.timers.ticks import Congestion
@@ -294,6 +295,12 @@ def puts_during_a_tick_are_lost() -> Edit:
 def keys_of_damaged_timers_are_of_none() -> Edit:
     """A cancel by key finds nothing where it cannot read a timer."""
     return edit(OrderedTimers._places_of_keys, "self._runs.check_place(*at)", "None")
+
+
+@mutant("T12", "T12.a_cancel_of_a_damaged_timer_ends_it_or_tells")
+def handles_of_damaged_timers_are_unknown() -> Edit:
+    """A cancel by handle says UNKNOWN where it cannot read a timer."""
+    return edit(TimerRuns.check_place, "(entry := self._entry_at(tick, seq)) is not None", "False")
 
 
 @mutant("T12", "T12.a_damaged_timer_is_parked", at=answers(Timers, "due"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -84,22 +84,15 @@ class IfLost(enum.Enum):
     NOTHING = "nothing that anybody was told: it is done again"
 
 
-class WriteBatch:
+class WriteBatch(msgspec.Struct):
     """Changes that become visible and durable together; they apply in the order in which they were added.
 
-    ``parts`` is for an engine whose queue log is no part of the database: what it adds to the call, in a form of its own.
-    ``waits_from_ms``, when it is not None, is the time of a call that only gives leases or acks them; a database with a pop buffer need not
-    write such a call at once.
-    ``if_lost`` says what a call that does not wait for this write has to say of it.
+    ``if_lost`` says what a call that does not wait for this write has to say of it. A database may have batches of its own kind, which hold
+    more; see ``QueueLog.new_batch``.
     """
 
-    __slots__ = ("if_lost", "ops", "parts", "waits_from_ms")
-
-    def __init__(self) -> None:
-        self.ops: list[PutMany | DeleteMany | DeleteRange] = []
-        self.parts: list[Any] = []
-        self.waits_from_ms: int | None = None
-        self.if_lost = IfLost.ANSWERS
+    ops: list[PutMany | DeleteMany | DeleteRange] = []
+    if_lost: IfLost = IfLost.ANSWERS
 
     def put(self, space: int, key: bytes, value: bytes) -> None:
         """Set one key."""
@@ -127,7 +120,7 @@ class WriteBatch:
             self.ops.append(DeleteRange(space, start, stop))
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self.parts)
+        return bool(self.ops)
 
 
 def take_page(
@@ -265,7 +258,7 @@ class OrderedKV(ABC):
         """Sync and let go of the files; idempotent."""
 
     def write_back(self) -> bool:
-        """Write what calls with ``waits_from_ms`` left to be written; says whether there was anything. Serialised as ``write`` is."""
+        """Write what a pop buffer holds; says whether there was anything. Serialised as ``write`` is."""
         return False
 
     # ------------------------------------------------------------ derived

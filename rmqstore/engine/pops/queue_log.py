@@ -99,6 +99,10 @@ class QueueLog(ABC):
 
     # ------------------------------------------------------------ adding
 
+    def new_batch(self, consumes_at_ms: int | None) -> WriteBatch:
+        """Return the batch of a call; with the time of one that only gives leases, or acks them: a pop buffer need not write it at once."""
+        return WriteBatch()
+
     def encode(self, batch: MessageBatch) -> Sequence[bytes]:
         """Return the records of a batch."""
         return self.format.encode_batch(batch)

@@ -99,8 +99,8 @@ class OrderedPops(OrderedSide, PopStore):
         self._durable_cursor = self._cursor
         self._undurable_cursors: deque[tuple[int, TimerCursor]] = deque()
 
-    def _stage(self, now_ms: int) -> Transaction:
-        return Transaction(self._shared, self._state, self._log, now_ms)
+    def _stage(self, now_ms: int, *, only_consumes: bool = False) -> Transaction:
+        return Transaction(self._shared, self._state, self._log, now_ms, only_consumes=only_consumes)
 
     # ------------------------------------------------------------ the atomic primitive
 
@@ -113,7 +113,7 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call as kv:
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
-            transaction, leasing = self._stage(now_ms), self._leasing
+            transaction, leasing = self._stage(now_ms, only_consumes=bool(txn.acks and txn.only_acks)), self._leasing
             for topic, queues in txn.group_queues.items():
                 if not transaction.spread_groups(topic, queues):
                     return PopTxnResult(WriteStatus.MOVED, 0), Ticket(0)
@@ -126,8 +126,6 @@ class OrderedPops(OrderedSide, PopStore):
                 transaction.append(records)
             if txn.timer_cursor is not None:
                 transaction.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
-            if txn.acks and txn.only_acks:
-                transaction.write.waits_from_ms = now_ms
             if txn.marks:
                 put_marks(transaction.write, POP_SIDE, txn.marks, U64.pack(kv.position + 1), now_ms)
             ticket = transaction.commit()
@@ -147,8 +145,7 @@ class OrderedPops(OrderedSide, PopStore):
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
         picker = None if request.filter == "*" else picker_of(parse_filter(request.filter), self._log.format)
         with self._lock, self._call:
-            transaction = self._stage(now_ms)
-            transaction.write.waits_from_ms = now_ms
+            transaction = self._stage(now_ms, only_consumes=True)
             if not request.acks:
                 return self._popping.pop(transaction, request, picker)
             acks = self._leasing.ack(transaction, request.acks)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rmqstore.contract import EngineOptions, Flush, Ticket
-from rmqstore.engine.kv.base import IfLost, WriteBatch
+from rmqstore.engine.kv.base import IfLost
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.state import Dead, FifoRun, Gap, GroupQueue, PopState, Progress, Registered, Topic, encode_fifo, fifo_key
@@ -72,16 +72,20 @@ class Part:
 
 
 class Transaction:
-    """Reads through to :class:`PopState`, keeps changes to itself."""
+    """Reads through to :class:`PopState`, keeps changes to itself.
 
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog, now_ms: int) -> None:
+    Args:
+        only_consumes: it gives leases, or acks them, and does nothing else.
+    """
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, now_ms: int, *, only_consumes: bool = False) -> None:
         self._shared = shared
         self._state = state
         self._log = log
         self._format = log.format
         self.options: EngineOptions = shared.options
         self.now_ms = now_ms
-        self.write = WriteBatch()
+        self.write = log.new_batch(now_ms if only_consumes else None)
         self._topics: dict[str, Topic] = {}
         self._groups: dict[str, int] = {}
         self._progress: dict[GroupQueue, Progress] = {}
@@ -476,7 +480,7 @@ class Transaction:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
         if self._pop_floor_ms:
             self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
-        if not (self.write.ops or self.write.parts):
+        if not self.write:
             return Ticket(0)
         if is_pop and self.options.pop_flush is Flush.ASYNC and self._only_leases():
             self.write.if_lost = IfLost.LEASES if self._touched else IfLost.NOTHING

@@ -183,8 +183,8 @@ def _of_a_part(fault: type) -> type:
             if type(part) is sound:
                 part.__class__ = fault
 
-    def stage(side: Any, now_ms: int) -> Transaction:
-        transaction: Transaction = super(Pops, side)._stage(now_ms)
+    def stage(side: Any, now_ms: int, **how: bool) -> Transaction:
+        transaction: Transaction = super(Pops, side)._stage(now_ms, **how)
         if type(transaction) is sound:
             transaction.__class__ = fault
         return transaction

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 import numpy as np
 
+from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_wheel.formats import commit_log as log_format, consume_queue
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
-from rmqstore_wheel.log.journal import Change
+from rmqstore_wheel.log.journal import Change, ClearOffsets, DropQueue
 from rmqstore_wheel.records import message_records
 from rmqstore_wheel.records.addressing import placed, placed_one
 
@@ -92,8 +92,34 @@ def appended(topic: str, queue: int, offset: int, records: Sequence[bytes], stor
     return One(topic, queue, offset, placed_one(record, topic.encode(), queue, offset, store_ms), store_ms, code)
 
 
-def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
+Part = Messages | One | ClearOffsets | DropQueue
+
+
+class LogBatch(WriteBatch):
+    """The changes of a call that is written to the log.
+
+    Attributes:
+        parts: what it appends, and takes away, of messages.
+        consumes_at_ms: the time of a call that only gives leases or acks them, which a pop buffer may hold; None for another one.
+    """
+
+    parts: list[Part] = msgspec.field(default_factory=list)
+    consumes_at_ms: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.ops or self.parts)
+
+
+def parts_of(batch: WriteBatch) -> list[Part]:
+    """Return what a call of a store whose log this is appends and takes away."""
+    assert isinstance(batch, LogBatch)
+    return batch.parts
+
+
+def gathered(parts: Sequence[Part]) -> tuple[list[Messages | One], list[Change]]:
     """Return what a call appends, and what else it changes; single messages of a queue that follow one another become a batch."""
+    if len(parts) == 1 and isinstance(alone := parts[0], (Messages, One)):
+        return [alone], []
     changes: list[Change] = []
     messages: list[list[Messages | One]] = []
     latest: dict[tuple[str, int, int], list[Messages | One]] = {}

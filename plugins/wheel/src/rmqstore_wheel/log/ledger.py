@@ -33,7 +33,7 @@ from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats import commit_log as log_format, index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
-from rmqstore_wheel.log.call import BrokerRecords, Call, Messages, One, gathered
+from rmqstore_wheel.log.call import BrokerRecords, Call, LogBatch, Messages, One, gathered
 from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
@@ -203,20 +203,22 @@ class Ledger(CommittedKV):
     # ------------------------------------------------------------ writes
 
     def write(self, batch: WriteBatch) -> int:
-        parts = batch.parts
-        messages: Sequence[Messages | One] = parts
+        messages: Sequence[Messages | One] = ()
         changes: Sequence[Change] = batch.ops
-        if parts and not (len(parts) == 1 and isinstance(parts[0], One)):
-            messages, others = gathered(parts)
-            changes = [*others, *changes]
+        consumes_at_ms = None
+        if isinstance(batch, LogBatch):
+            consumes_at_ms = batch.consumes_at_ms
+            if batch.parts:
+                messages, others = gathered(batch.parts)
+                changes = [*others, *changes] if others else changes
         buffered = self.buffered
         if buffered is None:
             return self.append(messages, changes, for_brokers=self.brokers.records(changes) if changes and self.brokers else None)
-        if batch.waits_from_ms is not None and not messages and buffered.takes(changes, batch.waits_from_ms):
+        if consumes_at_ms is not None and not messages and buffered.takes(changes, consumes_at_ms):
             return self._hold(changes)
         if self.queues.dropped:
             self._free_names(messages)
-        if not (batch.waits_from_ms is not None or buffered.concerns(changes)):
+        if consumes_at_ms is None and not buffered.concerns(changes):
             return self.append(messages, changes, for_brokers=self._for_brokers(changes))
         before = buffered.changes()
         position = self.append(messages, changes, before, self._for_brokers([*before, *changes]))

@@ -23,7 +23,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
-from rmqstore_wheel.log.call import One, appended
+from rmqstore_wheel.log.call import LogBatch, One, appended, parts_of
 from rmqstore_wheel.log.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import fault_of, sound_rows
@@ -188,6 +188,9 @@ class WheelQueueLog(QueueLog):
 
     # ------------------------------------------------------------ adding
 
+    def new_batch(self, consumes_at_ms: int | None) -> LogBatch:
+        return LogBatch(consumes_at_ms=consumes_at_ms)
+
     def encode(self, batch: MessageBatch) -> Sequence[bytes]:
         source = batch.source
         return source if isinstance(source, LogRecords) else super().encode(batch)
@@ -197,11 +200,11 @@ class WheelQueueLog(QueueLog):
 
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         part = appended(topic.name, queue, offset, records, now_ms)
-        write.parts.append(part)
+        parts_of(write).append(part)
         return len(part.record) if isinstance(part, One) else len(part.records.data)
 
     def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
-        write.parts += [appended(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs]
+        parts_of(write).extend([appended(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs])
 
     # ------------------------------------------------------------ removing
 
@@ -214,12 +217,12 @@ class WheelQueueLog(QueueLog):
             if found is not None and not isinstance(found, DamagedRun) and is_wanted(offset, found[0]):
                 removed.append(offset)
         if removed:
-            write.parts.append(ClearOffsets(topic.name, queue, removed))
+            parts_of(write).append(ClearOffsets(topic.name, queue, removed))
             self._forget((topic.name, queue))
         return removed
 
     def take_out(self, write: WriteBatch, topic: Topic, queue: int, damaged: DamagedRun) -> int:
-        write.parts.append(ClearOffsets(topic.name, queue, [damaged.first]))
+        parts_of(write).append(ClearOffsets(topic.name, queue, [damaged.first]))
         self._forget((topic.name, queue))
         return self._next(topic, queue, damaged.first + 1)
 
@@ -237,7 +240,7 @@ class WheelQueueLog(QueueLog):
 
     def delete(self, write: WriteBatch, topic: Topic) -> None:
         for queue in range(topic.queues):
-            write.parts.append(DropQueue(topic.name, queue))
+            parts_of(write).append(DropQueue(topic.name, queue))
             self._forget((topic.name, queue))
 
 

@@ -54,7 +54,7 @@ from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log.call import Messages, One
+from rmqstore_wheel.log.call import LogBatch, Messages, One
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.answers import Ending, PendingTimers, TimerAnswers, differences_in
@@ -153,10 +153,9 @@ class WheelTimers(TimerSide):
             if self._options.congestion_limit:
                 self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
-            changes = WriteBatch()
+            changes = LogBatch(parts=[part])
             if marks:
                 put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
-            changes.parts.append(part)
             position = self._change_position = self._shared.write(changes).position
             self._note_ticks(ticks)
             if (first_roll := self._index.wheel.first_roll) is not None:
@@ -267,9 +266,7 @@ class WheelTimers(TimerSide):
             message = self._cancels_of(ending, store_ms) if ticks else None
         position = max(self._change_position, self._seal_position)
         if message is not None:
-            write = WriteBatch()
-            write.parts.append(message)
-            position = self._change_position = self._shared.write(write).position
+            position = self._change_position = self._shared.write(LogBatch(parts=[message])).position
             self._congestion.note(ticks, -1)
         return outcomes, Ticket(position)
 
@@ -539,7 +536,7 @@ class WheelTimers(TimerSide):
         with self._lock, self._call as kv:
             if is_taken_in(kv, TIMER_SIDE, marks):
                 return Ticket(kv.position)
-            taken = WheelTimerImport(kv, WriteBatch(), self._sealed, self._index)
+            taken = WheelTimerImport(kv, LogBatch(), self._sealed, self._index)
             for table, rows in tables:
                 taken.take(table, rows)
             ticks = taken.stage()

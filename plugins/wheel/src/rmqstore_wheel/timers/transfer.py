@@ -27,7 +27,7 @@ from rmqstore.engine.timers.transfer import TimerImport, export_timers
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log.call import Messages
+from rmqstore_wheel.log.call import Messages, parts_of
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.fetching import Fetcher
@@ -167,7 +167,7 @@ class WheelTimerImport(TimerImport):
             rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()[0]
             rows = rows.take(pa.array(np.argsort(numbers(rows, "seq"), kind="stable")))
             found = encode_timers_as_they_were(rows, self._index.precision_ms)
-            self.write.parts.append(self._messages(rows, found))
+            parts_of(self.write).append(self._messages(rows, found))
             ticks = found.ticks.tolist()
         self.write.put(META, LAST_SEQ_KEY, U64.pack(max(self.last_seq, noted_last_seq(self.kv))))
         return ticks

@@ -20,7 +20,6 @@ import pandas as pd
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
 from rmqstore_benchmarks.peers import PEERS, SYSTEMS, measure
-from rmqstore_benchmarks.peers.in_process import LIST
 from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, PeerError, Task
 from rmqstore_benchmarks.statistics import in_turn
 
@@ -32,13 +31,23 @@ COLUMNS: Final = ["durability", "distribution", "system", "round", "phase", "val
 """The columns of the results: messages a second of a phase, or why a round gave no figure."""
 
 SHOWN: Final = {
-    **{("schedule", name): f"schedule, {name}" for name in DISTRIBUTIONS},
-    ("cancel", "constant"): "cancel",
-    **{("drain", name): f"drain, {name}" for name in DISTRIBUTIONS},
-    ("pop_32", "constant"): "pop 32 + ack",
-    ("pop_1024", "constant"): "pop 1024 + ack",
+    **{("schedule", name): f"schedule by 1000, {name} delays" for name in DISTRIBUTIONS},
+    ("schedule_list", "constant"): "schedule lists of 1000 `Message`",
+    ("schedule_one", "constant"): "schedule, one a call",
+    ("cancel", "constant"): "cancel 1000 handles a call",
+    ("cancel_keys", "constant"): "cancel 1000 keys a call",
+    ("cancel_one", "constant"): "cancel, one a call",
+    **{("drain", name): f"hand over, {name} delays" for name in DISTRIBUTIONS},
+    ("ack_one", "constant"): "pop 32, ack one by one",
+    ("pop_32", "constant"): "pop 32 + ack 32",
+    ("pop_32_acks", "constant"): "pop 32 that acks the last 32",
+    ("pop_1024", "constant"): "pop 1024 + ack 1024",
+    ("done", "constant"): "hand over, pop 1024, ack",
 }
-"""The columns of the table, by phase and distribution."""
+"""The rows of the table, by phase and distribution."""
+
+INSTEAD: Final = {"schedule_list": "schedule", "cancel_keys": "cancel", "pop_32_acks": "pop_32"}
+"""What the others do instead of what only a store of ours has."""
 
 # ---------------------------------------------------------------- measuring
 
@@ -102,7 +111,7 @@ def tables(results: pd.DataFrame) -> str:
     """Return one table for each durability, and a line for each system that gave no figure."""
     parts = []
     for durability, rows in results.groupby("durability", sort=False):
-        parts.append(f"**{durability.replace('-', ' ').capitalize()}**, msgs/s:\n\n{_table(Durability(durability), rows)}")
+        parts.append(f"**{durability.replace('-', ' ').capitalize()}**, msgs/s: {_table(Durability(durability), rows)}")
         errors = rows.dropna(subset="error")[["system", "error"]].drop_duplicates().sort_values(["system", "error"])
         parts += [f"No figure for {each.system}: {each.error}" for each in errors.itertuples()]
     return "\n\n".join(parts)
@@ -114,8 +123,8 @@ def _table(durability: Durability, rows: pd.DataFrame) -> str:
     good = rows[rows.groupby(["distribution", "system"]).error.transform("count") == 0]
     rates = good.pivot_table(index=["phase", "distribution", "round"], columns="system", values="value")
     medians = rates.groupby(level=["phase", "distribution"]).median()
-    shown = {place: title for place, title in SHOWN.items() if (rows.distribution == place[1]).any()}
     systems = list(rows.system.unique())
+    ours = [name for name in systems if name not in PEERS] if PEERS.keys() & set(systems) else []
 
     def rate(name: str, place: tuple[str, str]) -> str:
         value = medians[name].get(place) if name in medians else None
@@ -125,17 +134,18 @@ def _table(durability: Durability, rows: pd.DataFrame) -> str:
         return f"({text})" if place[0] in SYSTEMS[name].unwritten else text
 
     def share(name: str, place: tuple[str, str]) -> str:
-        rivals = [rival for rival in systems if rival in PEERS and rate(rival, place) and place[0] not in SYSTEMS[rival].unwritten]
+        phase, distribution = place
+        theirs = INSTEAD.get(phase, phase), distribution
+        rivals = [rival for rival in systems if rival in PEERS and rate(rival, theirs) and theirs[0] not in SYSTEMS[rival].unwritten]
         if not rivals or not rate(name, place):
             return ""
-        best = medians.loc[place, rivals].idxmax()
-        return f"{(rates.loc[place, name] / rates.loc[place, best]).median():.2f} × {best}"
+        best = medians.loc[theirs, rivals].idxmax()
+        return f"{(rates.loc[place, name] / rates.loc[theirs, best]).median():.2f} × {best}"
 
-    lines = [[f"{name} ({SYSTEMS[name].settings[durability]})", *(rate(name, place) for place in shown)] for name in systems]
-    if PEERS.keys() & set(systems):
-        ours = [name for name in systems if name not in PEERS and LIST not in name]
-        lines += [[f"{name} / best peer", *(share(name, place) for place in shown)] for name in ours]
-    return table(["", *shown.values()], lines)
+    shown = {place: title for place, title in SHOWN.items() if any(rate(name, place) for name in systems)}
+    lines = [[title, *(rate(name, place) for name in systems), *(share(name, place) for name in ours)] for place, title in shown.items()]
+    settings = ", ".join(f"{name} ({SYSTEMS[name].settings[durability]})" for name in systems)
+    return f"{settings}\n\n{table(['', *systems, *(f'{name} / best peer' for name in ours)], lines)}"
 
 
 # ---------------------------------------------------------------- the command
@@ -168,8 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     absent = [f"{name} was not there: {PEERS[name].how_to_get}." for name, version in versions.items() if version is None]
     print(*absent, sep="\n", end="\n" if absent else "", file=sys.stderr)
     machine = described(given.directory)
-    ours = [name for engine in engines for name in (engine, engine + LIST)]
-    results = rounds(given, [*ours, *(name for name, version in versions.items() if version is not None)])
+    results = rounds(given, [*engines, *(name for name, version in versions.items() if version is not None)])
     listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
     words = [word for word in (sys.argv[1:] if arguments is None else arguments) if word not in ("--markdown", str(given.markdown))]
     about = f"{given.timers:,} timers of {BODY_BYTES} B, batches of {_BATCH:,}, rounds in turns: {results['round'].nunique()}."

@@ -7,26 +7,30 @@ import importlib.util
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 import rmqstore
 from rmqstore_benchmarks.grid.named import START_MS, TOPIC
 from rmqstore_benchmarks.peers.peer import (
     HAND_OVER_BATCH,
     LEASE_MS,
+    SMALL_POP,
     Batch,
     Durability,
     Figures,
-    Peer,
     PeerError,
+    PopPeer,
+    Taken,
     Task,
     TimerPeer,
     expect,
     popped,
-    scheduled,
+    timed,
 )
 
 GROUP: Final = "workers"
@@ -35,9 +39,11 @@ _FLUSH_EVERY_S: Final = 0.5
 
 
 class Ours(TimerPeer):
-    """A store: batches are Arrow columns; pops of up to 128 are structs, larger ones columns. A pop includes reading the bodies.
+    """A store: batches are Arrow columns, single timers ``Message``; pops of up to 128 are structs, larger ones columns.
 
-    Under ``flush = async`` everything is flushed each 500 ms, as the thread of the store would do.
+    A pop includes reading the bodies. Phases of its own, which are compared with what the others do instead: batches that are lists of
+    ``Message``, cancels by key, and a pop that acks what the last one gave. Under ``flush = async`` everything is flushed each 500 ms, as
+    the thread of the store would do.
     """
 
     engine: ClassVar[str]
@@ -52,19 +58,26 @@ class Ours(TimerPeer):
         self._store = stack.enter_context(
             rmqstore.open(self.directory / "store", engine=self.engine, clock=self._clock, services=False, flush=self.setting)
         )
-        self._receipts: dict[int, Any] = {}
+        self._sent: dict[int, Any] = {}
+        self._held: Sequence[Any] = ()
         self._flushed_s = time.monotonic()
+
+    def prepare(self, batch: Batch) -> Batch:
+        return batch._replace(columns=_messages_of(batch)[0]) if len(batch.timers) == 1 else batch
 
     def schedule(self, batch: Batch) -> None:
         self._clock.set(batch.now_ms)
-        self._receipts[batch.now_ms] = self._store.send_batch(batch.columns)
+        if isinstance(batch.columns, rmqstore.Message):
+            self._sent[batch.now_ms] = [self._store.send(batch.columns)]
+        else:
+            self._sent[batch.now_ms] = self._store.send_batch(batch.columns)
         self._keep_up()
 
     def handles(self, batch: Batch) -> list[Any]:
-        return [receipt.handle for receipt in self._receipts.pop(batch.now_ms)]
+        return [receipt.handle for receipt in self._sent.pop(batch.now_ms)]
 
     def cancel(self, handles: list[Any]) -> int:
-        outcomes = self._store.cancel(handles)
+        outcomes = [self._store.cancel(handles[0])] if len(handles) == 1 else self._store.cancel(handles)
         self._keep_up()
         return outcomes.count(rmqstore.CancelOutcome.CANCELLED)
 
@@ -74,41 +87,72 @@ class Ours(TimerPeer):
         self._keep_up()
         return moved
 
-    def pop_ack(self, count: int) -> list[bytes]:
+    def pop(self, count: int) -> Taken:
         pop: Callable[..., Any] = self._store.pop if count <= _STRUCTS_UP_TO else self._store.pop_batch
         found = pop(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
-        bodies = [message.body for message in found] if isinstance(found, list) else found.columns["body"].to_pylist()
-        outcomes = self._store.ack(found) if bodies else []
-        self._keep_up()
-        if outcomes.count(rmqstore.AckOutcome.ACKED) != len(bodies):
-            raise PeerError("not every ack was accepted")
+        return Taken([message.body for message in found] if isinstance(found, list) else found.columns["body"].to_pylist(), found)
+
+    def ack(self, leases: Any) -> None:
+        self._check_acks(self._store.ack(leases), len(leases))
+
+    def pop_ack_each(self, count: int) -> list[bytes]:
+        bodies, leases = self.pop(count)
+        self._check_acks([self._store.ack(lease) for lease in leases], len(leases))
         return bodies
+
+    def pop_with_acks(self, count: int) -> list[bytes]:
+        """Ack what the last call gave and pop what comes next, in one step; what the last of all gave stays leased."""
+        found = self._store.pop(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS, acks=self._held)
+        self._check_acks(found.acks, len(self._held))
+        self._held = found
+        return [message.body for message in found]
+
+    def ways_to_pop(self) -> dict[str, Callable[[], list[bytes]]]:
+        ways = super().ways_to_pop()
+        return {"ack_one": ways.pop("ack_one"), "pop_32_acks": lambda: self.pop_with_acks(SMALL_POP), **ways}
+
+    def _check_acks(self, outcomes: Sequence[rmqstore.AckOutcome], count: int) -> None:
+        self._keep_up()
+        if list(outcomes).count(rmqstore.AckOutcome.ACKED) != count:
+            raise PeerError("not every ack was accepted")
 
     def _keep_up(self) -> None:
         if self.setting == "async" and time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
             self._store.flush()
             self._flushed_s = time.monotonic()
 
-
-class FromRows(Ours):
-    """The same, scheduled by lists of ``Message``, which is what a program without Arrow has; nothing else is measured again."""
-
-    def prepare(self, batch: Batch) -> Batch:
-        return batch._replace(columns=[rmqstore.Message(TOPIC, timer.body, deliver_at_ms=timer.due_ms) for timer in batch.timers])
-
     def measure(self, task: Task) -> Figures:
-        figures, kept = scheduled(self, task)
-        expect(self._store.pending().total, kept.total(), "pending")
-        return {"schedule": figures["schedule"]}
+        # All of these are gone before the others come.
+        own = msgspec.structs.replace(task, timers=max(task.timers // 5, task.batch)).batches()
+        own = [batch for batch in own if len(batch.timers) > 1]
+        lists = [batch._replace(columns=_messages_of(batch)) for batch in own]
+        keyed = [batch._replace(columns=_messages_of(batch, has_keys=True)) for batch in own]
+        count = sum(len(batch.timers) for batch in own)
+        figures = {"schedule_list": count / timed(self.schedule, lists)}
+        for batch in lists:
+            expect(self.cancel(self.handles(batch)), len(batch.timers), "cancelled")
+        for batch in keyed:
+            self.schedule(batch)
+            self.handles(batch)
+        figures["cancel_keys"] = count / timed(self._cancel_keys, [[f"{timer.number}" for timer in batch.timers] for batch in keyed])
+        expect(self._store.pending().total, 0, "left")
+        return figures | super().measure(task)
+
+    def _cancel_keys(self, keys: list[str]) -> None:
+        outcomes = self._store.cancel_keys(TOPIC, keys)
+        self._keep_up()
+        expect(outcomes.count([rmqstore.CancelOutcome.CANCELLED]), len(keys), "cancelled")
 
 
-LIST: Final = ", list"
-"""Behind the name of an engine that is given lists."""
+def _messages_of(batch: Batch, *, has_keys: bool = False) -> list[rmqstore.Message]:
+    return [
+        rmqstore.Message(TOPIC, timer.body, keys=(f"{timer.number}",) if has_keys else (), deliver_at_ms=timer.due_ms)
+        for timer in batch.timers
+    ]
+
 
 ENGINES: Final[dict[str, type[Ours]]] = {
-    name: type(name, (kind,), {"name": name, "engine": engine})
-    for engine in ("wheel", "rocksdb", "lmdb", "memory")
-    for kind, name in ((Ours, engine), (FromRows, engine + LIST))
+    engine: type(engine, (Ours,), {"name": engine, "engine": engine}) for engine in ("wheel", "rocksdb", "lmdb", "memory")
 }
 
 
@@ -176,27 +220,26 @@ class SQLite(TimerPeer):
                 self._db.execute("DELETE FROM timers WHERE (due_ms, id) <= (?, ?)", due[-1])
         return len(due)
 
-    def pop_ack(self, count: int) -> list[bytes]:
+    def pop(self, count: int) -> Taken:
         until_ms = self.now_ms + LEASE_MS
         with self._transaction():
             found = self._db.execute(_NEXT, (self.now_ms, count)).fetchall()
             if found:
                 self._db.execute("DELETE FROM ready WHERE (visible_ms, id) <= (?, ?)", found[-1][:2])
                 self._db.executemany("INSERT INTO ready VALUES (?, ?)", sorted((until_ms, number) for _, number, _ in found))
-        if found:
-            with self._transaction():
-                self._db.executemany(
-                    "DELETE FROM ready WHERE visible_ms = ? AND id = ?", sorted((until_ms, number) for _, number, _ in found)
-                )
-                self._db.executemany("DELETE FROM bodies WHERE id = ?", sorted((number,) for _, number, _ in found))
-        return [body for _, _, body in found]
+        return Taken([body for _, _, body in found], sorted((until_ms, number) for _, number, _ in found))
+
+    def ack(self, leases: Sequence[Any]) -> None:
+        with self._transaction():
+            self._db.executemany("DELETE FROM ready WHERE visible_ms = ? AND id = ?", leases)
+            self._db.executemany("DELETE FROM bodies WHERE id = ?", [(number,) for _, number in leases])
 
 
 MOST: Final = 5000
 """A pop of release 0.9 sorts all that is ready, so a large queue takes minutes: it is measured with so many messages at most."""
 
 
-class LiteQueue(Peer):
+class LiteQueue(PopPeer):
     """litequeue as it comes: WAL with synchronous = NORMAL, one message a pop; it has no timers.
 
     Data are text, so a body is stored as one character a byte.
@@ -221,20 +264,23 @@ class LiteQueue(Peer):
             for body in bodies:
                 self._queue.put(body.decode("latin-1"))
 
-    def pop_ack(self, count: int) -> list[bytes]:
-        """Lock messages one by one; then mark them as done in one transaction."""
+    def pop(self, count: int) -> Taken:
+        """Lock messages one by one."""
         found: list[Any] = []
         while len(found) < count and (message := self._queue.pop()) is not None:
             found.append(message)
+        return Taken([message.data.encode("latin-1") for message in found], found)
+
+    def ack(self, leases: Sequence[Any]) -> None:
+        """Mark messages as done in one transaction."""
         with self._queue.transaction():
-            for message in found:
+            for message in leases:
                 # Releases behind 0.9, which want Python 3.12, ask which claim is done.
                 claim = {"claim_id": message.claim_id} if hasattr(message, "claim_id") else {}
                 self._queue.done(message.message_id, **claim)
-        return [message.data.encode("latin-1") for message in found]
 
     def measure(self, task: Task) -> Figures:
         batches = [[timer.body for timer in batch.timers] for batch in task.batches()[: max(MOST // task.batch, 1)]]
         for batch in batches:
             self.put(batch)
-        return popped(self.pop_ack, Counter(body for batch in batches for body in batch))
+        return popped(self, Counter(body for batch in batches for body in batch))

@@ -1,7 +1,8 @@
 """A system that is measured beside rmqstore: how it is found, started and ended, what its calls survive, and the phases.
 
-The phases are the same for every system: schedule all timers, cancel a tenth, hand over the others, pop and ack half of them by 32 and the
-other half by 1024. Every body that was not cancelled must come back exactly once, or there is no figure.
+The phases are the same for every system: schedule all timers, some of them one a call; cancel a tenth, and some one a call; hand over the
+others; pop and ack some by 32 with an ack each, half by 32 and half by 1024. Every body that was not cancelled must come back exactly once,
+or there is no figure.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -39,6 +40,8 @@ HAND_OVER_BATCH: Final = 1000
 
 CANCELLED_SHARE: Final = 0.1
 SMALL_POP, LARGE_POP = 32, 1024
+SINGLES: Final = 1000
+"""So many calls are about one message, of each kind; fewer when that were more than a tenth of all."""
 
 
 class Durability(StrEnum):
@@ -79,13 +82,18 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     seed: int = 1
 
+    @property
+    def singles(self) -> int:
+        """How many calls of a kind are about one message."""
+        return min(SINGLES, self.timers // 10)
+
     def batches(self) -> list[Batch]:
-        """Return the timers: always the same."""
+        """Return the timers: always the same; those that are sent one a call are behind the others."""
         load = Load(DISTRIBUTIONS[self.distribution], BODY_BYTES, self.seed)
         batches = []
-        for number in range(self.timers // self.batch):
+        for number, count in enumerate([self.batch] * (self.timers // self.batch) + [1] * self.singles):
             now_ms = START_MS + number * BATCH_GAP_MS
-            made = load.fresh(now_ms, self.batch)
+            made = load.fresh(now_ms, count)
             rows = zip(made.ids.tolist(), made.due_ms.tolist(), made.columns["body"].to_pylist(), strict=True)
             batches.append(Batch(now_ms, made.columns, [Timer(*row) for row in rows]))
         return batches
@@ -141,7 +149,48 @@ class Peer(ABC):
         """
 
 
-class TimerPeer(Peer):
+class Taken(NamedTuple):
+    """What a pop gave: the bodies, and what acks each."""
+
+    bodies: list[bytes]
+    leases: Sequence[Any]
+
+
+class PopPeer(Peer):
+    """A system that gives messages under a lease."""
+
+    @abstractmethod
+    def pop(self, count: int) -> Taken:
+        """Take up to ``count`` messages under a lease of ``LEASE_MS``; none when none is ready."""
+
+    @abstractmethod
+    def ack(self, leases: Sequence[Any]) -> None:
+        """Delete what was popped."""
+
+    def pop_ack(self, count: int) -> list[bytes]:
+        """Pop, and ack in one more call; returns the bodies."""
+        bodies, leases = self.pop(count)
+        if bodies:
+            self.ack(leases)
+        return bodies
+
+    def pop_ack_each(self, count: int) -> list[bytes]:
+        """Pop, and ack one by one."""
+        bodies, leases = self.pop(count)
+        for lease in leases:
+            self.ack([lease])
+        return bodies
+
+    def ways_to_pop(self) -> dict[str, Callable[[], list[bytes]]]:
+        """Return the phases in which everything is popped, the one of single acks first."""
+        return {
+            "ack_one": lambda: self.pop_ack_each(SMALL_POP),
+            "pop_32": lambda: self.pop_ack(SMALL_POP),
+            "pop_1024": lambda: self.pop_ack(LARGE_POP),
+        }
+
+
+class TimerPeer(PopPeer):
     """A system with timers that takes the simulated time as an argument.
 
     Attributes:
@@ -177,14 +226,10 @@ class TimerPeer(Peer):
         """Hand over up to :data:`HAND_OVER_BATCH` of what is due; returns how many."""
         raise NotImplementedError
 
-    @abstractmethod
-    def pop_ack(self, count: int) -> list[bytes]:
-        """Take up to ``count`` messages under a lease of ``LEASE_MS``, then delete them; returns their bodies, none when none is ready."""
-
     def measure(self, task: Task) -> Figures:
         figures, expected = scheduled(self, task)
         self.now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
-        return figures | drained(lambda: self.drain(self.now_ms), expected.total()) | popped(self.pop_ack, expected)
+        return figures | done(drained(lambda: self.drain(self.now_ms), expected.total()) | popped(self, expected))
 
 
 # ---------------------------------------------------------------- the phases
@@ -193,16 +238,27 @@ class TimerPeer(Peer):
 def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     """Schedule all timers and cancel some; returns the rates and the bodies that are left."""
     batches = [peer.prepare(batch) for batch in task.batches()]
-    figures = {"schedule": task.timers / timed(peer.schedule, batches)}
-    chosen = random.Random(task.seed).sample(range(task.timers), int(task.timers * CANCELLED_SHARE))
-    by_batch = [peer.handles(batch) for batch in batches]
-    picked = [by_batch[row // task.batch][row % task.batch] for row in chosen]
+    singles = len(batches) - task.singles
+    figures = {
+        "schedule": task.timers / timed(peer.schedule, batches[:singles]),
+        "schedule_one": task.singles / timed(peer.schedule, batches[singles:]),
+    }
+    handles = [handle for batch in batches[:singles] for handle in peer.handles(batch)]
+    cancelled = int(task.timers * CANCELLED_SHARE)
+    chosen = random.Random(task.seed).sample(range(task.timers), cancelled + task.singles)
+    groups = [chosen[first : min(first + task.batch, cancelled)] for first in range(0, cancelled, task.batch)]
+    figures["cancel"] = cancelled / _cancel_timed(peer, [[handles[row] for row in group] for group in groups])
+    figures["cancel_one"] = task.singles / _cancel_timed(peer, [[handles[row]] for row in chosen[cancelled:]])
+    numbers = {batches[row // task.batch].timers[row % task.batch].number for row in chosen}
+    return figures, Counter(timer.body for batch in batches for timer in batch.timers if timer.number not in numbers)
+
+
+def _cancel_timed(peer: TimerPeer, groups: list[list[Any]]) -> float:
+    """Cancel groups of timers, all of them pending; returns the seconds."""
     counts: list[int] = []
-    groups = [picked[first : first + task.batch] for first in range(0, len(picked), task.batch)]
-    figures["cancel"] = len(chosen) / timed(lambda group: counts.append(peer.cancel(group)), groups)
-    expect(sum(counts), len(chosen), "cancelled")
-    gone = set(chosen)
-    return figures, Counter(timer.body for batch in batches for timer in batch.timers if timer.number not in gone)
+    spent_s = timed(lambda group: counts.append(peer.cancel(group)), groups)
+    expect(sum(counts), sum(map(len, groups)), "cancelled")
+    return spent_s
 
 
 def drained(drain: Callable[[], int], expected: int) -> Figures:
@@ -214,18 +270,25 @@ def drained(drain: Callable[[], int], expected: int) -> Figures:
     return {"drain": expected / spent_s}
 
 
-def popped(pop_ack: Callable[[int], list[bytes]], expected: Counter[bytes]) -> Figures:
+def popped(peer: PopPeer, expected: Counter[bytes]) -> Figures:
     """Pop and ack everything that is ready, and compare it with what is expected."""
     found: list[bytes] = []
     figures = {}
-    total = expected.total()
-    for size, upto in ((SMALL_POP, total // 2), (LARGE_POP, total)):
+    total, ways = expected.total(), peer.ways_to_pop()
+    singles = min(SINGLES, total // 10)
+    for number, (phase, pop_ack) in enumerate(ways.items()):
+        upto = singles + number * (total - singles) // (len(ways) - 1)
         before, start_s = len(found), time.perf_counter()
-        while len(found) < upto and (got := pop_ack(size)):
+        while len(found) < upto and (got := pop_ack()):
             found += got
-        figures[f"pop_{size}"] = (len(found) - before) / (time.perf_counter() - start_s)
-    compare(found + pop_ack(LARGE_POP), expected)
+        figures[phase] = (len(found) - before) / (time.perf_counter() - start_s)
+    compare(found + peer.pop_ack(LARGE_POP), expected)
     return figures
+
+
+def done(figures: Figures) -> Figures:
+    """Add the rate of a message from where it is due to where it is done."""
+    return figures | {"done": 1 / (1 / figures["drain"] + 1 / figures["pop_1024"])}
 
 
 def timed(call: Callable[[Any], object], values: Iterable[Any]) -> float:

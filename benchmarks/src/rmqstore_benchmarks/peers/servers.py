@@ -30,8 +30,10 @@ from rmqstore_benchmarks.peers.peer import (
     Durability,
     Figures,
     PeerError,
+    Taken,
     Task,
     TimerPeer,
+    done,
     drained,
     expect,
     popped,
@@ -205,14 +207,15 @@ class Redis(Server):
     def hand_over(self, now_ms: int) -> int:
         return int(self._move(args=[now_ms, HAND_OVER_BATCH]))
 
-    def pop_ack(self, count: int) -> list[bytes]:
+    def pop(self, count: int) -> Taken:
         ids, bodies = self._pop(args=[self.now_ms + LEASE_MS, count])
-        if ids:
-            pipe = self._client.pipeline(transaction=True)
-            pipe.zrem("leases", *ids)
-            pipe.hdel("bodies", *ids)
-            pipe.execute()
-        return list(bodies)
+        return Taken(bodies, ids)
+
+    def ack(self, leases: Sequence[Any]) -> None:
+        pipe = self._client.pipeline(transaction=True)
+        pipe.zrem("leases", *leases)
+        pipe.hdel("bodies", *leases)
+        pipe.execute()
 
 
 # ---------------------------------------------------------------- PostgreSQL
@@ -247,7 +250,7 @@ _PG_SETTINGS: Final = {"listen_addresses": "", "shared_buffers": "256MB", "max_w
 class PostgreSQL(Server):
     """One server behind a unix socket, one connection, prepared statements; each call is one transaction.
 
-    A batch comes by binary COPY; a hand-over moves 1000 rows in one statement.
+    A batch comes by binary COPY, a single timer by INSERT; a hand-over moves 1000 rows in one statement.
     """
 
     name = "postgresql"
@@ -286,6 +289,9 @@ class PostgreSQL(Server):
         self._cursor = self._db.cursor(binary=True)
 
     def schedule(self, batch: Batch) -> None:
+        if len(batch.timers) == 1:
+            self._cursor.execute("INSERT INTO timers VALUES (%s, %s, %s)", batch.timers[0], prepare=True)
+            return
         parts = [_COPY_HEAD]
         for number, due_ms, body in batch.timers:
             parts += (_COPY_ROW.pack(3, 8, number, 8, due_ms, len(body)), body)
@@ -298,11 +304,12 @@ class PostgreSQL(Server):
     def hand_over(self, now_ms: int) -> int:
         return int(self._cursor.execute(_PG_HAND_OVER, (now_ms, HAND_OVER_BATCH), prepare=True).rowcount)
 
-    def pop_ack(self, count: int) -> list[bytes]:
+    def pop(self, count: int) -> Taken:
         found = self._cursor.execute(_PG_POP, (self.now_ms, count, self.now_ms + LEASE_MS), prepare=True).fetchall()
-        if found:
-            self._cursor.execute("DELETE FROM ready WHERE id = ANY(%s)", ([row[0] for row in found],), prepare=True)
-        return [bytes(row[1]) for row in found]
+        return Taken([bytes(row[1]) for row in found], [row[0] for row in found])
+
+    def ack(self, leases: Sequence[Any]) -> None:
+        self._cursor.execute("DELETE FROM ready WHERE id = ANY(%s)", (list(leases),), prepare=True)
 
 
 # ---------------------------------------------------------------- beanstalkd
@@ -352,7 +359,7 @@ class Beanstalkd(Server):
     name = "beanstalkd"
     settings: ClassVar[dict[Durability, str]] = {Durability.POWER_LOSS: "-f0", Durability.PROCESS_CRASH: "-f50"}
     how_to_get = "apt-get install beanstalkd"
-    unwritten = frozenset({"drain"})
+    unwritten = frozenset({"drain", "done"})
 
     program = "beanstalkd"
     version_option = "-v"
@@ -400,7 +407,7 @@ class Beanstalkd(Server):
         fields = dict(line.split(": ", 1) for line in lines if ": " in line)
         return {state: int(fields[f"current-jobs-{state}"]) for state in ("delayed", "ready")}
 
-    def pop_ack(self, count: int) -> list[bytes]:
+    def pop(self, count: int) -> Taken:
         self._client.send([b"reserve-with-timeout 0\r\n"] * count)
         jobs, bodies = [], []
         for _ in range(count):
@@ -408,9 +415,11 @@ class Beanstalkd(Server):
                 job, size = reserved.split()
                 jobs.append(job)
                 bodies.append(self._client.data(int(size)))
-        if self.cancel(jobs) != len(jobs):
+        return Taken(bodies, jobs)
+
+    def ack(self, leases: Sequence[Any]) -> None:
+        if self.cancel(list(leases)) != len(leases):
             raise PeerError("beanstalkd did not delete what was reserved")
-        return bodies
 
     def measure(self, task: Task) -> Figures:
         if self.durability is Durability.POWER_LOSS:
@@ -432,4 +441,4 @@ class Beanstalkd(Server):
         expect(self._counts()["delayed"], len(bodies), "delayed")
         os.kill(self._pid, signal.SIGSTOP)
         time.sleep(delay_s + 1)
-        return drained(lambda: self.drain(0), len(bodies)) | popped(self.pop_ack, Counter(bodies))
+        return done(drained(lambda: self.drain(0), len(bodies)) | popped(self, Counter(bodies)))

@@ -32,7 +32,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-consumers bench-peers grid grid-small load-test crash clean
+.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-threads bench-peers grid grid-small load-test crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -101,8 +101,8 @@ grid = rm -rf build/$(1) && mkdir -p build && $(BIN)/rmqstore bench run benchmar
 bench: $(DEV)  ## speed of every engine beside its raw database, in some minutes; the report is in build/speed
 	@$(call grid,speed,speed)
 
-bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 and 8 queues; the report is in build/consumers
-	@$(call grid,consumers,consumers)
+bench-threads: $(DEV)  ## 1 to 64 threads that send, and that consume over 1 and 8 queues; the report is in build/threads
+	@$(call grid,threads,threads)
 
 bench-backlog: $(DEV)  ## what a large backlog costs, which takes long; the report is in build/backlog
 	@$(call grid,backlog,backlog)

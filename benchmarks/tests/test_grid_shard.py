@@ -107,6 +107,12 @@ def test_timers_go_in_by_lists_and_one_at_a_time_and_messages_come_out_by_one_an
     assert found["pop_many"]["messages"] > 16 * found["pop_many"]["calls"]
 
 
+def test_producers_send_one_a_call_side_by_side(tmp_path: Path) -> None:
+    found = phases(run_shard(task(tmp_path, phases=("fill", "produce_1", "produce_16", "hand_over", "pop_ack"), backlog=1000)))
+    for name in ("produce_1", "produce_16"):
+        assert found[name]["messages"] == found[name]["calls"] == 4000
+
+
 def test_consumers_share_what_is_ready(tmp_path: Path) -> None:
     given = task(tmp_path, settings={"default_queues": 4}, phases=("fill", "consume_1", "consume_8"), backlog=4000)
     found = phases(run_shard(given))

@@ -22,7 +22,7 @@ def document(*grids: dict[str, Any], **given: Any) -> dict[str, Any]:
     return {"variants": [NULL, LMDB, ROCKSDB], "grid": list(grids) or [GRID]} | given
 
 
-@pytest.mark.parametrize("name", ["small", "full", "speed", "consumers", "backlog"])
+@pytest.mark.parametrize("name", ["small", "full", "speed", "threads", "backlog"])
 def test_the_specifications_that_ship_are_right(name: str) -> None:
     spec = read_spec(SPECS / f"{name}.toml")
     assert {"wheel", "rocksdb", "lmdb"} <= {cell.variant.engine for cell in spec.cells}

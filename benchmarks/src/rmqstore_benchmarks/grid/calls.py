@@ -71,11 +71,15 @@ class Calls:
         if isinstance(self.store, Hollow):
             given = self.store.prepared(made.columns, self.clock.now_ms())
         elif form is not Form.COLUMNS:
-            given = [rmqstore.Message(**{**row, "keys": tuple(row.get("keys", ()))}) for row in made.columns.to_pylist()]
+            given = messages_of(made)
         is_one = form is Form.ONE and not isinstance(self.store, Hollow)
         begin_ns = time.perf_counter_ns()
         receipts = [self.store.send(given[0])] if is_one else self.store.send_batch(given)
         phase.call("schedule", begin_ns, time.perf_counter_ns(), len(made.ids), intended_ns)
+        self.sent(made, receipts)
+
+    def sent(self, made: Made, receipts: Sequence[Any]) -> None:
+        """Enter timers that were stored by one call."""
         first = TimerHandle.parse(receipts[0].handle or "")
         if first is None or len(receipts) != len(made.ids):
             raise RuntimeError(f"a batch of {len(made.ids)} timers was answered with {len(receipts)} receipts, the first {receipts[0]}")
@@ -235,6 +239,11 @@ class Calls:
             self.account.refuse("damaged", ids[self.load.damaged(ids, bodies)])
             found.append(ids)
         return np.concatenate(found)
+
+
+def messages_of(made: Made) -> list[rmqstore.Message]:
+    """Return a batch as a program without Arrow has it."""
+    return [rmqstore.Message(**{**row, "keys": tuple(row.get("keys", ()))}) for row in made.columns.to_pylist()]
 
 
 def are(outcomes: Sequence[object], outcome: object) -> Mask:

@@ -24,12 +24,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form
-from rmqstore_benchmarks.grid.load import Ids
+from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form, messages_of
+from rmqstore_benchmarks.grid.load import Ids, Made
 from rmqstore_benchmarks.grid.named import HOUR_MS, INVISIBLE_MS, MIXED_BATCH, POP_MESSAGES, ROLL_SPAN_MS, TOPIC, NamedWorkload
 from rmqstore_benchmarks.grid.recording import Phase, every
 
@@ -37,6 +38,7 @@ _MAX_EXTRA_BYTES: Final = 512 * 1024 * 1024
 _MIN_EXTRA: Final = 20_000
 _TICK_MESSAGES: Final = 4096
 _MOST_SINGLES: Final = 1000
+_PRODUCED: Final = 4000
 _FIRST_STEPS: Final = 1024
 _WATCH_S: Final = 0.02
 
@@ -152,6 +154,42 @@ LOOPS: Final[dict[str, Callable[[Calls, Phase, float, int], int]]] = {
     "pop_many": pop_many,
 }
 """By name; each is given the seconds that it may last, and the backlog."""
+
+
+class Producers:
+    """Threads that send timers one a call, as many together whatever their number; the account hears of them behind the measured time."""
+
+    def __init__(self, calls: Calls, threads: int) -> None:
+        self._calls = calls
+        self._threads = threads
+        self._made = calls.load.fresh(calls.clock.now_ms(), _PRODUCED)
+        self._messages = messages_of(self._made)
+        self._sent: list[tuple[int, int, int, Any]] = []
+        self._start = threading.Barrier(threads)
+
+    def run(self, phase: Phase) -> int:
+        """Send; returns how many timers were sent."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            for sent in pool.map(self._produce, range(self._threads)):
+                self._sent += sent
+        return len(self._sent)
+
+    def _produce(self, first: int) -> list[tuple[int, int, int, Any]]:
+        send, sent = self._calls.store.send, []
+        self._start.wait()
+        for row in range(first, _PRODUCED, self._threads):
+            begin_ns = time.perf_counter_ns()
+            receipt = send(self._messages[row])
+            sent.append((row, begin_ns, time.perf_counter_ns(), receipt))
+        return sent
+
+    def entered(self, phase: Phase) -> dict[str, Any]:
+        """Enter all that was sent."""
+        for row, begin_ns, end_ns, receipt in sorted(self._sent, key=itemgetter(0)):
+            phase.call("schedule", begin_ns, end_ns, 1)
+            only = slice(row, row + 1)
+            self._calls.sent(Made(self._made.columns[only], *(column[only] for column in self._made[1:])), [receipt])
+        return {}
 
 
 class Consumers:

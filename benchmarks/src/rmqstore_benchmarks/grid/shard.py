@@ -20,6 +20,7 @@ from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RA
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES, TABLES
 
 OPEN_SHARES: Final = {"open_50": 0.50, "open_80": 0.80, "open_95": 0.95}
+_PRODUCERS: Final = {"produce_1": 1, "produce_16": 16, "produce_64": 64}
 _CONSUMERS: Final = {"consume_1": 1, "consume_8": 8, "consume_64": 64}
 _ORDER: Final = ("fill", "roll", *(name for name in PHASE_NAMES if name not in ("fill", "roll", "cold_drain", "recover")))
 _FILL_PATIENCE_S: Final = 900.0
@@ -127,6 +128,9 @@ def _run_phase(shard: _Shard, name: str) -> None:
     elif name == "fill":
         origin_ms = START_MS + (ROLL_SPAN_MS if "roll" in shard.wanted else 0)
         shard.measured(name, lambda phase: calls.fill(phase, backlog, origin_ms, _FILL_PATIENCE_S))
+    elif name in _PRODUCERS:
+        producers = phases.Producers(calls, _PRODUCERS[name])
+        shard.measured(name, producers.run, producers.entered)
     elif name in _CONSUMERS:
         calls.make_ready(shard.aside(), backlog)
         consumers = phases.Consumers(calls, _CONSUMERS[name])

@@ -55,6 +55,9 @@ PHASE_NAMES: Final = (
     "schedule",  # closed loop: timers are added on top of the backlog, by Arrow columns
     "send_lists",  # the same by lists of ``Message``
     "send_one",  # one at a time, at most 1000
+    "produce_1",  # so many threads send one a call, 4000 timers together
+    "produce_16",
+    "produce_64",
     "cancel",
     "hand_over",  # closed loop: what is due becomes messages of its topic
     "pop_one",  # closed loop: one message at a time is popped and acked

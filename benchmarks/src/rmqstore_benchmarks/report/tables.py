@@ -59,6 +59,15 @@ _DRAINING: Final = (
     _Column("1024", "pop_many", "call_rate", text.rate),
     _Column("hand over, pop + ack by 32", DRAIN, "call_rate", text.rate),
 )
+_PRODUCING: Final = tuple(
+    column
+    for threads in (1, 16, 64)
+    for phase in (f"produce_{threads}",)
+    for column in (
+        _Column(f"{threads} thread{'s' if threads > 1 else ''}", phase, "rate", text.rate),
+        _Column("send p99", phase, "schedule 0.99", text.time_ms),
+    )
+)
 _CONSUMING: Final = tuple(
     column
     for threads in (1, 8, 64)
@@ -73,12 +82,13 @@ _CONSUMING: Final = tuple(
 _CONSUMERS: Final = (
     "Consumers: messages a second; slowest: what the slowest thread got of an even part; first queue dry: as a share of the whole time"
 )
-_SIDE_BY_SIDE: Final = ("send_lists", "send_one", "pop_one", "pop_many", "consume_1", "consume_8", "consume_64")
+_SIDE_BY_SIDE: Final = ("send_lists", "send_one", "pop_one", "pop_many", *(each.phase for each in (*_PRODUCING, *_CONSUMING)))
 """Phases of which a specification wants a table at each point of its grid."""
 
 _TABLES: Final = {
     "Schedule: messages by second in calls of the store, beside the database or file below it": _SCHEDULING,
     "Drain: messages by second in calls of the store": _DRAINING,
+    "Producers: messages a second, one a call": _PRODUCING,
     _CONSUMERS: _CONSUMING,
 }
 

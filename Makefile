@@ -85,6 +85,9 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 		--rmq-effort 0.08 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 0.1 -k "rocksdb and ($(STATE_CASES))"
+	@echo "== conformance: full disks under two engines"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine wheel --rmq-pop-engine lmdb --rmq-level full \
+		-k test_full_disk
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance

@@ -67,6 +67,8 @@ class Shared:
         """Of leases that are not durable, by what they rest on (``firm``): that, and the position of the last of them."""
         self._untold = 0
         """Calls up to this position were answered and may be gone, and no call of the application has heard of it yet."""
+        self.has_lost_answers = False
+        """Whether calls that were answered may be gone, since the database was opened."""
         stored = kv.get(META, EPOCH_KEY)
         if read_only:
             self.epoch = int.from_bytes(stored or b"", "big")
@@ -88,6 +90,7 @@ class Shared:
             raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
             self._untold = max(self._untold, self._answered())
+            self.has_lost_answers |= self._untold > 0
             self.kv.reopen()
             self.reload()
             self._stale = False

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from rmqstore import MessageBatch
-from rmqstore.contract import EngineOptions, Flush, PopRequest, PopStore, Ticket
+from rmqstore.contract import EngineOptions, Flush, PopRequest, PopStore, Receipt, Ticket
 from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore.engine.schema import SPACES
 from rmqstore.engine.session import open_session
@@ -131,6 +131,30 @@ def test_what_is_told_is_that_answered_calls_are_gone(
         assert opened.told()
     assert not opened.told(), "told twice"
     assert opened.send("g").position
+
+
+@pytest.mark.parametrize(("flush", "later_ms"), [({}, 0), ({"pop_flush": Flush.ASYNC}, 1)], ids=["sync", "pop.flush"])
+def test_a_pop_that_failed_leaves_no_pop_time_behind_and_one_that_was_answered_does(flush: dict[str, Flush], later_ms: int) -> None:
+    opened = _opened(**flush)
+    first_ms = _pop_time_ms(opened)
+    opened.pops.sync()
+    opened.fill()
+    if flush:
+        _lease(opened)
+    else:
+        _lease_of_what_is_not_durable(opened)
+    if opened.kv.refusal is None:
+        opened.fail()
+    opened.free()
+    assert opened.told() is bool(flush)
+    assert _pop_time_ms(opened) == first_ms + 1 + later_ms, "two pops of one ms have different times (P2)"
+
+
+def _pop_time_ms(opened: Opened) -> int:
+    (message,) = opened.pops.pop(PopRequest("t", "g", 1), START_MS)[0].messages.messages()
+    receipt = Receipt.parse(message.receipt or "")
+    assert receipt is not None
+    return receipt.pop_time_ms
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["call", "close"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from rmqstore import message as limits
@@ -57,6 +59,8 @@ class MessageBatch:
         if isinstance(messages, Message | str | bytes) or not isinstance(messages, Sequence):
             raise IllegalMessageTypeError(f"a batch is a list of Message, not {type(messages).__name__}")
         rows = list(messages)
+        if len(rows) >= _MANY and (columns := _plain_columns(rows)) is not None and _are_legal(columns):
+            return cls(columns=columns)
         _check_rows(rows)
         return cls(messages=rows)
 
@@ -120,15 +124,51 @@ class MessageBatch:
 def columns_of(messages: Sequence[Message | PoppedMessage]) -> pa.RecordBatch:
     """Return structs as columns: of ``OUT_SCHEMA`` when they are popped ones, else of ``IN_SCHEMA``."""
     schema = schemas.OUT_SCHEMA if messages and isinstance(messages[0], PoppedMessage) else schemas.IN_SCHEMA
-    arrays = []
-    for field in schema:
-        values: list[Any] = [getattr(message, field.name) for message in messages]
-        if field.name == "keys":
-            values = [list(keys) if keys else None for keys in values]
-        elif field.name == "properties":
-            values = [list(properties.items()) if properties else None for properties in values]
-        arrays.append(pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    values = zip(*map(attrgetter(*schema.names), messages), strict=True) if messages else [()] * len(schema)
+    return pa.RecordBatch.from_arrays(list(map(_column, schema, values)), schema=schema)
+
+
+def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    if field.name == "keys":
+        values = [list(keys) if keys else None for keys in values]
+    elif field.name == "properties":
+        values = [list(properties.items()) if properties else None for properties in values]
+    return pa.array(values, field.type) if values.count(None) < len(values) else _nulls(len(values), field.type)
+
+
+_MANY: Final = 128
+"""So many structs are checked, and completed, as columns."""
+
+_ABSENT: Final = type(None)
+_PLAIN: Final[dict[str, set[type]]] = {
+    "topic": {str},
+    "body": {bytes},
+    "tag": {str, _ABSENT},
+    "keys": {tuple},
+    "properties": {dict},
+    "message_group": {str, _ABSENT},
+    "deliver_at_ms": {int, _ABSENT},
+    "message_id": {str, _ABSENT},
+    "born_ms": {int, _ABSENT},
+    "queue_id": {int, _ABSENT},
+}
+"""The types of the fields of a message, exactly: of any other, a column would take what a message must not have."""
+
+
+def _plain_columns(rows: Sequence[Message]) -> pa.RecordBatch | None:
+    """Return messages as columns; None when one of them is not wholly of the types that it should be, or has too much for a column."""
+    if {*map(type, rows)} != {Message}:
+        return None
+    fields = dict(zip(_PLAIN, zip(*map(attrgetter(*_PLAIN), rows), strict=True), strict=True))
+    if any({*map(type, fields[name])} - plain for name, plain in _PLAIN.items()):
+        return None
+    texts = chain(chain.from_iterable(fields["keys"]), *(chain(each, each.values()) for each in fields["properties"] if each))
+    if {*map(type, texts)} - {str}:
+        return None
+    try:
+        return pa.RecordBatch.from_arrays([_column(field, fields[field.name]) for field in schemas.IN_SCHEMA], schema=schemas.IN_SCHEMA)
+    except (pa.ArrowException, TypeError, UnicodeEncodeError, OverflowError):
+        return None
 
 
 def _messages_of(columns: pa.RecordBatch) -> list[Message]:

@@ -1,7 +1,9 @@
-"""The row path and the column path agree on what is legal, at the limits of design §5.8 and beyond."""
+"""Rows, columns and long lists of rows agree on what is legal, at the limits of design §5.8 and beyond."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from types import MappingProxyType
 from typing import Any
 
 import hypothesis.strategies as st
@@ -36,12 +38,16 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def by_rows(fields: dict[str, Any]) -> RmqstoreError | None:
-    """Return how the row path refuses a message; None when it takes it."""
+FEW, MANY = 2, 200
+
+
+def by_rows(fields: dict[str, Any], rows: int = FEW) -> RmqstoreError | None:
+    """Return how a list of so many rows, whose second is the message, is refused; None when it is taken."""
     try:
-        MessageBatch.of([Message("t", b"x"), Message(**fields)])
+        batch = MessageBatch.of([Message("t", b"x"), Message(**fields), *[Message("t", b"x")] * (rows - 2)])
     except RmqstoreError as error:
         return error
+    assert batch.columns.slice(0, FEW).equals(MessageBatch(messages=[Message("t", b"x"), Message(**fields)]).columns)
     return None
 
 
@@ -67,8 +73,9 @@ def by_columns(fields: dict[str, Any]) -> RmqstoreError | None:
 
 
 def agree(fields: dict[str, Any]) -> bool:
-    """Check that both paths say the same; returns whether the message is legal."""
-    row, column = by_rows(fields), by_columns(fields)
+    """Check that all paths say the same; returns whether the message is legal."""
+    row, column, among_many = by_rows(fields), by_columns(fields), by_rows(fields, MANY)
+    assert (type(row), str(row)) == (type(among_many), str(among_many))
     assert (row is None) == (column is None), f"rows: {row or 'legal'}; columns: {column or 'legal'}"
     if row is not None:
         assert isinstance(row, IllegalArgumentError)
@@ -97,6 +104,31 @@ def test_both_paths_agree_on_each_field(field: str, data: st.DataObject) -> None
 @example({"topic": "t", "body": b"x", "message_group": "g", "deliver_at_ms": 5})
 def test_both_paths_agree_on_whole_messages(fields: dict[str, Any]) -> None:
     agree(fields)
+
+
+class Word(str):
+    """A text of another type."""
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, True, 1.0, "a", "\ud800", Word("a"), b"a", bytearray(b"a"), memoryview(b"a"), ("a",), ["a"], [1], (1,), (None,)]
+)
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_long_list_takes_the_types_that_a_short_one_takes(field: str, value: object) -> None:
+    few, many = (by_rows({"topic": "t", "body": b"x", field: value}, rows) for rows in (FEW, MANY))
+    assert (type(few), str(few)) == (type(many), str(many))
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {1: "a"}, {"a": None}, {Word("a"): "b"}, MappingProxyType({"a": "b"}), OrderedDict(a="b"), {}])
+def test_a_long_list_takes_the_properties_that_a_short_one_takes(value: object) -> None:
+    few, many = (by_rows({"topic": "t", "body": b"x", "properties": value}, rows) for rows in (FEW, MANY))
+    assert (type(few), str(few)) == (type(many), str(many))
+
+
+def test_a_long_list_of_something_else_is_refused_as_a_short_one_is() -> None:
+    for other in ({"topic": "t"}, None, "t"):
+        with pytest.raises(IllegalArgumentError, match=f"row 199: expected a Message, not {type(other).__name__}"):
+            MessageBatch.of([*[Message("t", b"x")] * 199, other])  # type: ignore[list-item]
 
 
 BIG: dict[str, Any] = {

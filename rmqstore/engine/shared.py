@@ -67,8 +67,6 @@ class Shared:
         """Of leases that are not durable, by what they rest on (``firm``): that, and the position of the last of them."""
         self._untold = 0
         """Calls up to this position were answered and may be gone, and no call of the application has heard of it yet."""
-        self.has_lost_answers = False
-        """Whether calls that were answered may be gone, since the database was opened."""
         stored = kv.get(META, EPOCH_KEY)
         if read_only:
             self.epoch = int.from_bytes(stored or b"", "big")
@@ -90,7 +88,6 @@ class Shared:
             raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
             self._untold = max(self._untold, self._answered())
-            self.has_lost_answers |= self._untold > 0
             self.kv.reopen()
             self.reload()
             self._stale = False
@@ -128,7 +125,7 @@ class Shared:
         """Work everything in memory out again, after a call that was cut short."""
         self.kv.after_interrupt()
         # What the sides read is then durable, which they take for granted.
-        self.kv.sync()
+        self.sync(Ticket(self.kv.position))
         self.reload()
 
     def reload(self) -> None:

@@ -77,8 +77,6 @@ class OrderedPops(OrderedSide, PopStore):
         open_log: called once now, and again whenever the state has to be read again.
     """
 
-    _state: PopState
-
     def __init__(self, shared: Shared, open_log: LogFactory) -> None:
         super().__init__(shared)
         self._open_log = open_log
@@ -87,8 +85,8 @@ class OrderedPops(OrderedSide, PopStore):
 
     def _load(self) -> None:
         kv = self._shared.kv
-        # No receipt is given again; one that nobody has, of a call that failed, may be.
-        self._state = PopState(kv, self._state if self._shared.has_lost_answers else None)
+        # Also of a pop that failed: its leases may have been listed before, with their receipts.
+        self._state = PopState(kv, getattr(self, "_state", None))
         self._log = self._open_log(self._shared)
         self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
         beneath = Beneath(self._shared, self._state, self._log, self._adoptions)

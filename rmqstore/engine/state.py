@@ -184,17 +184,25 @@ def giver_of(seq: int, store_tag: int, adopted: Mapping[int, Adopted]) -> int:
 
 
 def place_of(
-    handle: TimerHandle, store_tag: int, adopted: Mapping[int, Adopted], precision_ms: int, is_known: Callable[[int, int, int], bool]
+    handle: TimerHandle,
+    store_tag: int,
+    epoch: int,
+    adopted: Mapping[int, Adopted],
+    precision_ms: int,
+    is_known: Callable[[int, int, int], bool],
+    is_damaged: Callable[[int, int], bool],
 ) -> tuple[int, int, int] | None:
     """Return (tick, seq, epoch) of the put that a handle names; None when the store that it names did not give it, or is not here.
 
-    ``is_known`` tells whether a put of this tick, seq and epoch is or was here.
+    ``is_known`` tells whether a put of this tick, seq and epoch is or was here, ``is_damaged`` whether one of this tick and seq may be here
+    and cannot be read.
     """
     if handle.store_tag != giver_of(handle.seq, store_tag, adopted):
         return None
     own = (handle.tick, handle.seq, handle.epoch)
     record = adopted.get(handle.store_tag)
     if record is None:
-        return own
-    places = ((tick, handle.seq, handle.epoch) for tick in record.ticks_of(handle.tick, precision_ms))
-    return next((place for place in places if is_known(*place)), own)
+        return own if handle.epoch <= epoch else None
+    places = [(tick, handle.seq, handle.epoch) for tick in record.ticks_of(handle.tick, precision_ms)]
+    known = next((place for place in places if is_known(*place)), None)
+    return known or next((place for place in places if is_damaged(*place[:2])), own)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec import structs
 
 from rmqstore import CorruptStoreError, Message, MessageBatch
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
@@ -123,7 +124,9 @@ def test_a_list_of_handles_ends_none_if_one_cannot_be_read() -> None:
     spoil(kv, 1)
     with pytest.raises(CorruptStoreError, match=r"timer run \d+/4"):
         store.cancel(handles, MINUTE)
-    assert store.cancel(handles[:3] + handles[6:], MINUTE)[0] == [CancelOutcome.CANCELLED] * 6
+    never_given = [structs.replace(handles[3], seq=999), structs.replace(handles[3], epoch=999)]
+    expected = [CancelOutcome.CANCELLED] * 6 + [CancelOutcome.UNKNOWN] * 2
+    assert store.cancel(handles[:3] + handles[6:] + never_given, MINUTE)[0] == expected
 
 
 def test_the_counters_are_right_after_every_write_of_a_forget_that_meets_damage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rmqstore
-from rmqstore import CorruptStoreError, FormatVersionError, Store, StorePathError, TransferError, UnsupportedOperationError
+from rmqstore import CancelOutcome, CorruptStoreError, FormatVersionError, Store, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.contract import Side
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.schema import QUEUES, TIMERS
@@ -20,6 +20,7 @@ from rmqstore.tables import TABLES
 from rmqstore.transfer import dump, load, load_into, open_dump
 from rmqstore.transfer.dumps import sha256_of
 from rmqstore_conformance.cases.test_moving import used
+from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import START_MS, Pair, Stores, message, stores_of
 
 
@@ -157,6 +158,24 @@ def test_what_cannot_be_read_is_not_left_out(stores: Stores, space: int) -> None
     report = dump(store, stores.root / "dump")
     assert report.tables["messages"] == 1
     assert open_dump(stores.root / "dump").rows("messages")[0]["topic"] == "%PARKED%"
+
+
+@pytest.mark.parametrize("is_own_damaged", [False, True])
+def test_a_handle_from_ticks_of_another_width_ends_its_timer_beside_a_damaged_one(stores: Stores, is_own_damaged: bool) -> None:
+    """C1, T12: it may be at several places; what cannot be read at one of them says nothing of a timer that is at another."""
+    store = stores.open("old", precision_ms=1000)
+    bodies = [b"0" * 16, b"1" * 16]
+    sent = [store.send(message(n, body=body), deliver_at_ms=START_MS + 2000 - 500 * n) for n, body in enumerate(bodies)]
+    dump(store, stores.root / "dump")
+    with stores.open("new", precision_ms=100) as new:
+        load_into(stores.root / "dump", new)
+        damage_timers(new, bodies[1] if is_own_damaged else bodies[0])
+        if is_own_damaged:
+            with pytest.raises(CorruptStoreError):
+                new.cancel(sent[1])
+        else:
+            assert new.cancel(sent[1]) == CancelOutcome.CANCELLED
+            assert new.cancel([sent[1], sent[1]]) == [CancelOutcome.CANCELLED] * 2
 
 
 def test_a_dump_goes_into_a_new_directory(stores: Stores, source: Store, tmp_path: Path) -> None:

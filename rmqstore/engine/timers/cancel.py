@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
 from rmqstore.contract import CancelOutcome, TimerCursor
@@ -28,16 +29,18 @@ class Cancelling:
 
     Args:
         sealed: what was closed, and so is on its way.
+        last_seq: the largest that was given to a timer.
 
     Attributes:
         minutes: by how much it changes the counter of each minute.
         ticks: those of the timers that it ends.
     """
 
-    def __init__(self, kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor) -> None:
+    def __init__(self, kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor, last_seq: int) -> None:
         self._kv = kv
         self._runs = runs
         self._sealed = sealed
+        self._last_seq = last_seq
         self.minutes: Counter[int] = Counter()
         self.ticks: list[int] = []
         self._answers: dict[Place, CancelOutcome] = {}
@@ -59,24 +62,33 @@ class Cancelling:
 
     def _cancel(self, places: Sequence[Place]) -> None:
         """Cancel timers at sorted places."""
-        was = dict(zip(places, tombstones.which_cancelled(self._kv, places), strict=True))
-        left = [place for place in places if not was[place]]
-        holes = tombstones.which_holes(self._kv, left)
-        found = self._runs.locate_each([place[:2] for place in left])
-        self._answers.update(dict.fromkeys(places, _CANCELLED))
-        for place, is_hole, located in zip(left, holes, found, strict=True):
+        holes: set[Place] | None = None
+        for place, located in zip(places, self._runs.locate_each([place[:2] for place in places]), strict=True):
             tick, seq, epoch = place
             if located is None or located.put.epoch != epoch:
-                was_delivered = tombstones.was_delivered(self._kv, *place)
-                if located is None and not was_delivered:
-                    self._runs.check_place(tick, seq)
-                self._answers[place] = _DELIVERED if was_delivered else _UNKNOWN
-            elif is_hole:
+                self._answers[place] = self._answer_of_gone(place, is_empty=located is None)
                 continue
+            if holes is None and not located.is_alone:
+                holes = set(compress(places, tombstones.which_holes(self._kv, places)))
+            # A timer that is alone in its run is cancelled by taking the run away.
+            if not located.is_alone and holes is not None and place in holes:
+                self._answers[place] = _CANCELLED
             elif self._sealed.covers(tick, seq):
                 self._answers[place] = _DELIVERED
             else:
+                self._answers[place] = _CANCELLED
                 self._end(place, located)
+
+    def _answer_of_gone(self, place: Place, *, is_empty: bool) -> CancelOutcome:
+        """Return what became of a timer that is not kept; ``is_empty`` says that nothing that can be read is at its place."""
+        if tombstones.was_cancelled(self._kv, *place):
+            return _CANCELLED
+        if tombstones.was_delivered(self._kv, *place):
+            return _DELIVERED
+        tick, seq, _ = place
+        if is_empty and seq <= self._last_seq:
+            self._runs.check_place(tick, seq)
+        return _UNKNOWN
 
     def _end(self, place: Place, located: Located) -> None:
         tick, seq, _ = place

@@ -81,6 +81,10 @@ class TimerSide(OrderedSide, TimerStore):
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         """Say whether a timer of this place is here, or is remembered."""
 
+    def _is_damaged(self, tick: int, seq: int) -> bool:
+        """Say whether a timer of this tick and seq may be here, and cannot be read."""
+        return False
+
     @abstractmethod
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         """Cancel the timers at some places, None for an unknown one."""
@@ -120,7 +124,8 @@ class TimerSide(OrderedSide, TimerStore):
         return giver_of(seq, self._options.store_tag, self._adopted)
 
     def _place_of(self, handle: TimerHandle) -> Place | None:
-        return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)
+        tag, epoch = self._options.store_tag, self._shared.epoch
+        return place_of(handle, tag, epoch, self._adopted, self.precision_ms, self._is_known, self._is_damaged)
 
     def next_tick_ms(self) -> int | None:
         ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]

@@ -42,7 +42,7 @@ from rmqstore.engine.timers.counts import MinuteCounts
 from rmqstore.engine.timers.rows import LivePut, Removal, Seen, TimerRuns
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, place, reached
-from rmqstore.errors import IllegalArgumentError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore.late import pa, pc
 from rmqstore.message import check_marks
 
@@ -131,9 +131,13 @@ class OrderedTimers(TimerSide):
         found = self._runs.locate(tick, seq)
         if found is not None and found.put.epoch == epoch:
             return True
-        if tombstones.was_cancelled(kv, tick, seq, epoch) or tombstones.was_delivered(kv, tick, seq, epoch):
+        return tombstones.was_cancelled(kv, tick, seq, epoch) or tombstones.was_delivered(kv, tick, seq, epoch)
+
+    def _is_damaged(self, tick: int, seq: int) -> bool:
+        try:
+            self._runs.check_place(tick, seq)
+        except CorruptStoreError:
             return True
-        self._runs.check_place(tick, seq)
         return False
 
     def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
@@ -153,7 +157,7 @@ class OrderedTimers(TimerSide):
         ]
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        done = Cancelling(self._shared.kv, self._runs, self._sealed)
+        done = Cancelling(self._shared.kv, self._runs, self._sealed, self._last_seq)
         outcomes = done.cancel_all(places)
         position = max(self._change_position, self._seal_position)
         if done.ticks:

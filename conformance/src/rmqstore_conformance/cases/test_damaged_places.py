@@ -7,9 +7,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from rmqstore import AckOutcome, CancelOutcome, CorruptStoreError
-from rmqstore.contract import EMPTY_CURSOR
+from rmqstore.contract import EMPTY_CURSOR, TimerHandle
 from rmqstore.message import PARKED_TOPIC, dlq_topic
 from rmqstore_conformance.cases.scenes import buried
 from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timer_near, damage_timers, flipped
@@ -160,6 +161,10 @@ def test_t12_a_cancel_of_a_damaged_timer_ends_it_or_tells(stores: Stores, spoil:
     sent = [store.send(plain(n, body=BODIES[n]), deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(3)]
     damage_timers(store, BODIES[1], spoil=spoil)
     assert store.cancel(sent[2]) == CancelOutcome.CANCELLED, "another one is ended as ever"
+    damaged = TimerHandle.parse(sent[1].handle or "")
+    assert damaged is not None
+    never_given = [structs.replace(damaged, seq=damaged.seq + 99), structs.replace(damaged, epoch=damaged.epoch + 99)]
+    assert store.cancel([each.text() for each in never_given]) == [CancelOutcome.UNKNOWN] * 2
     try:
         outcomes = store.cancel([sent[1], sent[0]])
     except CorruptStoreError:

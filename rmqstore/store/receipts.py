@@ -66,7 +66,8 @@ def handles_of(given: Sent | Sequence[Sent]) -> Given[TimerHandle]:
         return _single(_handle_of(given))
     if not isinstance(given, Sequence):
         raise IllegalArgumentTypeError(f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(given).__name__}")
-    return _given([_handle_of(each) for each in given])
+    texts = [each for each in given if type(each) is str]
+    return _given(TimerHandle.parse_each(texts) if len(texts) == len(given) else [_handle_of(each) for each in given])
 
 
 def _handle_of(given: Sent) -> TimerHandle | None:

@@ -35,12 +35,20 @@ class MessageIds:
             self._counter += 1
         return f"{self._prefix(now_ms)}{counter & 0xFFFFFFFF:08X}"
 
+    def many(self, now_ms: int, count: int) -> list[str]:
+        """Return ``count`` new ids."""
+        prefix, first = self._prefix(now_ms), self._next(count)
+        return [f"{prefix}{counter & 0xFFFFFFFF:08X}" for counter in range(first, first + count)]
+
     def column(self, now_ms: int, count: int) -> pa.Array:
         """Return ``count`` new ids as an Arrow column."""
+        return _counted(self._prefix(now_ms), self._next(count), count)
+
+    def _next(self, count: int) -> int:
         with self.lock:
             first = self._counter
             self._counter += count
-        return _counted(self._prefix(now_ms), first, count)
+        return first
 
     def _prefix(self, now_ms: int) -> str:
         return f"{self._node}{os.getpid() & 0xFFFF:04X}{(now_ms // 1000 - _START_OF_2021_S) & 0xFFFFFFFF:08X}"

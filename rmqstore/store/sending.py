@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -117,7 +116,7 @@ class Completer:
         self._pops = pops
         self._default_queues = config.default_queues
         self._fifo_queues = config.fifo_queues
-        self._turn = itertools.count()
+        self._turns: dict[str, int] = {}
 
     def group_queues(self, topic: str) -> int:
         """Return over how many queues the message groups of a topic are spread; its first message with a group fixes it (P9)."""
@@ -141,24 +140,24 @@ class Completer:
             group_queues: over how many queues of a topic message groups are spread, for each topic that has any in the batch.
         """
         if isinstance(given, Message):
-            return MessageBatch(messages=(self._message(given, deliver_at_ms, now_ms, marks, 0, group_queues),))
+            made = id_of_mark(marks[0], 0) if marks else message_ids.one(now_ms)
+            return MessageBatch(messages=(self._message(given, deliver_at_ms, now_ms, made, group_queues),))
         if given.has_columns:
             return MessageBatch(columns=self._columns(given.columns, deliver_at_ms, now_ms, marks, group_queues))
         rows = cast("Sequence[Message]", given.messages)
+        ids = [id_of_mark(marks[0], row) for row in range(len(rows))] if marks else message_ids.many(now_ms, len(rows))
         return MessageBatch(
-            messages=[self._message(message, deliver_at_ms, now_ms, marks, row, group_queues) for row, message in enumerate(rows)]
+            messages=[self._message(each, deliver_at_ms, now_ms, made, group_queues) for each, made in zip(rows, ids, strict=True)]
         )
 
-    def _message(
-        self, message: Message, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], row: int, group_queues: Mapping[str, int]
-    ) -> Message:
+    def _message(self, message: Message, deliver_at_ms: int | None, now_ms: int, made_id: str, group_queues: Mapping[str, int]) -> Message:
         queue = message.queue_id
         if queue is None and message.message_group is not None:
             queue = group_queue(message.message_group, group_queues[message.topic])
         elif queue is None:
             # An unknown topic is made when its first message arrives, so that a refused send leaves nothing behind.
             queues = self._pops.queues(message.topic) or self._default_queues
-            queue = 0 if queues == 1 else next(self._turn) % queues
+            queue = 0 if queues == 1 else self._take_turns(message.topic, 1) % queues
         return Message(
             message.topic,
             message.body,
@@ -167,7 +166,7 @@ class Completer:
             message.properties,
             message.message_group,
             message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms,
-            message.message_id or (id_of_mark(marks[0], row) if marks else message_ids.one(now_ms)),
+            message.message_id or made_id,
             now_ms if message.born_ms is None else message.born_ms,
             queue,
         )
@@ -193,26 +192,32 @@ class Completer:
             arrays["born_ms"] = pc.fill_null(arrays["born_ms"], pa.scalar(now_ms, pa.int64()))
         if arrays["queue_id"].null_count:
             given = arrays["queue_id"]
-            chosen = self._queue_column(arrays["topic"], arrays["message_group"], group_queues)
+            chosen = self._queue_column(arrays["topic"], arrays["message_group"], given.is_null(), group_queues)
             arrays["queue_id"] = chosen if given.null_count == count else pc.coalesce(given, chosen)
         return pa.RecordBatch.from_arrays([arrays[name] for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA)
 
-    def _queue_column(self, topics: pa.Array, groups: pa.Array, group_queues: Mapping[str, int]) -> pa.Array:
+    def _queue_column(self, topics: pa.Array, groups: pa.Array, is_open: pa.Array, group_queues: Mapping[str, int]) -> pa.Array:
+        """Return the queue of each row, as far as that ``is_open``: in turn, or the one of its message group."""
         queues = np.zeros(len(topics), np.int32)
-        start = next(self._turn)
         distinct = distinct_topics(topics) if len(topics) else []
         for topic in distinct:
             count = self._pops.queues(topic) or self._default_queues
             spread = group_queues.get(topic)
             if count > 1 or spread is not None:
-                rows = np.arange(len(topics))
-                if len(distinct) > 1:
-                    rows = rows[pc.equal(topics, topic).to_numpy(zero_copy_only=False)]
-                queues[rows] = (start + np.arange(len(rows))) % count
+                here = is_open if len(distinct) == 1 else pc.and_(is_open, pc.equal(topics, topic))
+                in_turn = here if spread is None else pc.and_(here, groups.is_null())
+                rows = np.flatnonzero(in_turn.to_numpy(zero_copy_only=False))
+                queues[rows] = (self._take_turns(topic, len(rows)) + np.arange(len(rows))) % count
                 if spread is not None:
-                    for row in rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)].tolist():
+                    for row in np.flatnonzero(pc.and_(here, groups.is_valid()).to_numpy(zero_copy_only=False)).tolist():
                         queues[row] = group_queue(groups[row].as_py(), spread)
         return pa.array(queues)
+
+    def _take_turns(self, topic: str, count: int) -> int:
+        """Return the first of so many turns of a topic. Two threads may get the same ones, which does no harm."""
+        first = self._turns.get(topic, 0)
+        self._turns[topic] = first + count
+        return first
 
 
 def group_queue(message_group: str, queues: int) -> int:

@@ -136,8 +136,10 @@ def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, field.type) if values.count(None) < len(values) else _nulls(len(values), field.type)
 
 
-_MANY: Final = 128
-"""So many structs are checked, and completed, as columns."""
+_MANY: Final = 2048
+"""So many structs are checked, and completed, as columns; with fewer, or with large bodies, it takes longer than row by row."""
+
+_SMALL_BODY: Final = 1024
 
 _ABSENT: Final = type(None)
 _PLAIN: Final[dict[str, set[type]]] = {
@@ -156,11 +158,11 @@ _PLAIN: Final[dict[str, set[type]]] = {
 
 
 def _plain_columns(rows: Sequence[Message]) -> pa.RecordBatch | None:
-    """Return messages as columns; None when one of them is not wholly of the types that it should be, or has too much for a column."""
+    """Return messages as columns; None when one of them is not wholly of the types that it should be, or bodies are large."""
     if {*map(type, rows)} != {Message}:
         return None
     fields = dict(zip(_PLAIN, zip(*map(attrgetter(*_PLAIN), rows), strict=True), strict=True))
-    if any({*map(type, fields[name])} - plain for name, plain in _PLAIN.items()):
+    if any({*map(type, fields[name])} - plain for name, plain in _PLAIN.items()) or sum(map(len, fields["body"])) > _SMALL_BODY * len(rows):
         return None
     texts = chain(chain.from_iterable(fields["keys"]), *(chain(each, each.values()) for each in fields["properties"] if each))
     if {*map(type, texts)} - {str}:
@@ -183,9 +185,13 @@ def _messages_of(columns: pa.RecordBatch) -> list[Message]:
 _MAX_SHARED_NULLS: Final = 16_384
 
 
-@functools.lru_cache(256)
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """Return a column without values; batches of one length share it."""
+    """Return a column without values; batches of one length share it, unless it is long."""
+    return _shared_nulls(count, kind) if count <= _MAX_SHARED_NULLS else pa.nulls(count, kind)
+
+
+@functools.lru_cache(256)
+def _shared_nulls(count: int, kind: pa.DataType) -> pa.Array:
     return pa.nulls(count, kind)
 
 
@@ -203,7 +209,7 @@ def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     arrays = []
     for field in schemas.IN_SCHEMA:
         if field.name not in names:
-            arrays.append(_nulls(data.num_rows, field.type) if data.num_rows <= _MAX_SHARED_NULLS else pa.nulls(data.num_rows, field.type))
+            arrays.append(_nulls(data.num_rows, field.type))
             continue
         column = data.column(field.name)
         if isinstance(column, pa.ChunkedArray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +40,13 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 FEW, MANY = 2, 200
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _many() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rmqstore.batch._MANY", MANY)
+        yield
 
 
 def by_rows(fields: dict[str, Any], rows: int = FEW) -> RmqstoreError | None:

@@ -53,6 +53,7 @@ class Shared:
         self.kv = kv
         self.floors = Floors(kv)
         self.options = options
+        self._read_only = read_only
         self.lock = threading.RLock()
         self.call = Call(self)
         self.is_fresh = True
@@ -67,11 +68,10 @@ class Shared:
         """Of leases that are not durable, by what they rest on (``firm``): that, and the position of the last of them."""
         self._untold = 0
         """Calls up to this position were answered and may be gone, and no call of the application has heard of it yet."""
-        stored = kv.get(META, EPOCH_KEY)
+        self.epoch = self._stored_epoch()
         if read_only:
-            self.epoch = int.from_bytes(stored or b"", "big")
             return
-        self.epoch = max(int.from_bytes(stored or b"", "big") + 1, options.min_epoch)
+        self.epoch = max(self.epoch + 1, options.min_epoch)
         batch = WriteBatch()
         batch.put(META, EPOCH_KEY, self.epoch.to_bytes(4, "big"))
         kv.sync(kv.write(batch))
@@ -132,15 +132,20 @@ class Shared:
         """Let both sides read their state again."""
         self.floors.forget()
         self.firm = self.kv.position
+        if self._read_only:
+            self.epoch = self._stored_epoch()
         for reload in self._reloads:
             reload()
+
+    def _stored_epoch(self) -> int:
+        return int.from_bytes(self.kv.get(META, EPOCH_KEY) or b"", "big")
 
     def refresh(self) -> None:
         """Read everything again from what the database holds now; only for a session that writes nothing."""
         with self.lock:
             self._stale, self.is_fresh = True, False
-            with self.call as kv:
-                self.epoch = int.from_bytes(kv.get(META, EPOCH_KEY) or b"", "big")
+            with self.call:
+                pass
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""

@@ -66,8 +66,9 @@ def handles_of(given: Sent | Sequence[Sent]) -> Given[TimerHandle]:
         return _single(_handle_of(given))
     if not isinstance(given, Sequence):
         raise IllegalArgumentTypeError(f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(given).__name__}")
-    texts = [each for each in given if type(each) is str]
-    return _given(TimerHandle.parse_each(texts) if len(texts) == len(given) else [_handle_of(each) for each in given])
+    names = list(given)
+    texts = [each for each in names if type(each) is str]
+    return _given(TimerHandle.parse_each(texts) if len(texts) == len(names) else [_handle_of(each) for each in names])
 
 
 def _handle_of(given: Sent) -> TimerHandle | None:

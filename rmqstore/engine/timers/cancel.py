@@ -63,10 +63,11 @@ class Cancelling:
     def _cancel(self, places: Sequence[Place]) -> None:
         """Cancel timers at sorted places."""
         holes: set[Place] | None = None
+        gone: list[tuple[Place, bool]] = []
         for place, located in zip(places, self._runs.locate_each([place[:2] for place in places]), strict=True):
             tick, seq, epoch = place
             if located is None or located.put.epoch != epoch:
-                self._answers[place] = self._answer_of_gone(place, is_empty=located is None)
+                gone.append((place, located is None))
                 continue
             if holes is None and not located.is_alone:
                 holes = set(compress(places, tombstones.which_holes(self._kv, places)))
@@ -78,17 +79,20 @@ class Cancelling:
             else:
                 self._answers[place] = _CANCELLED
                 self._end(place, located)
+        self._answer_gone(gone)
 
-    def _answer_of_gone(self, place: Place, *, is_empty: bool) -> CancelOutcome:
-        """Return what became of a timer that is not kept; ``is_empty`` says that nothing that can be read is at its place."""
-        if tombstones.was_cancelled(self._kv, *place):
-            return _CANCELLED
-        if tombstones.was_delivered(self._kv, *place):
-            return _DELIVERED
-        tick, seq, _ = place
-        if is_empty and seq <= self._last_seq:
-            self._runs.check_place(tick, seq)
-        return _UNKNOWN
+    def _answer_gone(self, gone: Sequence[tuple[Place, bool]]) -> None:
+        """Say what became of timers that are not kept; with each comes whether nothing that can be read is at its place."""
+        was_cancelled = tombstones.which_cancelled(self._kv, [place for place, _ in gone])
+        for (place, is_empty), is_cancelled in zip(gone, was_cancelled, strict=True):
+            if is_cancelled:
+                self._answers[place] = _CANCELLED
+            elif tombstones.was_delivered(self._kv, *place):
+                self._answers[place] = _DELIVERED
+            else:
+                self._answers[place] = _UNKNOWN
+                if is_empty and place[1] <= self._last_seq:
+                    self._runs.check_place(*place[:2])
 
     def _end(self, place: Place, located: Located) -> None:
         tick, seq, _ = place

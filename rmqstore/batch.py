@@ -139,7 +139,8 @@ def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
 _MANY: Final = 2048
 """So many structs are checked, and completed, as columns; with fewer, or with large bodies, it takes longer than row by row."""
 
-_SMALL_BODY: Final = 1024
+_SMALL_BODY_BYTES: Final = 1024
+"""So long are bodies on average at most, of structs that become columns: a column copies them, several times until they are stored."""
 
 _ABSENT: Final = type(None)
 _PLAIN: Final[dict[str, set[type]]] = {
@@ -162,7 +163,9 @@ def _plain_columns(rows: Sequence[Message]) -> pa.RecordBatch | None:
     if {*map(type, rows)} != {Message}:
         return None
     fields = dict(zip(_PLAIN, zip(*map(attrgetter(*_PLAIN), rows), strict=True), strict=True))
-    if any({*map(type, fields[name])} - plain for name, plain in _PLAIN.items()) or sum(map(len, fields["body"])) > _SMALL_BODY * len(rows):
+    if any({*map(type, fields[name])} - plain for name, plain in _PLAIN.items()):
+        return None
+    if sum(map(len, fields["body"])) > _SMALL_BODY_BYTES * len(rows):
         return None
     texts = chain(chain.from_iterable(fields["keys"]), *(chain(each, each.values()) for each in fields["properties"] if each))
     if {*map(type, texts)} - {str}:

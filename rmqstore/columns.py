@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 from rmqstore.late import np, pa
 
 _Ints: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+INT32_MAX: Final = 2**31 - 1
+
+
+def pieces_of(data: Any, bounds: _Ints) -> pa.Array:
+    """Lay a binary column over ``data``: element i goes from ``bounds[i]`` to ``bounds[i + 1]``."""
+    kind: tuple[pa.DataType, Any] = (pa.large_binary(), np.int64) if len(data) > INT32_MAX else (pa.binary(), np.int32)
+    offsets = np.ascontiguousarray(bounds, kind[1])
+    return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def spread(values: Sequence[Any], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Return a column with each value so many times, one behind the other."""
+    if len(values) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), counts[0])
+    return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(counts)), np.array(counts, np.int64))))
 
 
 def offsets_of(column: pa.Array) -> _Ints:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -65,11 +66,17 @@ class Receipt(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """Return the text form."""
-        fields = (
+        return self.texts((self.queue_offset,))[0]
+
+    def texts(self, queue_offsets: Iterable[int]) -> list[str]:
+        """Return the text forms of receipts that are like this one but for their queue offsets."""
+        head = (
             f"{self.ck_start_offset} {self.pop_time_ms} {self.invisible_ms} {self.revive_qid} {self.retry_flag} {self.broker} "
-            f"{self.queue_id} {self.queue_offset} {self.log_offset} {self.topic} {self.group} {self.epoch}"
+            f"{self.queue_id} "
         )
-        return f"{fields} {zlib.crc32(fields.encode()):08x}"
+        tail = f" {self.log_offset} {self.topic} {self.group} {self.epoch}"
+        head_crc = zlib.crc32(head.encode())
+        return [f"{head}{offset}{tail} {zlib.crc32(f'{offset}{tail}'.encode(), head_crc):08x}" for offset in queue_offsets]
 
     @classmethod
     def parse(cls, text: str) -> Receipt | None:

@@ -30,6 +30,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from rmqstore.batch import MessageBatch, map_parts
+from rmqstore.columns import pieces_of
 from rmqstore.late import np, pa, pc, schemas
 from rmqstore.message import Message, PoppedMessage, Proof
 
@@ -119,6 +120,7 @@ _LAYOUT = [  # of a header, as numpy takes it
     ("first_pop_ms", "<i8"),
 ]
 _TEXTS = ("topic", "message_id", "tag", "message_group", "keys", "properties")
+_OPTIONAL = _TEXTS[2:]
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -352,18 +354,20 @@ class Records:
 
 
 def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
-    """Return every column of the records, ``attempt`` and ``first_pop_ms`` included, by slices of one buffer."""
+    """Return every column of the records, ``attempt`` and ``first_pop_ms`` included, by pieces of one buffer."""
     data = np.frombuffer(b"".join(records), np.uint8)
-    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
+    sizes = np.fromiter(map(len, records), np.int64, len(records))
     starts = np.cumsum(sizes) - sizes
     header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_LAYOUT).reshape(-1) if len(records) else np.zeros(0, _LAYOUT)
+    # A row of bounds is where the parts of a record start: header, texts, body.
+    widths = np.stack([np.full(len(records), HEADER_BYTES), *(header[name] for name in _TEXTS)], axis=1)
+    bounds = starts[:, None] + np.cumsum(np.insert(widths, 0, 0, axis=1), axis=1)
+    pieces = pieces_of(data, np.append(bounds, len(data)))
     columns: dict[str, pa.Array] = {}
-    at = starts + HEADER_BYTES
-    for name in _TEXTS:
-        lengths = header[name].astype(np.int64)
-        columns[name] = _gather(data, at, lengths, pa.string(), nullable=name not in ("topic", "message_id"))
-        at = at + lengths
-    columns["body"] = _gather(data, at, starts + sizes - at, pa.binary(), nullable=False)
+    for part, name in enumerate((*_TEXTS, "body"), 1):
+        places = np.arange(part, len(pieces), bounds.shape[1])
+        found = pieces.take(pa.array(places, mask=header[name] == 0 if name in _OPTIONAL else None)).cast(pa.binary())
+        columns[name] = found if name == "body" else found.view(pa.string())
     columns["keys"] = pc.split_pattern(columns["keys"], " ")
     columns["properties"] = _decode_property_column(columns["properties"])
     for name, kind in (("queue_id", pa.int32()), ("deliver_at_ms", pa.int64()), ("first_pop_ms", pa.int64())):
@@ -394,18 +398,6 @@ def property_texts(record: bytes, names: Iterable[str]) -> dict[str, str]:
         if text:
             found[name] = text
     return found
-
-
-def _gather(data: Any, starts: Any, lengths: Any, kind: pa.DataType, *, nullable: bool) -> pa.Array:
-    """Copy the slices ``data[starts[i] : starts[i] + lengths[i]]`` into one Arrow array."""
-    total = int(lengths.sum())
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    picked = data[np.arange(total) + np.repeat(starts - offsets[:-1], lengths)]
-    validity = None
-    if nullable and (lengths == 0).any():
-        validity = pa.py_buffer(np.packbits(lengths > 0, bitorder="little").tobytes())
-    buffers = [validity, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(picked)]
-    return pa.Array.from_buffers(kind, len(lengths), buffers)
 
 
 def _decode_property_column(texts: pa.Array) -> pa.Array:

@@ -10,9 +10,10 @@ from typing import overload
 import msgspec
 
 from rmqstore.batch import MessageBatch
+from rmqstore.columns import spread
 from rmqstore.contract import PoppedBatch, Receipt
 from rmqstore.engine.records import Delivery, RecordFormat
-from rmqstore.late import pa, schemas
+from rmqstore.late import pa, pc, schemas
 from rmqstore.message import PoppedMessage
 
 
@@ -113,23 +114,19 @@ class _Columns:
         return self.popped.receipts()
 
     def columns(self) -> pa.RecordBatch:
-        parts, record_format = self.popped.parts, self.popped.format
-        records = [record for part in parts for record in part.records]
-        columns = record_format.decode_columns(records)
-        count = len(records)
-        columns["topic"] = pa.array([part.topic for part in parts for _ in part.records], pa.string())
-        columns["queue_id"] = pa.array([part.queue_id for part in parts for _ in part.records], pa.int32())
+        parts = self.popped.parts
+        counts = [len(part.records) for part in parts]
+        columns = self.popped.format.decode_columns([record for part in parts for record in part.records])
+        columns["topic"] = spread([part.topic for part in parts], counts, pa.string())
+        columns["queue_id"] = spread([part.queue_id for part in parts], counts, pa.int32())
         columns["queue_offset"] = pa.array([offset for part in parts for offset in part.offsets], pa.int64())
         columns["store_ms"] = pa.array([store_ms for part in parts for store_ms in part.store_ms], pa.int64())
-        attempt_of, first_pop_of = record_format.attempt_of, record_format.first_pop_of
-        columns["attempt"] = pa.array(
-            [attempt_of(record) + (part.proof is not None) for part in parts for record in part.records], pa.int32()
+        columns["attempt"] = pc.add(columns["attempt"], spread([int(part.proof is not None) for part in parts], counts, pa.int32()))
+        columns["first_pop_ms"] = pc.coalesce(
+            columns["first_pop_ms"], spread([part.known_first_pop_ms for part in parts], counts, pa.int64())
         )
-        first_pops = []
+        receipts: list[str | None] = []
         for part in parts:
-            known_ms = part.known_first_pop_ms
-            first_pops += [known_ms if recorded < 0 else recorded for recorded in map(first_pop_of, part.records)]
-        columns["first_pop_ms"] = pa.array(first_pops, pa.int64())
-        receipts = [receipt.text() for receipt in self.popped.receipts()]
-        columns["receipt"] = pa.array(receipts, pa.string()) if len(receipts) == count else pa.nulls(count, pa.string())
+            receipts += [None] * len(part.records) if part.proof is None else part.proof.texts(part.offsets)
+        columns["receipt"] = pa.array(receipts, pa.string())
         return pa.RecordBatch.from_arrays([columns[name] for name in schemas.OUT_SCHEMA.names], schema=schemas.OUT_SCHEMA)

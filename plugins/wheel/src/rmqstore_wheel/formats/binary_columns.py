@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.columns import bytes_of, lengths_of, offsets_of
+from rmqstore.columns import INT32_MAX, bytes_of, lengths_of, offsets_of, pieces_of
 from rmqstore.late import pa, pc
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -21,7 +21,6 @@ Part: TypeAlias = "pa.Array | bytes"
 Piece: TypeAlias = "Part | np.ndarray[Any, np.dtype[np.void]]"
 """A part, or a numpy array of equally long blocks."""
 
-INT32_MAX: Final = 2**31 - 1
 _CLOSE: Final = 10_000
 _MAX_PIECE_BYTES: Final = 4096
 _MAX_BLOCK_BYTES: Final = 64 * 1024
@@ -33,13 +32,6 @@ def fixed_column(blocks: Any) -> pa.Array:
     kind: Any = (pa.large_binary(), np.int64) if width * len(blocks) > INT32_MAX else (pa.binary(), np.int32)
     offsets = np.arange(0, width * len(blocks) + 1, width, dtype=kind[1])
     return pa.Array.from_buffers(kind[0], len(blocks), [None, pa.py_buffer(offsets), pa.py_buffer(blocks)])
-
-
-def pieces_of(data: Any, bounds: Ints) -> pa.Array:
-    """Lay a binary column over ``data``: element i goes from ``bounds[i]`` to ``bounds[i + 1]``."""
-    kind: tuple[pa.DataType, Any] = (pa.large_binary(), np.int64) if len(data) > INT32_MAX else (pa.binary(), np.int32)
-    offsets = np.ascontiguousarray(bounds, kind[1])
-    return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def stretches_of(data: Any, starts: Ints, ends: Ints) -> pa.Array:

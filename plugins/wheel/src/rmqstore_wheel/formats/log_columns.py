@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.columns import bytes_of, constant_of, offsets_of
+from rmqstore.columns import bytes_of, constant_of, offsets_of, pieces_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
@@ -24,7 +24,6 @@ from rmqstore_wheel.formats.binary_columns import (
     cells,
     join_columns,
     measure,
-    pieces_of,
     taken,
 )
 

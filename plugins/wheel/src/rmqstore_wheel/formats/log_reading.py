@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmqstore.columns import INT32_MAX
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import INT32_MAX, Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Columns, body_crcs
 
 _I32X2 = struct.Struct(">ii")

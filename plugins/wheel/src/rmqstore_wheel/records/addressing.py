@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rmqstore.columns import pieces_of
 from rmqstore_wheel.formats import commit_log as log, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, matrix_at, pieces_of, taken
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, matrix_at, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.records import sums

@@ -18,12 +18,13 @@ from typing import Any, Final, NamedTuple, overload
 import numpy as np
 
 from rmqstore.batch import MessageBatch
+from rmqstore.columns import pieces_of
 from rmqstore.engine.records import Delivery
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.late import pa, pc, schemas
 from rmqstore.message import Message, PoppedMessage, Proof
 from rmqstore_wheel.formats import commit_log as log, log_columns, log_reading, messages, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, pieces_of
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.records import sums

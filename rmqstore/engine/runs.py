@@ -23,6 +23,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
 import msgspec
@@ -55,6 +56,21 @@ class Run(msgspec.Struct, frozen=True):
     store_ms: int
     records: list[bytes]
     deltas: Sequence[int]
+
+
+class WholeRun(msgspec.Struct, frozen=True):
+    """A checked run as one value: record i, of ``sizes[i]`` bytes, has the seq ``first + deltas[i]``; the records are its end."""
+
+    value: bytes
+    epoch: int
+    store_ms: int
+    sizes: Sequence[int]
+    deltas: Sequence[int]
+
+    def record(self, at: int) -> bytes:
+        """Return one record, without a copy of the others."""
+        start = len(self.value) - sum(self.sizes[at:])
+        return self.value[start : start + self.sizes[at]]
 
 
 _WRONG_SUM: Final = "the checksum of the run does not match"
@@ -143,21 +159,30 @@ def decode_run(value: bytes) -> Run:
     Raises:
         DamagedRunError: the checksum or a length is wrong.
     """
-    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
-        raise DamagedRunError(_WRONG_SUM)
+    if value[8:12] == ONE and len(value) >= HEAD_BYTES:
+        epoch, _, store_ms = HEAD.unpack_from(value, 4)
+        return Run(epoch, store_ms, [single_of(value)], _ONLY_ONE)
+    run = check_run(value)
+    ends = [*accumulate(run.sizes, initial=len(value) - sum(run.sizes))]
+    return Run(run.epoch, run.store_ms, [value[start:end] for start, end in pairwise(ends)], run.deltas)
+
+
+def check_run(value: bytes) -> WholeRun:
+    """Check a run.
+
+    Raises:
+        DamagedRunError: the checksum or a length is wrong.
+    """
+    if damage := damage_of(value):
+        raise DamagedRunError(damage)
     epoch, count, store_ms = HEAD.unpack_from(value, 4)
     if count == 1:
-        return Run(epoch, store_ms, [value[HEAD_BYTES:]], _ONLY_ONE)
-    tables = HEAD_BYTES + _PER_RECORD * count
+        return WholeRun(value, epoch, store_ms, (len(value) - HEAD_BYTES,), _ONLY_ONE)
     table = struct.unpack_from(f"<{2 * count}I", value, HEAD_BYTES)
-    records = []
-    start = tables
-    for size in table[:count]:
-        records.append(value[start : start + size])
-        start += size
-    if count == 0 or len(value) != start:
+    sizes = table[:count]
+    if count == 0 or len(value) != HEAD_BYTES + _PER_RECORD * count + sum(sizes):
         raise DamagedRunError("the lengths in the run do not match")
-    return Run(epoch, store_ms, records, table[count:])
+    return WholeRun(value, epoch, store_ms, sizes, table[count:])
 
 
 def runs_behind(kv: OrderedKV, space: int, after: bytes | None, limit: int) -> Iterator[tuple[bytes, Run]]:

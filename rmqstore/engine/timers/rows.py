@@ -19,7 +19,19 @@ from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch, is_last
 from rmqstore.engine.records import decode_message, deliver_at_of, encode_message, has_keys
-from rmqstore.engine.runs import ONE, DamagedRunError, Run, count_of, decode_run, encode_run, parked_message, single_facts, single_of
+from rmqstore.engine.runs import (
+    ONE,
+    DamagedRunError,
+    Run,
+    WholeRun,
+    check_run,
+    count_of,
+    decode_run,
+    encode_run,
+    parked_message,
+    single_facts,
+    single_of,
+)
 from rmqstore.engine.schema import PAIR, TIMERS, TRACES, U64
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.ticks import MINUTE_MS
@@ -135,7 +147,7 @@ class TimerRuns:
         """
         if (entry := self._entry_at(tick, seq)) is not None:
             try:
-                decode_run(entry[1])
+                check_run(entry[1])
             except DamagedRunError as error:
                 raise CorruptStoreError(f"{_name_of(*PAIR.unpack(entry[0]))}: {error}") from error
 
@@ -436,14 +448,14 @@ class _FoundRun(NamedTuple):
     key: bytes
     tick: int
     first_seq: int
-    run: Run
+    run: WholeRun
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> _FoundRun | None:
-        """Decode a run; a damaged one holds no timer."""
+        """Check a run; a damaged one holds no timer."""
         tick, first_seq = PAIR.unpack(key)
         try:
-            return cls(key, tick, first_seq, decode_run(value))
+            return cls(key, tick, first_seq, check_run(value))
         except DamagedRunError:
             return None
 
@@ -456,14 +468,13 @@ class _FoundRun(NamedTuple):
         run, delta = self.run, seq - self.first_seq
         if not self.spans(tick, seq) or run.deltas[at := bisect_right(run.deltas, delta) - 1] != delta:
             return None
-        put = LivePut(tick, seq, run.epoch, run.records[at])
-        return Located(self.key, put, is_alone=len(run.records) == 1)
+        return Located(self.key, LivePut(tick, seq, run.epoch, run.record(at)), is_alone=len(run.sizes) == 1)
 
 
 def _last_delta(value: bytes) -> int:
     """Return how far the last seq of a run is behind its first one; 0 when the run cannot be read."""
     try:
-        return decode_run(value).deltas[-1]
+        return check_run(value).deltas[-1]
     except DamagedRunError:
         return 0
 

@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore.columns import pieces_of
+from rmqstore.columns import lengths_of, pieces_of
+from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, matrix_at, taken
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, join_columns, matrix_at, measure, stretches_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.records import sums
@@ -136,15 +137,16 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     """
     if len(starts) <= _FEW:
         return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
-    data, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
+    data = np.frombuffer(buffer, np.uint8)
     behind = topic_places(data, starts)
     kinds = list(_kinds(data, starts, behind, starts + sizes))
     rest = np.ones(len(starts), np.bool_)
     for kind in kinds:
         rest[kind.rows] = False
     alone = np.flatnonzero(rest)
+    others = _one_by_one(buffer, starts[alone], sizes[alone]) if len(alone) else []
     heads = behind - starts
-    if len(kinds) == 1 and not len(alone) and (heads == heads[0]).all():
+    if len(kinds) == 1 and not others and (heads == heads[0]).all():
         (only,), head_bytes = kinds, int(heads[0])
         made = np.empty((len(starts), head_bytes + only.tails.shape[1]), np.uint8)
         # Of one kind that is all of them, the rows are in their order.
@@ -153,27 +155,34 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
         ends = np.arange(1, len(starts) + 1) * made.shape[1]
         held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(starts), made.shape[1]))
     else:
-        pieces: list[Bytes] = [view[start:end] for start, end in zip(starts.tolist(), behind.tolist(), strict=True)]
-        tails: list[Bytes] = [b""] * len(starts)
-        for kind in kinds:
-            whole, width = kind.tails.tobytes(), kind.tails.shape[1]
-            for at, row in enumerate(kind.rows.tolist()):
-                tails[row] = whole[at * width : (at + 1) * width]
-        if len(alone):
-            for row, record in zip(alone.tolist(), _one_by_one(buffer, starts[alone], sizes[alone]), strict=True):
-                pieces[row] = record
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces)) + np.fromiter(map(len, tails), np.int64, len(tails))
-        whole_data = np.frombuffer(bytearray().join([piece for pair in zip(pieces, tails, strict=True) for piece in pair]), np.uint8)
-        ends = lengths.cumsum()
-        held = Encoded(whole_data, ends - lengths, lengths)
+        held = _put_together(data, starts, behind, kinds, alone, joined(others))
     cells(held.data, ">i4")[held.starts] = held.sizes
     queue_ids = cells(held.data, ">i4")[held.starts + 12].astype(np.int64)
     for kind in kinds:
         queue_ids[kind.rows] = kind.queue_ids
     address(held, queue_ids, np.zeros(len(starts), np.int64), 0)
-    may_have_tags = any(kind.may_have_tags for kind in kinds) or any(TAGS in bytes(pieces[row]) for row in alone.tolist())
-    is_one = len(kinds) == 1 and not len(alone) and kinds[0].topic is not None
+    may_have_tags = any(kind.may_have_tags for kind in kinds) or any(TAGS in bytes(record) for record in others)
+    is_one = len(kinds) == 1 and not others and kinds[0].topic is not None
     return LogRecords(held, one_topic(kinds[0].topic or b"", held) if is_one else None, may_have_tags=may_have_tags)
+
+
+def _put_together(data: Any, starts: Ints, behind: Ints, kinds: list[Kind], alone: Ints, others: Encoded) -> Encoded:
+    """Return records of kinds, from ``starts`` to ``behind`` and what their kind has for them then, and those that go ``alone``."""
+    behind = behind.copy()
+    behind[alone] = starts[alone]
+    pool, bounds, picks = [others.data], [np.append(others.starts, len(others.data))], np.zeros(len(starts), np.int64)
+    picks[alone] = np.arange(len(alone))
+    at, number = len(others.data), len(alone) + 1
+    for kind in kinds:
+        count, width = kind.tails.shape
+        pool.append(kind.tails.reshape(-1))
+        bounds.append(at + width * np.arange(count + 1))
+        picks[kind.rows] = number + np.arange(count)
+        at, number = at + width * count, number + count + 1
+    tails = pieces_of(np.concatenate(pool), np.concatenate(bounds)).take(pa.array(picks))
+    sizes = behind - starts + lengths_of(tails)
+    parts = [measure(stretches_of(data, starts, behind)), measure(tails)]
+    return Encoded(join_columns(parts, len(starts), int(sizes.sum())), np.cumsum(sizes) - sizes, sizes)
 
 
 def _one_by_one(buffer: Bytes, starts: Ints, sizes: Ints) -> list[Bytes]:

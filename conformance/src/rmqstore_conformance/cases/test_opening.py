@@ -126,6 +126,9 @@ def _pieces_of(store: Path) -> list[bytes]:
     return [piece for piece in held if piece]
 
 
+_END_BYTES = 128
+
+
 @pytest.mark.clause("R6")
 def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> None:
     """R1: bodies are bytes; those that look like records, pages or logs of the engine itself are no part of its files' structure."""
@@ -136,15 +139,19 @@ def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> Non
     sent: list[bytes] = []
     for _ in range(3):
         store.flush()
-        for body in _pieces_of(durable_stores.root / "store"):
-            store.send(message(f"p{len(sent)}", "pieces", body=body))
-            sent.append(body)
+        for piece in _pieces_of(durable_stores.root / "store"):
+            # Whole, and its end at any distance from the end of a record that others of its call follow.
+            bodies = [piece, *(piece[-_END_BYTES:-cut] for cut in range(1, min(_END_BYTES, len(piece))))]
+            store.send_batch([plain(0, "pieces", body=body, message_id=f"p{number}") for number, body in enumerate(bodies, len(sent))])
+            sent += bodies
     # As a kill leaves it, and again with what the next owner wrote behind it.
     for name in ("killed", "again"):
         copied_as_it_is(store.path, durable_stores.root / name)
         store.close()
         store = durable_stores.open(name)
-        assert [each.body for each in store.engine.pops.read("pieces", 0, 0, 1000).messages] == sent
+        pieces = store.engine.pops.topic("pieces")
+        assert pieces is not None
+        assert [each.body for page in store.engine.pops.pages(pieces) for each in page.messages] == sent
         assert store.verify() == []
         store.send(message("last", "pieces", body=b"last"))
         sent.append(b"last")

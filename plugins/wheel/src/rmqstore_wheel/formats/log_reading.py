@@ -72,7 +72,7 @@ def _stop(size: int, magic: int) -> Stop:
 # ---------------------------------------------------------------- reading
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Where the parts of records start and end in a buffer."""
 
     head: Ints
@@ -85,7 +85,7 @@ class _Layout(NamedTuple):
     sound: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def _layout(data: Any, starts: Ints, sizes: Ints, log_offset: int | None) -> _Layout:
+def layout_of(data: Any, starts: Ints, sizes: Ints, log_offset: int | None = None) -> Layout:
     """Lay out records whose bytes may be anything; those that do not add up are not ``sound``. Bodies are not looked at."""
     i32, i16, i8 = cells(data, ">i4"), cells(data, ">i2"), cells(data, "i1")
     stated = i32[starts]
@@ -119,7 +119,7 @@ def _layout(data: Any, starts: Ints, sizes: Ints, log_offset: int | None) -> _La
     sound = sound & (end == ends)
     if log_offset is not None:
         sound = sound & (cells(data, ">i8")[starts + log.PHYSICAL_OFFSET_AT] == starts + log_offset)
-    return _Layout(head, body, body_end, topic, topic_end, properties, end, sound)
+    return Layout(head, body, body_end, topic, topic_end, properties, end, sound)
 
 
 def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int | None = None, verify: bool = True) -> Columns:
@@ -135,7 +135,7 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
     outside = (starts < 0) | (sizes < log.MIN_BYTES) | (starts + sizes > len(data))
     if outside.any():
         _refuse(buffer, int(starts[outside.argmax()]), int(sizes[outside.argmax()]), log_offset)
-    layout = _layout(data, starts, sizes, log_offset)
+    layout = layout_of(data, starts, sizes, log_offset)
     if not layout.sound.all():
         row = int((~layout.sound).argmax())
         _refuse(buffer, int(starts[row]), int(sizes[row]), log_offset)
@@ -168,7 +168,7 @@ def _refuse(buffer: Bytes, start: int, size: int, log_offset: int | None) -> Non
     raise CorruptStoreError(f"no sound record at offset {place}: it does not have {size} bytes, as its index says", offset=place)
 
 
-def _pieces(buffer: Bytes, layout: _Layout) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _pieces(buffer: Bytes, layout: Layout) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return bodies, topics and properties.
 
     One binary column is laid over the buffer, whose elements are in turn a body, the gap behind it, a topic, a gap, properties, and the
@@ -217,7 +217,7 @@ def count_sound(buffer: Bytes, found: Scan, *, log_offset: int | None = None) ->
     data = np.frombuffer(buffer, np.uint8)
     if not len(found.starts):
         return 0
-    layout = _layout(data, found.starts, found.sizes, log_offset)
+    layout = layout_of(data, found.starts, found.sizes, log_offset)
     count = len(layout.sound) if layout.sound.all() else int((~layout.sound).argmax())
     crcs = cells(data, ">i4")[found.starts[:count] + 8].tolist()
     view = memoryview(buffer)

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import commit_log as log, log_reading
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.records import sums
@@ -128,12 +128,16 @@ def read_trailer(property_text: bytes) -> Trailer | None:
 
 
 def ends_of(data: Any, starts: Ints, sizes: Ints) -> Ints:
-    """Return which of the records of a buffer carry the property."""
+    """Return which of the records of a buffer carry the property; one whose parts do not add up may."""
     rows = np.flatnonzero(sizes >= log.MIN_BYTES + PROPERTY_BYTES)
     wanted = np.frombuffer(PROPERTY, f"V{len(PROPERTY)}")[0]
     places = starts[rows] + sizes[rows] - PROPERTY_BYTES
     # Two cheap looks at eight bytes each sort out nearly all of the others.
     first = cells(data, "u8")[places] == np.frombuffer(PROPERTY[:8], "u8")[0]
     rows, places = rows[first], places[first]
-    found: Ints = rows[cells(data, wanted.dtype)[places] == wanted]
+    named = cells(data, wanted.dtype)[places] == wanted
+    rows, places = rows[named], places[named]
+    # A body may end with what looks like it.
+    parts = log_reading.layout_of(data, starts[rows], sizes[rows])
+    found: Ints = rows[(places >= parts.properties) | ~parts.sound]
     return found

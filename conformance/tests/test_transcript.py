@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore import Message, MessageBatch
+from rmqstore import ConfigError, Message, MessageBatch
 from rmqstore.contract import PopRequest
 from rmqstore_conformance.model.transcript import Transcript
 from rmqstore_conformance.proving import mutants as kit
@@ -32,7 +32,7 @@ def test_the_program_gets_at_receipts_and_handles_by_its_own_calls(tmp_path: Pat
     settings = {"max_retries": 1, "flush": "sync"}
     with stores_of(MEMORY) as stores:
         transcript = Transcript(MEMORY, stores, settings)
-        store = transcript.watch(stores.open(**settings))
+        store = transcript.watched("store", settings)
         rows = [Message("t", b"1", message_id="m1"), Message("t", b"2", keys=("k",), properties={"n": "1"}, message_id="m2")]
         store.send_batch(rows, marks=[b"mark"])
         store.send_batch(MessageBatch.of([Message("t", b"3", message_id="m3")]).columns)
@@ -59,6 +59,16 @@ def test_the_program_gets_at_receipts_and_handles_by_its_own_calls(tmp_path: Pat
     program.unlink()
     assert timer.handle not in text
     assert ran(text + 'print(store.lag("t", "g"))\n', tmp_path).splitlines() == ["[]", str(left)]
+
+
+def test_the_program_opens_a_store_that_did_not_open() -> None:
+    with stores_of(MEMORY) as stores:
+        transcript = Transcript(MEMORY, stores, {})
+        with pytest.raises(ConfigError):
+            transcript.watched("copy", {"max_retries": -1})
+        program = transcript.saved()
+    assert program.read_text(encoding="utf-8").splitlines()[-2:] == ["store = opened('copy')", "print(store.verify())"]
+    program.unlink()
 
 
 @pytest.mark.slow

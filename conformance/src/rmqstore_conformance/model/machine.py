@@ -73,7 +73,7 @@ class Machine:
         self.stores = self.stack.enter_context(stores_of(pair))
         self.clock = self.stores.clock
         self.transcript = Transcript(pair, self.stores, self.settings)
-        self.store: Store = self.transcript.watch(self.stores.open(**self.settings))
+        self.store: Store = self.transcript.watched("store", self.settings)
         self.oracle = Oracle(
             precision_ms=self.settings["precision_ms"],
             limit=self.settings["hand_over_limit"],

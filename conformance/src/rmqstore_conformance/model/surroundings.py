@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import rmqstore
-from rmqstore import Store, transfer
+from rmqstore import transfer
 from rmqstore_conformance.model.chance import Chance
 from rmqstore_conformance.model.machine import operation
 from rmqstore_conformance.model.operating import OperatedMachine
@@ -16,9 +16,9 @@ from rmqstore_conformance.stores import copied_as_it_is
 class WholeMachine(OperatedMachine):
     """A store with all that may happen to it."""
 
-    def _goes_on(self, how: str, store: Store, chance: Chance) -> None:
-        """Go on with another open store in place of the one before, with the same content; for the oracle nothing changes."""
-        old, self.store = self.store, self.transcript.watch(store)
+    def _goes_on(self, how: str, name: str, settings: dict[str, Any], chance: Chance) -> None:
+        """Open another store and go on with it in place of the one before, with the same content; for the oracle nothing changes."""
+        old, self.store = self.store, self.transcript.watched(name, settings)
         old.close()
         self.lives.append(how)
         self.oracle.until_ms = -1
@@ -57,7 +57,7 @@ class WholeMachine(OperatedMachine):
         name = Path(self.store.stats().path).name
         self.transcript.note("store.close()")
         self.store.close()
-        self._goes_on("reopened", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
+        self._goes_on("reopened", name, self._settings_of_the_next(chance), chance)
 
     @operation(5, when=lambda machine: machine.pair.durable and machine.survives_crashes)
     def crash(self, chance: Chance) -> None:
@@ -68,10 +68,10 @@ class WholeMachine(OperatedMachine):
             # What a tick does beside the hand-over is no call, so it may be lost as long as no answer rests on it.
             self.store.flush()
         name = self._next_name()
-        self.transcript.note(f"copy_tree(root / {Path(self.store.stats().path).name!r}, root / {name!r})")
+        self.transcript.note(f"shutil.copytree(root / {Path(self.store.stats().path).name!r}, root / {name!r})")
         copied_as_it_is(Path(self.store.stats().path), self.stores.root / name)
         self.transcript.note("store.close()")
-        self._goes_on("crashed", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
+        self._goes_on("crashed", name, self._settings_of_the_next(chance), chance)
 
     @operation(2, "snapshot", when=lambda machine: machine.pair.durable)
     def snapshot(self, chance: Chance) -> None:
@@ -79,11 +79,11 @@ class WholeMachine(OperatedMachine):
         self.lease_some(chance)
         name = self._next_name()
         self.store.snapshot(self.stores.root / name)
-        copy = self.stores.open(name, **self.settings)
         if chance.one_in(2):
             self.transcript.note("store.close()")
-            self._goes_on("copied", copy, chance)
+            self._goes_on("copied", name, self.settings, chance)
             return
+        copy = self.stores.open(name, **self.settings)
         original, self.store, until_ms = self.store, copy, self.oracle.until_ms
         self.read_to.clear()
         self.look(whole=True)
@@ -102,7 +102,7 @@ class WholeMachine(OperatedMachine):
         self.transcript.note(f"transfer.load(root / {name + '.dump'!r}, root / {name!r}, **{given | self.settings | {'clock': None}!r})")
         transfer.load(self.stores.root / f"{name}.dump", self.stores.root / name, **given, **self.settings)
         self.transcript.note("store.close()")
-        self._goes_on("loaded", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
+        self._goes_on("loaded", name, self._settings_of_the_next(chance), chance)
         if "cancel_by_key" in self.plan.support and chance.one_in(2):
             self.cancel_key(chance)
 

@@ -28,6 +28,7 @@ CALLS: Final = frozenset(
 """Calls of a store that change it, or that give what such calls are made with."""
 
 _HEAD: Final = """\
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -61,10 +62,10 @@ class Transcript:
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
 
-    def watch(self, store: Store) -> Store:
-        """Return the store that was just opened, its calls taken down from now on."""
-        self._lines.append(f"store = opened({Path(store.stats().path).name!r})")
-        watched: Any = _Watched(store, self, "store")
+    def watched(self, name: str, settings: dict[str, Any]) -> Store:
+        """Open a store, and return it with its calls taken down."""
+        self.note(f"store = opened({name!r})")
+        watched: Any = _Watched(self._stores.open(name, **settings), self, "store")
         return watched  # type: ignore[no-any-return]
 
     def note(self, line: str) -> None:

@@ -502,7 +502,7 @@ def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints,
 
 
 def _walk_one(units: UnitLog, number: int, first: int) -> Ints:
-    """Return the units of one chain from ``number`` back to ``first``, read in runs."""
+    """Return the units of one chain from ``first`` to ``number``, read back in runs."""
     found: list[Ints] = []
     step = 16
     while True:
@@ -513,7 +513,7 @@ def _walk_one(units: UnitLog, number: int, first: int) -> Ints:
         start = begin if not len(breaks) else begin + int(breaks[-1])
         found.append(np.arange(start, number + 1))
         if start <= first:
-            return np.concatenate(found)
+            return np.concatenate(found[::-1])
         if len(breaks):
             before = units.numbers(read["previous"][start - begin : start - begin + 1].astype(np.int64))
             _check_order(units, before, np.array([start]), np.array([first]))

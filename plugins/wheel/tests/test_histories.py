@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.reclaim.reclaim import FileCopy
+from rmqstore_wheel.timers import index as timer_index, table as timer_table
+from rmqstore_wheel.timers.index import TimerIndex
 
 FILE_BYTES = 64 * 1024
 """The messages of the histories fit into no smaller one."""
@@ -45,3 +48,24 @@ def test_any_history_agrees_with_the_oracle(monkeypatch: pytest.MonkeyPatch, set
     for number in range(count):
         histories.run(f"small {number}", steps=120)
     assert {"make_check_point", "release_log", "_copy"} <= set(made)
+
+
+@pytest.mark.timeout(300)
+def test_any_history_agrees_with_the_oracle_when_slots_are_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two timers a slot is; the files are small, so that those of the facts go while a slot is read."""
+    make_small(monkeypatch, SMALL)
+    monkeypatch.setattr(timer_index, "_WINDOW_TIMERS", 1)
+    monkeypatch.setattr(timer_index, "_FACTS_A_TIMER", 10**6)
+    monkeypatch.setattr(timer_table, "_PAGE", 2)
+    slots: list[int] = []
+    in_crowded = TimerIndex.in_crowded
+
+    def noting(index: TimerIndex, slot: int) -> Iterator[timer_table.Due]:
+        slots.append(slot)
+        return in_crowded(index, slot)
+
+    monkeypatch.setattr(TimerIndex, "in_crowded", noting)
+    histories = Histories(Pair("wheel", "wheel"))
+    for number in range(5):
+        histories.run(f"crowded {number}", steps=120)
+    assert len(slots) > 10

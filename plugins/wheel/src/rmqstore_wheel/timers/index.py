@@ -30,6 +30,8 @@ LAST_SEQ_KEY: Final = b"mlast_seq"
 
 _ROLLED_SLOTS: Final = 256
 _WINDOW_TIMERS: Final = 131_072
+_FACTS_A_TIMER: Final = 8
+"""A slot is looked for in the facts when at most so many are there for each of its timers."""
 
 
 def noted_last_seq(kv: OrderedKV) -> int:
@@ -262,7 +264,7 @@ class TimerIndex:
         slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), self.wheel.slot_of(until_ms))
         bound: int | None = None
         if len(slots) > 1 and len(first := self.wheel.first_of(slots, limit)) < len(slots):
-            slots, bound = first, (int(first[-1]) + 1) * self.precision_ms
+            slots, bound = first, self.end_of(int(first[-1]))
         numbers, owners = self.wheel.walk(slots)
         pieces = []
         # A slot may hold any number of timers: of what was read of them only what is needed stays in memory.
@@ -272,6 +274,36 @@ class TimerIndex:
         if self.aside:
             found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
         return found.in_order(), bound
+
+    def crowded_slot(self, low_tick: int, until_ms: int) -> int | None:
+        """Return the first slot from ``low_tick`` on when it holds more timers than a window does, all of them due at its end and by
+        ``until_ms``, so that :meth:`in_crowded` gives them; None for any other slot.
+        """
+        if self.pending <= _WINDOW_TIMERS or self.aside:
+            return None
+        slot = self.wheel.next_live(self.wheel.slot_of(low_tick) - 1)
+        if slot is None or self.end_of(slot) > until_ms or not self.wheel.is_even(slot):
+            return None
+        count = self.wheel.count_in(slot)
+        return slot if count > _WINDOW_TIMERS and self.facts.count - self.first_kept <= _FACTS_A_TIMER * count else None
+
+    def in_crowded(self, slot: int) -> Iterator[Due]:
+        """Yield the timers of such a slot by seq, a stretch at a time, as :meth:`window` would; others may be put meanwhile.
+
+        By the facts, which are in this order: a walk of the slot goes from its end, so it must be over before the first timer is known.
+        """
+        tick, at = self.end_of(slot), self.first_kept
+        while (page := next(timer_table.pages(self.facts, at), None)) is not None:
+            first, facts = page
+            at = first + len(facts)
+            rows = np.flatnonzero((facts["kind"] == TIMER) & (facts["tick"] == tick))
+            seqs = first + 1 + rows
+            keep = ~self.cancelled.get_many(seqs)
+            yield Due(np.full(int(keep.sum()), tick), seqs[keep], timer_table.dues_of(facts.take(rows[keep])))
+
+    def end_of(self, slot: int) -> int:
+        """Return the last tick of a slot."""
+        return (slot + 1) * self.precision_ms
 
     def _of_units(self, numbers: Ints, owners: Ints, low_tick: int, until_ms: int) -> Due:
         """Return the timers of some units of slots that are in these slots for good, of a span of ticks, and not cancelled."""
@@ -296,7 +328,7 @@ class TimerIndex:
         ticks = [tick for tick in self.aside.values() if tick > after] if self.aside else []
         slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
         while slot is not None:
-            end = (slot + 1) * self.precision_ms
+            end = self.end_of(slot)
             # Of a slot whose timers are all due at its end, none is looked at, however many they are.
             found = np.array([end]) if self.wheel.is_even(slot) else self._ticks_in(slot, end)
             found = found[found > after]

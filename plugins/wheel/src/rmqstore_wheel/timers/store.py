@@ -14,7 +14,7 @@ an open begins with nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -327,12 +327,18 @@ class WheelTimers(TimerSide):
         low: int | None = max(self._slot_begin(self._unsealed_tick or 0), 0)
         window = None
         while low is not None and low <= until_ms:
-            due, bound = self._index.window(low, until_ms)
-            window = Window(low, until_ms, due, bound) if window is None else window
-            left = ~(self._sealed.covers_each(due.ticks, due.seqs) | self._index.forgotten.covers_each(due.ticks, due.seqs))
-            if True in left:
-                self._window = window
-                return True
+            slot = self._index.crowded_slot(low, until_ms)
+            if slot is None:
+                due, bound = self._index.window(low, until_ms)
+                window = Window(low, until_ms, due, bound) if window is None else window
+                pieces: Iterable[Due] = (due,)
+            else:
+                pieces, bound = self._index.in_crowded(slot), self._index.end_of(slot)
+            for due in pieces:
+                left = ~(self._sealed.covers_each(due.ticks, due.seqs) | self._index.forgotten.covers_each(due.ticks, due.seqs))
+                if True in left:
+                    self._window = window
+                    return True
             low = None if bound is None else bound + 1
         return False
 
@@ -343,14 +349,25 @@ class WheelTimers(TimerSide):
     def _windows(self, low: int | None, high: int) -> Iterator[Due]:
         """Yield what was not forgotten of ticks from ``low`` to ``high``, in order."""
         while low is not None and low <= high:
-            due, bound = self._window_from(low, high)
-            left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
-            due = due.select(left) if False in left else due
-            if low == self._low_tick and high <= self._until_ms:
-                # All that is before was looked at; beyond the last seal, timers may still come into their slots.
-                self._low_tick = int(due.ticks[0]) if len(due.ticks) else (high if bound is None else bound) + 1
-            if len(due.ticks):
-                yield due
+            slot = self._index.crowded_slot(low, high)
+            pieces: Iterable[Due]
+            if slot is None:
+                due, bound = self._window_from(low, high)
+                pieces = (due,)
+            else:
+                pieces, bound = self._index.in_crowded(slot), self._index.end_of(slot)
+            # What is before was looked at; beyond the last seal, timers may still come into their slots.
+            may_pass = low == self._low_tick and high <= self._until_ms
+            for due in pieces:
+                left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
+                due = due.select(left) if False in left else due
+                if len(due.ticks):
+                    if may_pass:
+                        self._low_tick = int(due.ticks[0])
+                        may_pass = False
+                    yield due
+            if may_pass:
+                self._low_tick = (high if bound is None else bound) + 1
             low = None if bound is None else bound + 1
 
     def _window_from(self, low: int, high: int) -> tuple[Due, int | None]:

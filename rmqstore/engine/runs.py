@@ -178,9 +178,10 @@ def check_run(value: bytes) -> WholeRun:
     epoch, count, store_ms = HEAD.unpack_from(value, 4)
     if count == 1:
         return WholeRun(value, epoch, store_ms, (len(value) - HEAD_BYTES,), _ONLY_ONE)
-    table = struct.unpack_from(f"<{2 * count}I", value, HEAD_BYTES)
+    tables_end = HEAD_BYTES + _PER_RECORD * count
+    table = struct.unpack_from(f"<{2 * count}I", value, HEAD_BYTES) if tables_end <= len(value) else ()
     sizes = table[:count]
-    if count == 0 or len(value) != HEAD_BYTES + _PER_RECORD * count + sum(sizes):
+    if not table or len(value) != tables_end + sum(sizes):
         raise DamagedRunError("the lengths in the run do not match")
     return WholeRun(value, epoch, store_ms, sizes, table[count:])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,11 +14,23 @@ from rmqstore import CorruptStoreError, Message, MessageBatch
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
 from rmqstore.engine import session
 from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.runs import DamagedRunError, check_run, decode_run
 from rmqstore.engine.schema import HOLE, SPACES, TIMERS, TRACES
 from rmqstore_memory.kv import MemoryKV
 
 MINUTE = 1_700_000_040_000
 """A whole minute."""
+
+
+@given(st.binary(max_size=80), st.integers(0, 9), st.booleans())
+def test_a_run_of_any_bytes_is_a_run_or_damaged(rest: bytes, count: int, is_summed: bool) -> None:
+    """Whatever the sum says."""
+    behind = b"\1\0\0\0" + count.to_bytes(4, "little") + rest
+    value = zlib.crc32(behind).to_bytes(4, "little") + behind if is_summed else behind
+    with suppress(DamagedRunError):
+        run, whole = decode_run(value), check_run(value)
+        assert run.records == [whole.record(at) for at in range(len(whole.sizes))]
+        assert run.deltas == whole.deltas
 
 
 class TapedKV(MemoryKV):

@@ -95,6 +95,45 @@ def test_a_torn_frame_is_cut_off_and_what_follows_goes_on(path: Path, lost: int)
     assert bodies(*recovered(path)) == [b"1 " * 50, b"2 " * 50, b"7 " * 50]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_call_that_lacks_a_sector_is_cut_off(path: Path, tmp_path: Path, count: int) -> None:
+    """Whichever sector of it did not reach the disk, also between a record's sum and its end; nothing passes for a record of a broker."""
+    for length in range(1000, 1500, 7):
+        log = opened(path)
+        log.append(pieces([1]), 1)
+        kept = log.tail
+        long = encode_record(Record(topic=b"t", body=b"long", properties=b"p\x01" + b"v" * length + b"\x02" + sums.ROOM))
+        sealed = sums.sealed(long, len(long) - sums.PROPERTY_BYTES - length - 3)
+        log.append([frames.with_room(joined([sealed, *[record(number) for number in range(2, count + 1)]]))], 1)
+        end = log.tail
+        log.close()
+        for sector in range(kept // 512, -(-end // 512)):
+            shutil.copytree(path, tmp_path / "torn")
+            with (tmp_path / "torn" / f"{0:020}").open("r+b") as file:
+                file.seek(max(sector * 512, kept))
+                file.write(bytes(min((sector + 1) * 512, end) - max(sector * 512, kept)))
+            again, found = recovered(tmp_path / "torn")
+            assert bodies(again, found) == [b"1 " * 50]
+            again.close()
+            shutil.rmtree(tmp_path / "torn")
+        shutil.rmtree(path)
+
+
+def test_only_the_last_property_ends_a_frame(path: Path) -> None:
+    """Neither what a body ends with, nor a property of the user whose name ends alike, wherever it is before the end of the record."""
+    for length in range(70):
+        log = opened(path)
+        text = b"xRMQS_FRAME\x01" + b"v" * length + b"\x02UNIQ_KEY\x01k\x02"
+        made = [encode_record(Record(topic=b"t", body=b"b" + text[:length], properties=text + sums.ROOM)), record(2)]
+        made[0] = sums.sealed(made[0], len(made[0]) - sums.PROPERTY_BYTES - len(text))
+        log.append([frames.with_room(joined(made))], 1)
+        log.close()
+        again, found = recovered(path)
+        assert [len(part.starts) for frame in found for part in frame.parts] == [2]
+        again.close()
+        shutil.rmtree(path)
+
+
 @pytest.mark.parametrize("known_by", ["nothing", "a later call", "a check point"])
 def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(path: Path, known_by: str) -> None:
     """What is not whole was whole once then; where nothing says so, it goes, and what is behind it too."""

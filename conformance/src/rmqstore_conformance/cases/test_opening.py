@@ -159,6 +159,32 @@ def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> Non
     assert sorted(read_ids(store)) == sorted([f"mfirst-{number}" for number in range(5)] + [f"mlater-{number}" for number in range(5)])
 
 
+_NAME = re.compile(rb"[A-Z_]{4,40}(?=\x01)")
+
+
+@pytest.mark.clause("R6")
+def test_r1_properties_may_be_called_like_those_of_the_store(durable_stores: Stores) -> None:
+    """R1: what a user calls a property may end with a name that the engine writes, at any distance from the end of a record."""
+    store = durable_stores.open()
+    store.send(plain("first", keys=("k",), tag="a"))
+    store.send(plain("later", keys=("k",), tag="a"), delay=timedelta(seconds=1))
+    store.send(plain("group", message_group="a"))
+    store.flush()
+    names = sorted({name.decode() for piece in _pieces_of(durable_stores.root / "store") for name in _NAME.findall(piece)})
+    sent = [{f"x{name}": "v" * length} for name in names or ["NAME"] for length in range(1, _END_BYTES)]
+    for later in (None, START_MS + 1000):
+        rows = [plain(0, "pieces", message_id=f"{number}", properties=each, deliver_at_ms=later) for number, each in enumerate(sent)]
+        store.send_batch(rows)
+    copied_as_it_is(store.path, durable_stores.root / "killed")
+    store.close()
+    store = durable_stores.open("killed")
+    assert store.verify() == []
+    assert durable_stores.tick_after(store, 2_000).handed_over == len(sent) + 1
+    pieces = store.engine.pops.topic("pieces")
+    assert pieces is not None
+    assert [each.properties for page in store.engine.pops.pages(pieces) for each in page.messages] == [*sent, *sent]
+
+
 def test_r6_a_damaged_manifest_is_named(durable_stores: Stores) -> None:
     """R6: a manifest that is no JSON, or says too little, is CorruptStoreError with its file; never is a new store made over it."""
     store = durable_stores.open()

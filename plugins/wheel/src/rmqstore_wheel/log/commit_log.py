@@ -29,6 +29,9 @@ FILL_BYTES: Final = 4 * 1024 * 1024
 _JOINED_BYTES: Final = 64 * 1024
 _MARK: Final = re.compile(re.escape(frames.PROPERTY))
 
+_SECTOR_BYTES: Final = 512
+"""A disk writes so many bytes as a whole or not at all."""
+
 _WITHOUT_SUMS: Final = (journal.TOPIC.encode(), b"rmq_sys_REVIVE_LOG_rmqs-")
 """How the topics begin whose records are ours although they have no sum (``sums``)."""
 
@@ -56,7 +59,8 @@ class CommitLog:
     **What an open cuts.** What stands behind the last whole frame was never promised, when it is what a crash left of a call. Three things
     tell that it is something else, and then nothing is cut: a later frame that stands where it says and was written when the place at
     fault was durable; a check point that was written when it was (``promised``); and a sound record that is not ours, which a broker
-    appended. What a crash left cannot pass for the last: each of our messages ends with its sum, or, torn, with zeros.
+    appended. What a crash left cannot pass for the last: each of our messages ends with its sum, or, torn, with zeros or over a sector of
+    zeros.
 
     Attributes:
         promised: up to where everything was on disk once, as another file says.
@@ -327,7 +331,8 @@ class CommitLog:
             texts = text_places(data, starts)
             for row in np.flatnonzero((sums.places_of(data, texts, ends) < 0) & ((data[ends - 1] != 0) | (texts == ends))).tolist():
                 topic = log.decode_record(view, int(starts[row])).topic
-                if not topic.startswith(_WITHOUT_SUMS):
+                end_at = max(int(texts[row]), int(ends[row]) - sums.MOST_BYTES)
+                if not topic.startswith(_WITHOUT_SUMS) and not _is_torn(data, max(self.tail - start, 0), end_at, int(ends[row])):
                     raise FormatVersionError(
                         f"{self.chain.path_of(start)} holds at offset {start + int(starts[row])} a record of topic "
                         f"{topic.decode(errors='replace')!r} that this engine did not write, as of a RocketMQ broker; nothing was changed. "
@@ -340,3 +345,9 @@ class CommitLog:
     def close(self) -> None:
         """Let go of the files."""
         self.chain.close()
+
+
+def _is_torn(data: Any, written_from: int, begin: int, end: int) -> bool:
+    """Say whether a sector with some of the bytes from ``begin`` to ``end`` holds nothing of what was to be written from a byte on."""
+    first = begin // _SECTOR_BYTES * _SECTOR_BYTES
+    return any(not data[max(at, written_from) : at + _SECTOR_BYTES].any() for at in range(first, end, _SECTOR_BYTES))

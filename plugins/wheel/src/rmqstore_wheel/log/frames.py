@@ -29,7 +29,7 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log, log_reading
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.records import sums
 
@@ -44,6 +44,7 @@ MOST_TEXT_BYTES: Final = log.MAX_PROPERTIES_BYTES - PROPERTY_BYTES
 """The longest properties that the last record of a frame can have besides."""
 
 _ROOM: Final = PROPERTY + bytes(PROPERTY_BYTES - len(PROPERTY) - 1) + b"\x02"
+_END: Final = _ROOM[-1]
 
 
 class Trailer(NamedTuple):
@@ -137,7 +138,8 @@ def ends_of(data: Any, starts: Ints, sizes: Ints) -> Ints:
     rows, places = rows[first], places[first]
     named = cells(data, wanted.dtype)[places] == wanted
     rows, places = rows[named], places[named]
-    # A body may end with what looks like it.
+    # A body may end with what looks like it, and a property of the user with this name; behind that one comes another property.
     parts = log_reading.layout_of(data, starts[rows], sizes[rows])
-    found: Ints = rows[(places >= parts.properties) | ~parts.sound]
+    is_last = (matrix_at(data, places, PROPERTY_BYTES - 1) != _END).all(axis=1)
+    found: Ints = rows[~parts.sound | (is_last & (places >= parts.properties))]
     return found

@@ -36,7 +36,9 @@ FRAME: Final = b"RMQS_FRAME\x01"
 FRAME_BYTES: Final = len(FRAME) + len(b"count--- bytes----- epoch--- durable--------- crc-----\x02")
 """What may stand behind the sum, in the last record of a call: the name of the property, and how long the whole of it is."""
 
-_BOTH_BYTES: Final = PROPERTY_BYTES + FRAME_BYTES
+MOST_BYTES: Final = PROPERTY_BYTES + FRAME_BYTES
+"""What both properties take at the end of a record."""
+
 DIGITS_AT: Final = len(PROPERTY)
 _HEAD_AT: Final = 36
 _HEAD_END: Final = log.FIXED_BYTES - 4
@@ -75,11 +77,11 @@ def is_good(record: bytes, text: int) -> bool:
 
 def place_in(record: Bytes) -> int:
     """Return where the property starts; -1 when there is none where it should be."""
-    tail = bytes(record[-_BOTH_BYTES:])
+    tail = bytes(record[-MOST_BYTES:])
     if tail[-PROPERTY_BYTES:][:DIGITS_AT] == PROPERTY:
         return len(record) - PROPERTY_BYTES
     has_both = tail.startswith(PROPERTY) and _is_frame(tail[PROPERTY_BYTES:])
-    return len(record) - _BOTH_BYTES if has_both else -1
+    return len(record) - MOST_BYTES if has_both else -1
 
 
 def sum_of(record: Bytes) -> bytes | None:

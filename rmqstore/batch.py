@@ -142,7 +142,7 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
 _MANY: Final = 768
 """So many structs are checked, and completed, as columns; with fewer, or with large bodies, it takes longer than row by row.
 
-Both take the same with some 300 messages on wheel, whose records are made of columns, and with 1,000 on rocksdb and lmdb.
+Both take the same with some 300 messages where an engine makes its records of columns, and with 1,000 where it makes each by itself.
 """
 
 _SMALL_BODY_BYTES: Final = 1024

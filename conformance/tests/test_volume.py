@@ -44,6 +44,7 @@ def test_a_write_is_kept_dropped_or_torn_at_sectors() -> None:
     assert twos(Fate.HEAD) == [SECTOR - 100, SECTOR, 0, 0]
     assert twos(Fate.TAIL) == [0, 0, SECTOR, 100]
     assert twos(Fate.COMB) == [0, SECTOR, 0, 100]
+    assert twos(Fate.GAP) == [SECTOR - 100, SECTOR, 0, 100]
 
 
 def test_a_file_goes_with_its_name() -> None:

@@ -29,7 +29,7 @@ from rmqstore_conformance.faults.script import LATER_MS, Notes, Play, Step
 from rmqstore_conformance.faults.showing import Shown, difference
 from rmqstore_conformance.power.content import Image, digest_of, write_image
 from rmqstore_conformance.power.fates import Fates, fates_of
-from rmqstore_conformance.power.volume import Fate, Volume
+from rmqstore_conformance.power.volume import TORN, Fate, Volume, can_tear
 
 PER_CUT: Final = 4
 """States at one cut, at least: all kept, all dropped, and others by chance."""
@@ -116,6 +116,24 @@ def states_of(recorded: Recorded, play: Play, wanted: int, seed: int, *, steps: 
             yield State(cut, moment, _told(volume, each), image)
             if (taken := taken + 1) == per_cut:
                 break
+
+
+def torn_states(recorded: Recorded, play: Play) -> Iterator[State]:
+    """Yield what is left when the power goes behind a write that tears, and everything before it was kept."""
+    volume = recorded.recording.volume()
+    seen: set[tuple[bytes, int]] = set()
+    for cut, call in enumerate(recorded.recording.calls, start=1):
+        volume.do(call)
+        pending = volume.pending()
+        last = max(pending, default=0)
+        if call.kind != "write" or last not in pending or not can_tear(pending[last]):
+            continue
+        moment = moment_at(recorded, play, cut)
+        for fate in TORN:
+            image = volume.image({last: fate})
+            if (key := (digest_of(image), moment.done)) not in seen:
+                seen.add(key)
+                yield State(cut, moment, f"{fate.value} of the last write", image)
 
 
 def _told(volume: Volume, fates: Fates) -> str:

@@ -8,13 +8,14 @@ from typing import Any, Final, Protocol
 from rmqstore import ManualClock, Store
 from rmqstore_conformance.faults.answers import Answers
 from rmqstore_conformance.faults.large import Large
+from rmqstore_conformance.faults.long import Long
 from rmqstore_conformance.faults.random_script import PREFIX, RandomScript
 from rmqstore_conformance.faults.script import START_MS, Answer, Call, Notes, Play, Script, Step, open_script
 from rmqstore_conformance.faults.showing import show
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, directory
 
-SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
+SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large, Long)}
 
 
 class _Made(Protocol):

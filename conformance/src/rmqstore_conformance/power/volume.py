@@ -21,16 +21,17 @@ SECTOR: Final = 512
 
 
 class Fate(enum.Enum):
-    """What becomes of a change that was not synced; the last three tear it."""
+    """What becomes of a change that was not synced; the last four tear it."""
 
     KEPT = "kept"
     DROPPED = "dropped"
     HEAD = "its first sectors"
     TAIL = "its last sectors"
     COMB = "every second sector"
+    GAP = "all but its last sector but one"
 
 
-TORN: Final = (Fate.HEAD, Fate.TAIL, Fate.COMB)
+TORN: Final = (Fate.HEAD, Fate.TAIL, Fate.COMB, Fate.GAP)
 
 
 class Call(NamedTuple):
@@ -116,9 +117,14 @@ def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
         return
     first, last = offset // SECTOR, (end - 1) // SECTOR
     middle = (first + last + 1) // 2
-    for sector in range(first, last + 1):
-        if sector < middle if fate is Fate.HEAD else sector >= middle if fate is Fate.TAIL else (sector - first) % 2 == 1:
-            yield max(offset, sector * SECTOR), min(end, (sector + 1) * SECTOR)
+    kept = {
+        Fate.HEAD: range(first, middle),
+        Fate.TAIL: range(middle, last + 1),
+        Fate.COMB: range(first + 1, last + 1, 2),
+        Fate.GAP: (*range(first, last - 1), last),
+    }
+    for sector in kept[fate]:
+        yield max(offset, sector * SECTOR), min(end, (sector + 1) * SECTOR)
 
 
 def can_tear(change: Change | Names) -> bool:

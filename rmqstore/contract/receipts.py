@@ -34,7 +34,7 @@ def revive_qid_of(pop_time_ms: int) -> int:
     return pop_time_ms % REVIVE_QUEUES
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """One lease of one message by one group.
 
     ``topic`` is the topic that was popped, also when the message came from its retry topic (``retry_flag`` says so). The lease

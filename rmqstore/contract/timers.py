@@ -124,7 +124,7 @@ MAX_CORNERS = 15
 EMPTY_CURSOR = TimerCursor()
 
 
-class TimerHandle(msgspec.Struct, frozen=True):
+class TimerHandle(msgspec.Struct, frozen=True, gc=False):
     """Names one put, for ever (C6): the open epoch and seq it got, with its tick and the store's tag as look-up aids.
 
     The text form is URL-safe base64 with a CRC-32, so a truncated or forged text reads as no handle at all; what the put became

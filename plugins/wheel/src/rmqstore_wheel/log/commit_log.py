@@ -331,8 +331,8 @@ class CommitLog:
             texts = text_places(data, starts)
             for row in np.flatnonzero((sums.places_of(data, texts, ends) < 0) & ((data[ends - 1] != 0) | (texts == ends))).tolist():
                 topic = log.decode_record(view, int(starts[row])).topic
-                end_at = max(int(texts[row]), int(ends[row]) - sums.MOST_BYTES)
-                if not topic.startswith(_WITHOUT_SUMS) and not _is_torn(data, max(self.tail - start, 0), end_at, int(ends[row])):
+                sum_from = max(int(texts[row]), int(ends[row]) - sums.MOST_BYTES)
+                if not topic.startswith(_WITHOUT_SUMS) and not _is_torn(data, max(self.tail - start, 0), sum_from, int(ends[row])):
                     raise FormatVersionError(
                         f"{self.chain.path_of(start)} holds at offset {start + int(starts[row])} a record of topic "
                         f"{topic.decode(errors='replace')!r} that this engine did not write, as of a RocketMQ broker; nothing was changed. "

@@ -1,4 +1,4 @@
-"""A script of large calls, of over 1,000 rows or above 1 MiB: what an engine splits, it splits there."""
+"""Scripts of what is large: calls of over 1,000 rows or above 1 MiB, which an engine may split, and records longer than a sector."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,10 +24,12 @@ _LONG_MS: Final = 300_000
 _TOPIC: Final = "large"
 _IMPORTED: Final = "imported"
 _FREE_SEQ: Final = 1_000_000
+_LONG_RECORDS: Final = 32
+_STEP_BYTES: Final = 23
 
 
 class Large(Script):
-    """See the module; what a call left is removed before the next kind, so that there is never much to look at."""
+    """Large calls; what a call left is removed before the next kind, so that there is never much to look at."""
 
     name: ClassVar[str] = "large"
     usual_size: ClassVar[str] = "large"
@@ -155,3 +158,21 @@ def _behind(rows: pa.RecordBatch) -> pa.RecordBatch:
 def _with(rows: pa.RecordBatch, name: str, values: Sequence[Any]) -> pa.RecordBatch:
     at = rows.schema.get_field_index(name)
     return rows.set_column(at, rows.schema.field(name), pa.array(values, rows.schema.field(name).type))
+
+
+class Long(Script):
+    """Messages with properties longer than a sector, sent one a call: at once and as timers in turns.
+
+    Each is some bytes longer than the one before, so that the end of some of them, which says that they are whole, is in two sectors.
+    """
+
+    name: ClassVar[str] = "long"
+
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
+        super().__init__(store, clock, notes)
+        for number in range(_LONG_RECORDS):
+            (plain,) = messages_of(f"{number}-", 1, "long", due_ms=(50_000 if number % 2 else None,))
+            self._send(f"send {number}", msgspec.structs.replace(plain, properties={"long": "v" * (1_000 + _STEP_BYTES * number)}))
+
+    def _send(self, name: str, message: Message) -> None:
+        self.add(name, "send", lambda: self.sent(name, [self.store.send(message)]))

@@ -7,8 +7,7 @@ from typing import Any, Final, Protocol
 
 from rmqstore import ManualClock, Store
 from rmqstore_conformance.faults.answers import Answers
-from rmqstore_conformance.faults.large import Large
-from rmqstore_conformance.faults.long import Long
+from rmqstore_conformance.faults.large import Large, Long
 from rmqstore_conformance.faults.random_script import PREFIX, RandomScript
 from rmqstore_conformance.faults.script import START_MS, Answer, Call, Notes, Play, Script, Step, open_script
 from rmqstore_conformance.faults.showing import show

@@ -103,6 +103,9 @@ _OVER_BODY: Final = (
     Panel("Schedule", "schedule", "user_bytes_per_s", _VOLUME, scale=_PER_MIB),
     Panel("Hand over, pop, ack", DRAIN, "user_bytes_per_s", _VOLUME, scale=_PER_MIB),
 )
+_MOST_NAMED: Final = 4
+"""So many steps have room in a title, one by one."""
+
 _RECOVERY: Final = (Panel("Open after kill -9", "recover", "wall_s", "ms", scale=1000.0),)
 _OVER_SHARDS: Final = (Panel("Sustainable mixed load", "mixed", "rate", _RATE), Panel("Schedule", "schedule", "rate", _RATE))
 
@@ -151,7 +154,8 @@ def _draw_balance(rows: pd.DataFrame, looks: Looks) -> Figure:
             axes.scatter(path["median"], path.drain_median, sizes, look.color, marker=look.marker, zorder=4)
             axes.hlines(path.drain_median, path.low, path.high, color=look.color, linewidth=0.7)
             axes.vlines(path["median"], path.drain_low, path.drain_high, color=look.color, linewidth=0.7)
-        axes.set_title(f"{ALONG[along][0].label}: {text.joined([ALONG[along][0].text_of(stop) for stop in stops])}")
+        named = [ALONG[along][0].text_of(stop) for stop in stops]
+        axes.set_title(f"{ALONG[along][0].label}: {text.joined(named) if len(named) <= _MOST_NAMED else f'{named[0]} to {named[-1]}'}")
     legend(figure, rows, looks)
     return figure
 

@@ -30,6 +30,12 @@ MAX_QUEUES: Final = 1024
 MAX_MARK_BYTES: Final = 255
 MAX_REASON_BYTES: Final = 1024
 
+CALL_NAME: Final = b"\x00RMQS"
+LANE_BYTES: Final = len(CALL_NAME) + 10
+CALL_NAME_BYTES: Final = LANE_BYTES + 6
+"""A mark by which a connection names a call: the beginning, a lane drawn at random, and a number (``rmqstore.engine.marks``)."""
+
+
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 PARKED_TOPIC: Final = "%PARKED%"

@@ -22,6 +22,14 @@ from rmqstore.when import duration_ms, moment, time_ms
 ONE_TIME = "deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one"
 
 
+class CallName(tuple[bytes]):
+    """The mark by which a connection names a call, so that it can be made again (``rmqstore.engine.marks``).
+
+    Unlike with other marks, the call goes where it would go without one: what is due now is in its topic at once. Made again it may go to
+    the other side, since time has passed; ``Store._put`` sees to that.
+    """
+
+
 class SendReceipt(msgspec.Struct, frozen=True):
     """The answer to a send.
 
@@ -52,15 +60,21 @@ class SendReceipt(msgspec.Struct, frozen=True):
 
 
 class SendReceipts(Sequence[SendReceipt]):
-    """The answers to a batch, in its order; each is made when it is looked at."""
+    """The answers to a batch, in its order; each is made when it is looked at.
+
+    Attributes:
+        ids: the ids of the messages.
+        timers: what cancels them; None when they went to their topics at once.
+        repeated: a mark of the call was stored already, so these are the first call's answers (I1).
+    """
 
     def __init__(self, ids: Sequence[str] | pa.Array, timers: TimerReceipts | None, repeated: bool) -> None:
-        self._ids = ids
-        self._timers = timers
+        self.ids = ids
+        self.timers = timers
         self.repeated = repeated
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     @overload
     def __getitem__(self, row: int) -> SendReceipt: ...
@@ -72,8 +86,8 @@ class SendReceipts(Sequence[SendReceipt]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"the batch has {len(self)} messages, there is no number {row}")
         row %= len(self)
-        message_id = self._ids[row]
-        return SendReceipt(message_id if isinstance(message_id, str) else message_id.as_py(), self.repeated, self._timers, row)
+        message_id = self.ids[row]
+        return SendReceipt(message_id if isinstance(message_id, str) else message_id.as_py(), self.repeated, self.timers, row)
 
     def __repr__(self) -> str:
         return f"SendReceipts({len(self)} messages)"

@@ -85,6 +85,7 @@ from rmqstore.store.receipts import (
 )
 from rmqstore.store.sending import (
     ONE_TIME,
+    CallName,
     Completer,
     SendReceipt,
     SendReceipts,
@@ -113,6 +114,7 @@ _STAND_BACK_S: Final = 0.0002
 thread that calls in a loop would keep the steps out for seconds, and steps that follow at once would keep it out."""
 
 _NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
+_NO_MESSAGES: Final = MessageBatch(messages=())
 _NO_GROUPS: Final[Mapping[str, int]] = {}
 
 
@@ -242,21 +244,32 @@ class Store(Reader):
     ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
         """Complete what is sent; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
 
-        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
+        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side. One
+        that a connection names goes as if it had none. So with a time that has passed it first leaves its name, without a message, among
+        the timers: either it is there already, from when the message was due later; or no copy of the call can store a timer any more.
         ``groups``: the topics of messages with a message group.
         """
         group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
         batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
-        if latest_ms is not None and (latest_ms > now_ms or marks):
+        is_later = latest_ms is not None and latest_ms > now_ms
+        is_named = isinstance(marks, CallName)
+        if marks and latest_ms is not None and not is_later:
+            is_later = True
+            if is_named:
+                receipts, ticket = self._timers.put(_NO_MESSAGES, now_ms, marks)
+                self._settle(self._timers, ticket)
+                is_later = len(receipts) > 0
+        if is_later:
             receipts, ticket = self._timers.put(batch, now_ms, marks)
             self._settle(self._timers, ticket)
             repeated = receipts.status is WriteStatus.REPEATED
-            if repeated and len(receipts) != len(batch):
+            if not repeated or len(receipts) == len(batch):
+                return batch, receipts, repeated
+            if not (is_named and not len(receipts)):  # else the call was for now, when the clock was later than it is
                 raise IllegalArgumentError(
                     f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
                     "carries the same messages; give another call other marks"
                 )
-            return batch, receipts, repeated
         result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
         if result.status is WriteStatus.MOVED:
             # Another first message with a group came in between: its number of queues holds.

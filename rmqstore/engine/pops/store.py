@@ -128,7 +128,7 @@ class OrderedPops(OrderedSide, PopStore):
             if txn.timer_cursor is not None:
                 transaction.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
             if txn.marks:
-                put_marks(transaction.write, POP_SIDE, txn.marks, U64.pack(kv.position + 1), now_ms)
+                put_marks(kv, transaction.write, POP_SIDE, txn.marks, U64.pack(kv.position + 1), now_ms)
             ticket = transaction.commit()
             if txn.timer_cursor is not None:
                 self._cursor = txn.timer_cursor
@@ -403,7 +403,7 @@ class OrderedPops(OrderedSide, PopStore):
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock, self._call as kv:
             transaction, floors = self._stage(now_ms), self._shared.floors
-            done = drop_old_marks(floors, transaction.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            done = drop_old_marks(kv, floors, transaction.write, POP_SIDE, now_ms, self._options.mark_memory_ms, budget)
             if over := floors.before(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget):
                 gone = []
                 for entry, _ in over:

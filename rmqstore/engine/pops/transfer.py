@@ -386,4 +386,4 @@ class PopImport:
 
     def _marks(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            put_marks(self._write, POP_SIDE, [row["mark"]], U64.pack(row["position"]), row["time_ms"])
+            put_marks(self._kv, self._write, POP_SIDE, [row["mark"]], U64.pack(row["position"]), row["time_ms"])

@@ -136,9 +136,9 @@ class TimerSide(OrderedSide, TimerStore):
             return dict(self._adopted)
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        with self._lock, self._call:
+        with self._lock, self._call as kv:
             write, floors = WriteBatch(), self._shared.floors
-            done = drop_old_marks(floors, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            done = drop_old_marks(kv, floors, write, TIMER_SIDE, now_ms, self._options.mark_memory_ms, budget)
             done += tombstones.drop_tombstones(floors, write, now_ms - self._options.cancel_memory_ms)
             if write.ops:
                 self._shared.write(write)

@@ -112,7 +112,7 @@ class OrderedTimers(TimerSide):
             write.put(META, SEQ_KEY, PAIR.pack(last_seq, self._pending + len(records)))
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             if marks:
-                put_marks(write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
+                put_marks(kv, write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
             ticket = self._shared.write(write)
             self._counts.commit(staged)
             self._last_seq = last_seq

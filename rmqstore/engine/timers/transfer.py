@@ -167,7 +167,7 @@ class TimerImport:
     def _marks(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             answer = encode_ticks(row["epoch"], row["first_seq"], row["ticks"])
-            put_marks(self.write, TIMER_SIDE, [row["mark"]], answer, row["time_ms"])
+            put_marks(self.kv, self.write, TIMER_SIDE, [row["mark"]], answer, row["time_ms"])
 
     def _head(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

@@ -148,19 +148,26 @@ class WheelTimers(TimerSide):
                 check_horizon(deliver_times(batch), now_ms, self._options.max_delay_ms)
             first_seq = self._first_free_seq()
             if not count:
-                return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
+                receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, [])
+                return receipts, self._mark_nothing(receipts, now_ms, marks) if marks else Ticket(0)
             part, ticks = self._timers_of(batch, count, first_seq, now_ms)
             if self._options.congestion_limit:
                 self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = LogBatch(parts=[part])
             if marks:
-                put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
+                put_marks(self._ledger, changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
             position = self._change_position = self._shared.write(changes).position
             self._note_ticks(ticks)
             if (first_roll := self._index.wheel.first_roll) is not None:
                 self._note_roll(first_roll)
             return receipts, Ticket(position)
+
+    def _mark_nothing(self, receipts: TimerReceipts, now_ms: int, marks: Sequence[bytes]) -> Ticket:
+        """Store the marks of a put without messages."""
+        changes = WriteBatch()
+        put_marks(self._ledger, changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, receipts.first_seq, ()), now_ms)
+        return Ticket(self._shared.write(changes).position)
 
     def _timers_of(self, batch: MessageBatch, count: int, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
         """Return what a put of ``count`` messages appends, and the ticks of its timers, ms; of one message it goes without arrays."""

@@ -33,7 +33,8 @@ from rmqstore.delays import DELAY_LEVELS_MS, RETRY_BACKOFF_MS
 from rmqstore.errors import *  # noqa: F403 - every error is public
 from rmqstore.late import schemas
 from rmqstore.message import Message, PoppedMessage
-from rmqstore.store import Store, open  # noqa: A004 - a store opens like a file
+from rmqstore.server import connect, open  # noqa: A004 - a store opens like a file
+from rmqstore.store import Store
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import ReadStore, StoreStats
@@ -86,6 +87,7 @@ __all__ = [
     "TickReport",
     "TopicInfo",
     "Whereabouts",
+    "connect",
     "open",
     "restore",
     *errors.__all__,

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rmqstore import message as limits
 from rmqstore.columns import bytes_of, constant_of, lengths_of
@@ -182,11 +182,26 @@ def _plain_columns(rows: Sequence[Message]) -> pa.RecordBatch | None:
         return None
 
 
-def _messages_of(columns: pa.RecordBatch) -> list[Message]:
-    values = {name: columns.column(name).to_pylist() for name in schemas.IN_SCHEMA.names}
+class ProofText(NamedTuple):
+    """What stands behind ``PoppedMessage.receipt`` when the receipt came as text."""
+
+    receipt: str
+
+    def text(self) -> str:
+        """Return it."""
+        return self.receipt
+
+
+def _messages_of(columns: pa.RecordBatch) -> Sequence[Message | PoppedMessage]:
+    came_out = "queue_offset" in columns.schema.names
+    names = schemas.OUT_SCHEMA.names if came_out else schemas.IN_SCHEMA.names
+    values = {name: columns.column(name).to_pylist() for name in names}
     values["keys"] = [tuple(keys or ()) for keys in values["keys"]]
     values["properties"] = [dict(pairs or ()) for pairs in values["properties"]]
-    return [Message(*row) for row in zip(*values.values(), strict=True)]
+    if not came_out:
+        return [Message(*row) for row in zip(*values.values(), strict=True)]
+    values["proof"] = [None if text is None else ProofText(text) for text in values.pop("receipt")]
+    return [PoppedMessage(**dict(zip(values, row, strict=True))) for row in zip(*values.values(), strict=True)]
 
 
 # ---------------------------------------------------------------- conforming and checking Arrow data

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "AccessDeniedError",
     "BrokenEngineError",
     "ClockStepError",
     "ConfigError",
@@ -30,6 +31,7 @@ __all__ = [
     "IllegalMessageTypeError",
     "IllegalNameError",
     "LostCallsError",
+    "PollingFullError",
     "RmqstoreError",
     "SparkLostError",
     "StoreClosedError",
@@ -39,6 +41,7 @@ __all__ = [
     "StoreLockedError",
     "StorePathError",
     "StorePoisonedError",
+    "StoreUnavailableError",
     "TransferError",
     "UnknownEngineError",
     "UnsupportedOperationError",
@@ -207,6 +210,21 @@ class StoreForkedError(RmqstoreError, RuntimeError):
 
 class ClockStepError(RmqstoreError, RuntimeError):
     """The clock went forward by more than ``clock.max_step_ms``; the hand-over waits for ``confirm_clock_step`` (K2)."""
+
+
+# ---------------------------------------------------------------- a store of another process
+
+
+class StoreUnavailableError(RmqstoreError, ConnectionError):
+    """The process that serves the store cannot be reached, or went away; the message says whether the call may have been done."""
+
+
+class AccessDeniedError(RmqstoreError, PermissionError):
+    """The server wants another token, or a certificate."""
+
+
+class PollingFullError(RmqstoreError, RuntimeError):
+    """As many pops wait at the server as it allows (RocketMQ ``POLLING_FULL``); try again later, or raise its limit."""
 
 
 # ---------------------------------------------------------------- what works for the caller

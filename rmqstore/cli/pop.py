@@ -18,7 +18,7 @@ from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE, Interrupt
 from rmqstore.cli.options import JsonOption, StoreArgument, TopicArgument, complete_group, examples, refuse_together
 from rmqstore.cli.times import clock_and_relative, clock_time, duration_option
 from rmqstore.contract import AckOutcome, CancelOutcome, InitMode, Receipt
-from rmqstore.errors import IllegalArgumentError
+from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.message import MAX_POP, PoppedMessage
 from rmqstore.store import Store
 
@@ -128,8 +128,16 @@ def _check_way(store: Store, wish: Wish) -> None:
         )
     has_stand = known is not None or any(each.topic == wish.topic for each in store.groups.offsets(wish.group))
     if not has_stand and wish.topic in [info.name for info in store.topics.list(system=True)]:
-        begins = "with the first kept message" if store.engine.config.init is InitMode.MIN else "after the last message, since init is max"
-        show.note(f"Group {wish.group} is new to topic {wish.topic} and begins {begins}.")
+        show.note(f"Group {wish.group} is new to topic {wish.topic} and begins {_start_in(store)}.")
+
+
+def _start_in(store: Store) -> str:
+    """Return where new groups begin, in words."""
+    try:
+        init = store.engine.config.init
+    except UnsupportedOperationError:  # it is open in another process, whose settings are its own
+        return "where init says"
+    return "with the first kept message" if init is InitMode.MIN else "after the last message, since init is max"
 
 
 def _consume(store: Store, wish: Wish, tally: Tally, interrupt: Interrupt, wait_ms: int | None) -> None:

@@ -6,15 +6,24 @@ import difflib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import keyword_of
 from rmqstore.contract import PendingTimer
-from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError, StorePathError, UnsupportedOperationError
+from rmqstore.errors import (
+    ConfigError,
+    IllegalArgumentError,
+    StoreLockedError,
+    StorePathError,
+    StoreUnavailableError,
+    UnsupportedOperationError,
+)
 from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
 from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
+from rmqstore.server import connect
 from rmqstore.settings import known_settings
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import MANIFEST_NAME, read_manifest
@@ -99,7 +108,7 @@ def _owned(path: Path) -> Store:
 def owning(
     path: Path, *, services: bool = False, create: bool = False, engine: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Iterator[Store]:
-    """Open a store as its owner; one that does not exist is made only with ``create``.
+    """Open a store as its owner, or reach the owner that serves it; one that does not exist is made only with ``create``.
 
     Args:
         services: run the thread that hands over and revives; without it nothing moves but by ``tick``.
@@ -107,7 +116,16 @@ def owning(
     """
     if not create:
         require(path)
-    with open_store(path, engine=engine, clock=clock_factory(), services=services, **(settings or {})) as store:
+    try:
+        store = open_store(path, engine=engine, clock=clock_factory(), services=services, **(settings or {}))
+    except StoreLockedError as locked:
+        if engine is not None or settings:
+            raise StoreLockedError(f"{locked}; what --engine and --set say is for who opens it") from None
+        try:
+            store = connect(path, patience=timedelta(0))
+        except StoreUnavailableError:
+            raise locked from None
+    with store:
         yield store
 
 

@@ -44,24 +44,7 @@ def open(  # noqa: A001 - a store opens like a file
     services: bool = True,
     **settings: Any,
 ) -> Store | ReadStore:
-    """Open the store in the directory ``path``, made as needed; its parent must exist.
-
-    Args:
-        read_only: read one state of the store, whether a process owns it or not (X1), in place of owning it. A reader makes nothing, takes
-            no lock and runs no services, so ``clock`` and ``services`` mean nothing to it.
-        engine: the storage engine; the settings ``timer_engine`` and ``pop_engine`` choose one for each side.
-        clock: where time comes from; the machine's by default.
-        services: run a background thread that hands over, revives and flushes. Without it the store moves only by :meth:`Store.tick`.
-        settings: any setting of docs/configuration.md; a dot in its key is written ``__``.
-
-    Raises:
-        ConfigError: a setting is wrong, or differs from what the store was made with.
-        UnknownEngineError, EngineNotInstalledError, BrokenEngineError: the engine cannot be used.
-        StorePathError: the directory cannot be used.
-        StoreLockedError: the store is open elsewhere.
-        FormatVersionError, CorruptStoreError: what is there cannot be read.
-        UnsupportedOperationError: the engine cannot be opened for reading (S1).
-    """
+    """Open a store for this process alone, or for reading; :func:`rmqstore.open` has the arguments and errors."""
     for name, flag in (("read_only", read_only), ("services", services)):
         if not isinstance(flag, bool):
             raise IllegalArgumentTypeError(f"{name} must be True or False, not {flag!r}")

@@ -120,8 +120,8 @@ class StoreDirectory:
             holder = handle.read().strip()
             handle.close()
             raise StoreLockedError(
-                f"store {self.path} is open elsewhere, by {_named(holder)}; one process at a time may own a store: the commands that only "
-                "read, and rmqstore.open(path, read_only=True), work beside it if its engine allows that"
+                f"store {self.path} is open elsewhere, by {_named(holder)}; processes that all open it with share=True use it together; "
+                "the commands that only read, and rmqstore.open(path, read_only=True), work beside its owner if its engine allows that"
             ) from None
         try:
             handle.truncate(0)

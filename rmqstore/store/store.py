@@ -19,7 +19,7 @@ from typing import Final, ParamSpec, TypeVar, overload
 from msgspec import structs
 
 from rmqstore.batch import MessageBatch, topics_in
-from rmqstore.clock import Clock, SystemClock
+from rmqstore.clock import Clock
 from rmqstore.contract import (
     AckOutcome,
     CancelOutcome,
@@ -83,6 +83,7 @@ from rmqstore.store.receipts import (
     receipts_of,
     renewed,
 )
+from rmqstore.store.rounds import Round
 from rmqstore.store.sending import (
     ONE_TIME,
     CallName,
@@ -98,7 +99,7 @@ from rmqstore.store.sending import (
 from rmqstore.store.snapshots import write_snapshot
 from rmqstore.store.tick import Ticking, TickReport
 from rmqstore.store.ticker import Ticker
-from rmqstore.store.waits import Signal, Waits
+from rmqstore.store.waits import Patience, Signal, TopicWait, Waits
 from rmqstore.when import duration_ms
 
 _topic_of = attrgetter("topic")  # of a receipt; no function of Python, which would be one call more each time
@@ -136,6 +137,7 @@ class Store(Reader):
         self._waits = Waits()
         self._untold: LostCallsError | None = None
         self._in_steps: set[int] = set()
+        self._round: Round | None = None
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
         self._hand_over = HandOver(self._timers, self._pops, one_log=engine.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
@@ -354,9 +356,10 @@ class Store(Reader):
                 when the pop then waits: a worker's loop needs one sync a round, not two. The outcomes are in ``.acks`` of the list.
         """
         given = receipts_of(acks) if acks != () else NOTHING_GIVEN
-        result = self._pop(
+        request, patience_ms = self._asked(
             topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue, given.names
         )
+        result = self._wait(request, patience_ms) if patience_ms else self._look(request)
         found = PoppedMessages(result.messages.messages())
         if given is not NOTHING_GIVEN:
             found.acks = given.spread(result.acks, AckOutcome.UNKNOWN)
@@ -378,10 +381,12 @@ class Store(Reader):
         queue: int | None = None,
     ) -> MessageBatch:
         """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
-        result = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
-        return result.messages.columns()
+        request, patience_ms = self._asked(
+            topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue
+        )
+        return (self._wait(request, patience_ms) if patience_ms else self._look(request)).messages.columns()
 
-    def _pop(
+    def _asked(
         self,
         topic: str,
         group: str,
@@ -395,11 +400,12 @@ class Store(Reader):
         attempt_id: str | None,
         queue: int | None,
         acks: Sequence[Receipt] = (),
-    ) -> PopResult:
+    ) -> tuple[PopRequest, int]:
+        """Check what a pop asks for; returns its request, and how long it waits, ms."""
         leased_ms = _INVISIBLE_MS
         if invisible is not None or invisible_ms is not None:
             leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1) or leased_ms
-        patience_ms = None if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms)
+        patience_ms = 0 if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms) or 0
         self._check_open()
         check_readable_topic(topic)
         check_group(group)
@@ -416,30 +422,32 @@ class Store(Reader):
         if filter != "*" and not isinstance(parse_filter(filter), TagFilter):
             self._require("sql92_filter", "take SQL92 filters")
         request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init, acks)
-        if not patience_ms:
-            return self._look(request)
-        until_ms, until_s = self._clock.now_ms() + patience_ms, time.monotonic() + patience_ms / 1000
-        is_manual = not isinstance(self._clock, SystemClock)
+        return request, patience_ms
+
+    def _wait(self, request: PopRequest, patience_ms: int) -> PopResult:
+        """Pop, and wait up to ``patience_ms`` for the first message."""
+        patience = Patience(self._clock, patience_ms)
         acked: tuple[AckOutcome, ...] = ()
-        with self._waits.on(topic, for_acks=order or bool(self.engine.config.max_in_flight)) as waiting:
+        with self._waits.on(TopicWait(request.topic, for_acks=self._acks_help(request))) as waiting:
             while True:
                 # Count first, then look: what arrives in between moves the count, so the wait ends at once.
-                seen, waiting.ends = waiting.count, self._ends_of(topic)
+                seen, waiting.ends = waiting.count, self._ends_of(request.topic)
                 result = self._look(request)
                 if request.acks:
                     acked, request = result.acks, structs.replace(request, acks=())
-                left_s = until_s - time.monotonic()
-                if len(result.messages) or left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
+                left_s = patience.left_s()
+                if len(result.messages) or left_s <= 0:
                     return structs.replace(result, acks=acked)
                 waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
                 self._check_open()
 
+    def _acks_help(self, request: PopRequest) -> bool:
+        """Say whether an ack may be what a pop waits for: it pops in order, or under ``max_in_flight``."""
+        return request.order or bool(self.engine.config.max_in_flight)
+
     def _look(self, request: PopRequest) -> PopResult:
         """Pop until something passes the filter or nothing is left, so that in between other calls have their turn (X3)."""
-        result, ticket = self._pops.pop(request, self._clock.now_ms())
-        self._settle(self._pops, ticket)
-        if request.acks:
-            self._waits.acked(map(_topic_of, request.acks))
+        result = self._step(request)
         if len(result.messages) or not result.more:
             return result
         acked, request = result.acks, structs.replace(request, acks=())
@@ -448,11 +456,18 @@ class Store(Reader):
             self._in_steps.add(me)
             while result.more and not len(result.messages):
                 self._check_open()
-                result, ticket = self._pops.pop(request, self._clock.now_ms())
-                self._settle(self._pops, ticket)
+                result = self._step(request)
         finally:
             self._in_steps.discard(me)
         return structs.replace(result, acks=acked)
+
+    def _step(self, request: PopRequest) -> PopResult:
+        """Pop once."""
+        result, ticket = self._pops.pop(request, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        if request.acks:
+            self._waits.acked(map(_topic_of, request.acks))
+        return result
 
     @overload
     def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
@@ -705,8 +720,10 @@ class Store(Reader):
         return self
 
     def _settle(self, side: Side, ticket: Ticket) -> None:
-        """Wait for the disk where the setting asks for it."""
+        """Wait for the disk where the setting asks for it; in a round, note only that the answer needs it."""
         if self._sync_calls and ticket.position:
+            if (held := self._round) is not None and held.note(side, ticket):
+                return
             try:
                 side.sync(ticket)
             except StorePoisonedError as error:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+from rmqstore.clock import Clock, SystemClock
 
 
 class Signal:
@@ -33,16 +36,35 @@ class Signal:
             self._condition.wait_for(lambda: self._count > seen, timeout_s)
 
 
-class TopicWait(Signal):
-    """One thread that waits for messages of a topic.
+class Patience:
+    """How long a pop still waits: until the clock has passed the wait, and at the latest after as much real time.
 
-    Attributes:
-        ends: the next offset of each queue of the topic, as it was before the thread looked last.
-        for_acks: an ack may be what it waits for: it pops in order, or under ``max_in_flight``.
+    A program of one thread, whose :class:`ManualClock` is not moved, would else wait for ever.
     """
 
-    def __init__(self, *, for_acks: bool) -> None:
+    def __init__(self, clock: Clock, patience_ms: int) -> None:
+        self._clock = None if isinstance(clock, SystemClock) else clock
+        self._until_ms = clock.now_ms() + patience_ms
+        self._until_s = time.monotonic() + patience_ms / 1000
+
+    def left_s(self) -> float:
+        """Return for how many seconds more; 0 or less at the end."""
+        if self._clock is not None and self._clock.now_ms() >= self._until_ms:
+            return 0.0
+        return self._until_s - time.monotonic()
+
+
+class TopicWait(Signal):
+    """Somebody who waits for messages of a topic.
+
+    Attributes:
+        ends: the next offset of each queue of the topic, as it was before the last look.
+        for_acks: an ack may be what is waited for: the pop is one in order, or under ``max_in_flight``.
+    """
+
+    def __init__(self, topic: str, *, for_acks: bool) -> None:
         super().__init__()
+        self.topic = topic
         self.ends: tuple[int, ...] = ()
         self.for_acks = for_acks
 
@@ -59,19 +81,26 @@ class Waits:
         self._waits: dict[str, set[TopicWait]] = {}
 
     @contextmanager
-    def on(self, topic: str, *, for_acks: bool) -> Iterator[TopicWait]:
-        """Wait for messages of ``topic`` until the end of the block."""
-        wait = TopicWait(for_acks=for_acks)
-        with self._lock:
-            self._waits.setdefault(topic, set()).add(wait)
+    def on(self, wait: TopicWait) -> Iterator[TopicWait]:
+        """Wait until the end of the block."""
+        self.enter(wait)
         try:
             yield wait
         finally:
-            with self._lock:
-                others = self._waits[topic]
-                others.discard(wait)
-                if not others:
-                    del self._waits[topic]
+            self.leave(wait)
+
+    def enter(self, wait: TopicWait) -> None:
+        """Tell ``wait`` from now on what happens in its topic."""
+        with self._lock:
+            self._waits.setdefault(wait.topic, set()).add(wait)
+
+    def leave(self, wait: TopicWait) -> None:
+        """Tell it nothing more."""
+        with self._lock:
+            others = self._waits[wait.topic]
+            others.discard(wait)
+            if not others:
+                del self._waits[wait.topic]
 
     def arrived(self, topics: Iterable[str]) -> None:
         """Wake those who wait for these topics, which are looked at only when anybody waits at all."""

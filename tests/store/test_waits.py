@@ -15,7 +15,7 @@ import rmqstore
 from rmqstore import AckOutcome, IllegalArgumentError, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreClosedError
 from rmqstore.store.opening import OwnedEngines
 from rmqstore.store.receipts import PoppedMessages
-from rmqstore.store.waits import Signal, Waits
+from rmqstore.store.waits import Signal, TopicWait, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 
 pytestmark = pytest.mark.timeout(90)
@@ -154,7 +154,7 @@ def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.Mo
 
 def test_a_message_costs_nothing_to_those_who_wait_for_other_topics() -> None:
     waits = Waits()
-    with waits.on("mine", for_acks=False) as mine, waits.on("other", for_acks=True) as other:
+    with waits.on(TopicWait("mine", for_acks=False)) as mine, waits.on(TopicWait("other", for_acks=True)) as other:
         mine.ends = other.ends = (0,)
         waits.arrived(["other", "nobody's"])
         waits.acked(["mine", "other"])
@@ -168,7 +168,7 @@ def test_a_message_costs_nothing_to_those_who_wait_for_other_topics() -> None:
 
 def test_a_wait_that_ends_with_an_error_is_forgotten() -> None:
     waits = Waits()
-    with pytest.raises(IllegalArgumentError), waits.on("mine", for_acks=False) as mine:
+    with pytest.raises(IllegalArgumentError), waits.on(TopicWait("mine", for_acks=False)) as mine:
         raise IllegalArgumentError("the filter is wrong")
     waits.anything()
     assert mine.count == 0

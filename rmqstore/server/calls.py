@@ -1,0 +1,52 @@
+"""The calls that go over the wire, and how a server makes each (docs/server.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final
+
+from msgspec.structs import astuple
+
+from rmqstore.store import Store
+
+QUICK: Final = frozenset(
+    (
+        "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms confirm_clock_step "
+        "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake"
+    ).split()
+)
+"""Calls that the server's loop makes itself."""
+
+LONG: Final = frozenset(
+    (
+        "send_batch tick snapshot flush pending scan leases read get where stats verify topics.delete groups.delete groups.reset_offset "
+        "dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop transfer.digest transfer.dump"
+    ).split()
+)
+"""Calls that have a thread of its pool."""
+
+POPS: Final = frozenset(("pop", "pop_batch"))
+"""Calls that may wait, which takes no thread. They are given topic, group, receipts to ack, and whether their attempt is the first one;
+all else by name."""
+
+CALLS: Final = sorted(name for name in QUICK | LONG | POPS if "." not in name)
+"""The calls of a store itself; the others are those of its parts."""
+
+REPEATABLE: Final = (POPS | QUICK | LONG).difference(
+    (
+        "cancel_key cancel_keys change_invisible release retry_later reject confirm_clock_step snapshot transfer.dump "
+        "topics.delete groups.set groups.delete groups.reset_offset dead_letters.resend dead_letters.drop"
+    ).split()
+)
+"""Calls that are made again when the connection breaks, since it does no harm when they were done already: they read, a send carries a
+name, a pop an attempt id, and acks and cancels by handle say the same twice."""
+
+GIVE_UP: Final = "give_up"
+"""Ends the wait of the call whose number it names: that one is answered at once, with nothing."""
+
+METHODS: Final[dict[str, Callable[[Store], Callable[..., Any]]]] = {
+    **{name: attrgetter(name) for name in QUICK | LONG},
+    "transfer.dump": lambda store: lambda path: astuple(store.transfer.dump(path)),  # its struct brings Parquet along
+}
+"""The method of a store that makes a call."""

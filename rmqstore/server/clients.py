@@ -1,0 +1,165 @@
+"""The clients of a server, each a connection: what it may ask for, and its requests, cut out of what it sends (docs/server.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from rmqstore.errors import IllegalArgumentError, RmqstoreError
+from rmqstore.server.connection import keep_alive
+from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, frame, unpack
+
+if TYPE_CHECKING:
+    from rmqstore.server.serving import Pop, Server
+
+_HELLO_BYTES: Final = 4096
+HELLO_S: Final = 10.0
+"""What a connection may send, and how long it may take, before the server knows who it is."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server lets its clients ask for.
+
+    Attributes:
+        frame_bytes: the longest request.
+        waiting_pops: how many pops may wait at a time, of all clients.
+        client_calls: how many calls of one client may be under way.
+        unread_bytes: when more answers than this wait for a client to read them, its next calls wait.
+        unread_s: a client that reads nothing for so long then is cut off.
+        threads: for the calls that take long, of all clients; one client has as many at a time.
+    """
+
+    frame_bytes: int = MAX_FRAME_BYTES
+    waiting_pops: int = 10_000
+    client_calls: int = 1024
+    unread_bytes: int = 32 << 20
+    unread_s: float = 30.0
+    threads: int = 4
+
+
+class Call(NamedTuple):
+    """One request of a client."""
+
+    client: Client
+    number: int
+    name: str
+    arguments: list[Any]
+    named: dict[str, Any]
+
+
+class Client(asyncio.Protocol):
+    """One connection to a server.
+
+    Attributes:
+        calls: those under way, by number; of one that waits, its pop.
+        held: long calls that wait, as the client has many under way, or does not read its answers.
+        long: how many long calls are under way.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._unparsed = bytearray()
+        self._is_greeted = False
+        self._longest = _HELLO_BYTES
+        self._cut: asyncio.TimerHandle | None = None
+        self.transport: asyncio.Transport | None = None
+        self.calls: dict[int, Pop | None] = {}
+        self.held: deque[Call] = deque()
+        self.long = 0
+        self.is_unread = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(self._server.limits.unread_bytes)
+        keep_alive(transport.get_extra_info("socket"))
+        self._server.clients.add(self)
+        self._cut = asyncio.get_running_loop().call_later(HELLO_S, transport.abort)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        self._uncut()
+        self._server.clients.discard(self)
+        self._server.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        unparsed = self._unparsed
+        unparsed += data
+        at, end = 0, len(unparsed)
+        try:
+            while end - at >= HEAD.size:
+                (size,) = HEAD.unpack_from(unparsed, at)
+                if size > self._longest:
+                    raise IllegalArgumentError(f"{size} bytes are too many: this server takes {self._longest} here; send less at a time")
+                if end - at - HEAD.size < size:
+                    break
+                at += HEAD.size + size
+                self._take(bytes(memoryview(unparsed)[at - size : at]))
+        except RmqstoreError as error:  # nothing behind it can be understood
+            self.answer(frame([0, error]))
+            if self.transport is not None:
+                self.transport.close()
+            return
+        del unparsed[:at]
+
+    def _take(self, data: bytes) -> None:
+        if self._is_greeted:
+            number, name, arguments, named = _checked_request(unpack(data))
+            self._server.take(Call(self, number, name, arguments, named))
+        else:
+            self.answer(frame([0, self._server.greet(_hello_in(data))]))
+            self._is_greeted = True
+            self._longest = self._server.limits.frame_bytes
+            self._uncut()
+
+    def answer(self, data: bytes | bytearray) -> None:
+        """Send a frame."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def pause_writing(self) -> None:
+        """Take no more calls of a client that does not read its answers."""
+        self.is_unread = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+            self._cut_unless_read(self.transport.get_write_buffer_size() + 1)
+
+    def _cut_unless_read(self, before: int) -> None:
+        """Cut the client off if it has read nothing since, and else look again."""
+        if self.transport is None:
+            return
+        left = self.transport.get_write_buffer_size()
+        if left >= before:
+            self.transport.abort()
+        else:
+            self._cut = asyncio.get_running_loop().call_later(self._server.limits.unread_s, self._cut_unless_read, left)
+
+    def resume_writing(self) -> None:
+        self.is_unread = False
+        self._uncut()
+        if self.transport is not None and not self._server.is_stopping:
+            self.transport.resume_reading()
+            self._server.go_on(self)
+
+    def _uncut(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None
+
+
+def _hello_in(data: bytes) -> object:
+    """Return how a connection begins, in plain MessagePack: nobody knows yet who it is."""
+    try:
+        return msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise IllegalArgumentError(f"a connection begins with [protocol, token], and not so: {error}") from error
+
+
+def _checked_request(request: Any) -> tuple[int, str, list[Any], dict[str, Any]]:
+    match request:
+        case [int(number), str(name), list(arguments), dict(named)] if all(isinstance(key, str) for key in named):
+            return number, name, arguments, named
+    raise IllegalArgumentError("a request is [number, call, arguments, named arguments]")

@@ -1,0 +1,270 @@
+"""A client's connections to a server: addresses, one connection, and the pool of those that are not in use."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rmqstore.errors import AccessDeniedError, IllegalArgumentError
+from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
+
+SOCKET_NAME: Final = "rmqstore.sock"
+"""Where the owner of a store listens, in the store's directory."""
+
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", re.ASCII)
+
+_MAX_UNIX_BYTES: Final = 100
+"""Longer names do not fit into the address of a unix socket, everywhere."""
+
+_CONNECT_S: Final = 5.0
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""A machine that does not answer for 25 s is gone."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a server listens: a unix socket, or a host and a port.
+
+    Attributes:
+        path: the socket's file; None for TCP.
+        is_tls: whether the connection is encrypted.
+    """
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+    is_tls: bool = False
+
+    @classmethod
+    def parse(cls, where: str | os.PathLike[str]) -> Address:
+        """Read an address: ``rmqstore://host:port``, ``rmqstores://host:port`` (TLS), ``unix:/path/to/socket``, or a store's directory.
+
+        Raises:
+            IllegalArgumentError: it is none of these.
+        """
+        text = os.fspath(where)
+        if _HOST_AND_PORT.fullmatch(text):
+            raise IllegalArgumentError(f"{text!r} could be a directory or a port; write rmqstore://{text}, or ./{text}")
+        if text.startswith("unix:"):
+            return cls(Path(text.removeprefix("unix:").removeprefix("//")))
+        if "://" not in text:
+            return cls(Path(text) / SOCKET_NAME)
+        parts = urlsplit(text)
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme not in ("rmqstore", "rmqstores") or not parts.hostname or not port:
+            raise IllegalArgumentError(
+                f"{text!r} is no address of a server; write rmqstore://host:port, rmqstores://host:port for TLS, unix:/path, or the "
+                "directory of a store"
+            )
+        return cls(None, parts.hostname, port, parts.scheme == "rmqstores")
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return str(self.path)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rmqstores' if self.is_tls else 'rmqstore'}://{host}:{self.port}"
+
+
+@contextmanager
+def short_name(path: Path) -> Iterator[str]:
+    """Give a name of ``path`` that fits into the address of a unix socket."""
+    text = os.fspath(path)
+    if len(os.fsencode(text)) <= _MAX_UNIX_BYTES:
+        yield text
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def keep_alive(connection: Any) -> None:
+    """Let the system tell when the machine at the other end of a TCP connection is gone."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            if (number := getattr(socket, option, None)) is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+connections: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The open connections of this process; each has its socket's descriptor, -1 when it is closed."""
+
+
+def let_go_of(descriptors: Iterable[int]) -> None:
+    """In a forked child, let go of its parent's sockets: while the child keeps one open, its other end does not see the parent die.
+
+    A socket object that is collected later closes its number, so that must not become another file's.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=lambda: let_go_of([each.descriptor for each in list(connections)]))
+
+
+class Connection:
+    """One connection, which takes one call at a time.
+
+    Raises:
+        OSError: the server cannot be reached.
+        AccessDeniedError, FormatVersionError: it does not want this client.
+    """
+
+    def __init__(self, address: Address, token: str | None, tls: ssl.SSLContext | None) -> None:
+        try:
+            self._socket = _connected(address, tls)
+        except ssl.SSLError as error:
+            raise AccessDeniedError(f"{address} and this client do not agree on TLS: {error}; give connect(…, tls=…)") from error
+        connections.add(self)
+        self._reader = self._socket.makefile("rb", buffering=1 << 16)
+        self._number = 0
+        try:
+            self._socket.sendall(frame([PROTOCOL, token]))
+            greeting = self._answer(0)
+            self._socket.settimeout(None)  # a call may take long; a peer that is gone is told by the system
+            if isinstance(greeting, Exception):
+                raise greeting
+            self.greeting: dict[str, Any] = greeting
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, call: str, arguments: Sequence[object], named: Mapping[str, object]) -> object:
+        """Make a call and return its answer, which may be an error.
+
+        Raises:
+            IllegalArgumentError: the call is too long, and was not made.
+            OSError: the connection broke; whether the call was done is unknown.
+        """
+        self._number += 1
+        request = frame([self._number, call, list(arguments), named])
+        if len(request) > self.greeting["frame_bytes"]:
+            raise IllegalArgumentError(
+                f"{call} of {len(request)} bytes is more than the server takes at a time ({self.greeting['frame_bytes']}); send less a call"
+            )
+        self._socket.sendall(request)
+        return self._answer(self._number)
+
+    def _answer(self, wanted: int) -> Any:
+        (size,) = HEAD.unpack(self._read(HEAD.size))
+        if size > MAX_FRAME_BYTES:
+            raise ConnectionError(f"an answer of {size} bytes came, which no server gives")
+        number, value = unpack(self._read(size))
+        if number not in (wanted, 0):
+            raise ConnectionError(f"the answer to call {number} came, where that to {wanted} was due")
+        return value
+
+    def _read(self, size: int) -> bytes:
+        data: bytes = self._reader.read(size)
+        if len(data) < size:
+            raise ConnectionResetError("the server closed the connection")
+        return data
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of its socket; -1 when it is closed."""
+        return self._socket.fileno()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the server closed the connection meanwhile; between calls nothing else can come."""
+        look = select.poll()
+        look.register(self._socket, select.POLLIN)
+        return bool(look.poll(0))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reader.close()
+        self._socket.close()
+
+
+def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
+    if address.path is not None:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.settimeout(_CONNECT_S)
+        try:
+            with short_name(address.path) as name:
+                made.connect(name)
+        except BaseException:
+            made.close()
+            raise
+        return made
+    made = socket.create_connection((address.host, address.port), _CONNECT_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_alive(made)
+    if not address.is_tls:
+        return made
+    return (tls or ssl.create_default_context()).wrap_socket(made, server_hostname=address.host)
+
+
+class Pool:
+    """The connections of a client; each call has one for itself, so as many calls go on side by side as there are threads that call."""
+
+    def __init__(self, address: Address, token: str | None, tls: ssl.SSLContext | None) -> None:
+        self.address = address
+        self._token = token
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    def take(self) -> Connection:
+        """Return a connection that nobody uses.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        self._see_fork()
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if not connection.is_broken:
+                return connection
+            connection.close()
+        return Connection(self.address, self._token, self._tls)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next call."""
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses, and the others when they are given back."""
+        self._see_fork()
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _see_fork(self) -> None:
+        """In a forked child, have none of the parent's connections, nor a lock that one of its threads held."""
+        if os.getpid() != self._pid:
+            self._lock, self._idle = threading.Lock(), []
+            self._pid = os.getpid()

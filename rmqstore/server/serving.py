@@ -1,0 +1,554 @@
+"""A store that serves other processes: one loop, which does what has come in by rounds (docs/server.md).
+
+The loop reads what all clients have sent by now and does these calls one after the other; then it waits for the disk once, for all of them,
+and only then answers. So clients that call at the same time share a sync, and none of them is told what a loss of power could take back.
+Calls that take long, such as a snapshot, have threads of their own. A pop that waits takes neither a thread nor time: it stands in a line
+with those that want the same, and whoever puts something there that the line may take wakes its first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import hmac
+import logging
+import os
+import ssl
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from rmqstore.batch import MessageBatch
+from rmqstore.clock import SystemClock
+from rmqstore.contract import AckOutcome, PopRequest, PopResult
+from rmqstore.errors import (
+    AccessDeniedError,
+    FormatVersionError,
+    IllegalArgumentError,
+    PollingFullError,
+    RmqstoreError,
+    StoreClosedError,
+    StoreUnavailableError,
+)
+from rmqstore.server.calls import GIVE_UP, LONG, METHODS, POPS, QUICK
+from rmqstore.server.clients import HELLO_S, Call, Client, Limits
+from rmqstore.server.connection import let_go_of, short_name
+from rmqstore.server.wire import PROTOCOL, frame
+from rmqstore.store import Store
+from rmqstore.store.receipts import PoppedMessages, receipts_of
+from rmqstore.store.rounds import Round, Unsettled, settle
+from rmqstore.store.waits import Patience, TopicWait
+
+_log = logging.getLogger("rmqstore")
+
+_Key: TypeAlias = tuple[str, str, bool, str, int | None]
+
+
+_DRAIN_S: Final = 5.0
+"""So long a server that stops waits for clients to read their last answers."""
+
+
+class Pop:
+    """One pop that looks again: as what it wants has not come yet, or as it did not look at all there is.
+
+    Attributes:
+        is_fresh: its attempt is its first. Another one may be remembered by the store, and then finds what it has found, or nothing.
+        acked, unsettled: what became of its acks, which are done with its first look, and what they rest on.
+    """
+
+    def __init__(self, call: Call, request: PopRequest, patience: Patience, *, is_fresh: bool) -> None:
+        self.call = call
+        self.request = request
+        self.patience = patience
+        self.is_fresh = is_fresh
+        self.acked: tuple[AckOutcome, ...] = ()
+        self.unsettled: Unsettled = []
+        self.line: _Line | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def nothing(self) -> object:
+        """Its answer when nothing has come."""
+        if self.call.name == "pop_batch":
+            return MessageBatch(messages=())
+        found = PoppedMessages()
+        found.acks = self.acked
+        return found
+
+    def found(self, result: PopResult) -> object:
+        """Return its answer when something has."""
+        if self.call.name == "pop_batch":
+            return result.messages.columns()
+        found = PoppedMessages(result.messages.messages())
+        found.acks = self.acked
+        return found
+
+
+class _Line(TopicWait):
+    """Pops that wait for the same: what one does not find, those behind it do not find either."""
+
+    def __init__(self, key: _Key, *, for_acks: bool, wake: Callable[[_Line], None]) -> None:
+        super().__init__(key[0], for_acks=for_acks)
+        self.key = key
+        self.pops: deque[Pop] = deque()
+        self.is_woken = False
+        self._wake = wake
+
+    def notify(self) -> None:
+        """Let the loop look again; called by any thread. One call of the loop answers all that come before it looks."""
+        if not self.is_woken:
+            self.is_woken = True
+            self._wake(self)
+
+
+class _Answer(NamedTuple):
+    """What a client is to be told; ``ends``: it ends the call of its number."""
+
+    call: Call
+    value: object
+    unsettled: Unsettled
+    ends: bool = True
+
+
+class Server:
+    """Serves one open store; lives in an asyncio loop, which one thread runs."""
+
+    def __init__(self, store: Store, *, token: str | None = None, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.clients: set[Client] = set()
+        self.is_stopping = False
+        self._store = store
+        self._path = store.engine.directory.path  # one that is open in another process has no engine here, and cannot be served
+        self._token = token
+        self._listeners: list[asyncio.Server] = []
+        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="rmqstore-server")
+        self._calls: list[Call] = []
+        self._lines: dict[_Key, _Line] = {}
+        self._woken: list[_Line] = []
+        self._stepping: deque[Pop] = deque()
+        self._answers: list[_Answer] = []
+        self._early: Unsettled = []
+        self._is_round_due = False
+        self._waiting = 0
+        self._long: set[asyncio.Future[object]] = set()
+        _servers.add(self)
+
+    # ------------------------------------------------------------ listening
+
+    async def listen_unix(self, path: Path) -> None:
+        """Listen on a unix socket, for this user alone; one that a killed owner left there is replaced."""
+        path.unlink(missing_ok=True)
+        listener = socket(AF_UNIX, SOCK_STREAM)
+        try:
+            with short_name(path) as name:
+                listener.bind(name)
+            path.chmod(0o600)  # before it listens
+        except BaseException:
+            listener.close()
+            raise
+        self._listeners.append(await asyncio.get_running_loop().create_unix_server(lambda: Client(self), sock=listener, backlog=1024))
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[int]:
+        """Listen on a TCP port, 0 for a free one; returns the ports."""
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: Client(self), host, port, ssl=tls, backlog=1024, ssl_handshake_timeout=None if tls is None else HELLO_S
+        )
+        self._listeners.append(listener)
+        return [each.getsockname()[1] for each in listener.sockets]
+
+    async def stop(self) -> None:
+        """Take no more calls, answer those that are under way, and close; waiting pops go on at the next owner."""
+        self.is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for client in self.clients:
+            if client.transport is not None:
+                client.transport.pause_reading()
+        while self._calls or self._stepping or self._long:
+            self._round()
+            if self._long:
+                await asyncio.wait(self._long)
+        self._round()
+        for line in list(self._lines.values()):
+            self._dissolve(line)
+        for client in list(self.clients):
+            if client.transport is not None:
+                client.transport.close()
+        until_s = time.monotonic() + _DRAIN_S
+        while self.clients and time.monotonic() < until_s:  # what is written goes out first
+            await asyncio.sleep(0.01)
+        for client in list(self.clients):
+            if client.transport is not None:
+                client.transport.abort()
+        self._pool.shutdown()
+        await asyncio.sleep(0)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors of its sockets."""
+        sockets = [each for listener in self._listeners for each in listener.sockets]
+        sockets += [client.transport.get_extra_info("socket") for client in self.clients if client.transport is not None]
+        return [fd for each in sockets if each is not None and (fd := each.fileno()) >= 0]
+
+    def greet(self, hello: object) -> Mapping[str, object]:
+        """Return what the first answer of a connection says.
+
+        Raises:
+            FormatVersionError: the client speaks another protocol.
+            AccessDeniedError: it has not the token.
+        """
+        match hello:
+            case [int(protocol), None | str() as token]:
+                pass
+            case _:
+                raise IllegalArgumentError("a connection begins with [protocol, token]")
+        if protocol != PROTOCOL:
+            raise FormatVersionError(f"this server speaks protocol {PROTOCOL}, the client {protocol}; install one version for both")
+        if self._token is not None and not hmac.compare_digest(self._token.encode(), (token or "").encode()):
+            raise AccessDeniedError(f"the server wants a token{', and this is not it' if token else '; give connect(…, token=…)'}")
+        return {"path": str(self._path), "pid": os.getpid(), "frame_bytes": self.limits.frame_bytes}
+
+    # ------------------------------------------------------------ rounds
+
+    def take(self, call: Call) -> None:
+        """Do a call with the next round."""
+        self._calls.append(call)
+        self._due()
+
+    def _due(self) -> None:
+        if not self._is_round_due:
+            self._is_round_due = True
+            asyncio.get_running_loop().call_soon(self._round)
+
+    def _round(self) -> None:
+        """Do what is there, wait for the disk, and answer. An error is the answer of the call that it came from, and of no other."""
+        self._is_round_due = False
+        calls, self._calls = self._calls, []
+        woken, self._woken = self._woken, []
+        steps = len(self._stepping)
+        with Round.of(self._store) as held:
+            for call in calls:
+                self._begin(call, held)
+            for line in woken:
+                self._serve(line, held)
+            for _ in range(steps):
+                self._step(self._stepping.popleft(), held)
+        for client in {call.client for call in calls}:
+            self.go_on(client)
+        answers, self._answers = self._answers, []
+        early, self._early = self._early, []
+        settled = [self._settled(each.value, each.unsettled) for each in reversed(answers)]  # the last first: its sync is the others' too
+        self._settled(None, early)  # acks of pops that go on waiting, whose answers come to this again
+        for answer, value in zip(answers, reversed(settled), strict=True):
+            self._answer(answer.call, value, ends=answer.ends)
+
+    def _settled(self, value: object, unsettled: Unsettled) -> object:
+        """Return an answer once it is durable, or else the error."""
+        try:
+            settle(self._store, unsettled)
+        except Exception as error:
+            return error
+        return value
+
+    def _answer(self, call: Call, value: object, *, ends: bool = True) -> None:
+        if ends:
+            call.client.calls.pop(call.number, None)
+        try:
+            data = frame([call.number, value])
+        except Exception as error:  # a value that cannot travel is a fault of this program, and not the client's
+            _log.exception("the answer to a call cannot be sent: %s", call.name)
+            data = frame([call.number, RmqstoreError(f"the answer to {call.name} cannot be sent: {error}")])
+        call.client.answer(data)
+
+    def _begin(self, call: Call, held: Round) -> None:
+        client, number, name = call.client, call.number, call.name
+        if name == GIVE_UP:
+            self._give_up(call)
+            return
+        if len(client.calls) >= self.limits.client_calls or number in client.calls:
+            refusal = PollingFullError(f"{len(client.calls)} calls of this client are under way, which is its limit, or have its number")
+            self._answers.append(_Answer(call, refusal, [], ends=False))
+            return
+        client.calls[number] = None
+        try:
+            if name in QUICK:
+                value = METHODS[name](self._store)(*call.arguments, **call.named)
+            elif name in POPS:
+                self._begin_pop(call, held)
+                return
+            elif name in LONG:
+                client.held.append(call)  # behind the round, which is for calls that do not wait
+                return
+            else:
+                raise IllegalArgumentError(f"this server knows no call {name!r}")
+        except Exception as error:
+            value = self._told(call, error)
+        self._answers.append(_Answer(call, value, held.take()))
+
+    def _give_up(self, call: Call) -> None:
+        number = call.arguments[0] if call.arguments else None
+        pop = call.client.calls.get(number) if type(number) is int else None
+        if pop is not None:
+            self._end(pop)
+        self._answers.append(_Answer(call, None, [], ends=False))
+
+    def _told(self, call: Call, error: Exception) -> Exception:
+        if not isinstance(error, RmqstoreError | TypeError | ValueError):
+            _log.exception("a call of a client failed with an error that nobody expected: %s", call.name)
+        if isinstance(error, StoreClosedError):
+            return StoreUnavailableError(f"the store is being closed: {error}")
+        return error
+
+    # ------------------------------------------------------------ long calls
+
+    def go_on(self, client: Client) -> None:
+        """Begin long calls of a client, as many as it may have at a time, unless answers wait for it to read them."""
+        while client.held and client.long < self.limits.threads and not client.is_unread:
+            call = client.held.popleft()
+            client.long += 1
+            try:
+                future: asyncio.Future[object] = asyncio.get_running_loop().run_in_executor(self._pool, self._do_long, call)
+            except RuntimeError:  # the program ends, and has no more threads; its other threads may still use the store
+                client.long -= 1
+                self._answer(call, self._do_long(call))
+                continue
+            self._long.add(future)
+            future.add_done_callback(self._long.discard)
+            future.add_done_callback(functools.partial(self._long_done, call))
+
+    def _do_long(self, call: Call) -> object:
+        try:
+            value: object = METHODS[call.name](self._store)(*call.arguments, **call.named)
+        except Exception as error:
+            return self._told(call, error)
+        return value
+
+    def _long_done(self, call: Call, done: asyncio.Future[object]) -> None:
+        call.client.long -= 1
+        self._answer(call, done.result())
+        self.go_on(call.client)
+
+    # ------------------------------------------------------------ pops
+
+    def _begin_pop(self, call: Call, held: Round) -> None:
+        topic, group, acks, is_fresh = call.arguments
+        given = receipts_of(acks)
+        if given.unknown:
+            raise IllegalArgumentError("acks holds something that is no receipt")
+        request, patience_ms = self._store._asked(topic, group, **call.named, acks=given.names)
+        pop = Pop(call, request, Patience(self._store._clock, patience_ms), is_fresh=bool(is_fresh))
+        if not patience_ms:
+            self._step(pop, held)
+            return
+        if self._waiting >= self.limits.waiting_pops:
+            raise PollingFullError(f"{self._waiting} pops wait here already, which is the limit of this server")
+        line = self._stand_in_line(pop)
+        earlier = [] if is_fresh else [each for each in line.pops if each.request.attempt_id == request.attempt_id and each is not pop]
+        for other in earlier:
+            self._end(other)  # its caller asks again here
+        if pop.request.acks or len(line.pops) > 1:
+            # Its acks are done at once; and it may have found something with an earlier attempt, which is no matter of the line.
+            result = self._look(pop, held)
+            if pop.request.acks:
+                pop.acked, pop.request = result.acks, msgspec.structs.replace(pop.request, acks=())
+            if len(result.messages):
+                self._give(pop, result, held)
+                return
+            pop.unsettled = held.take()
+            self._early += pop.unsettled
+        self._serve(line, held)
+
+    def _look(self, pop: Pop, held: Round) -> PopResult:
+        """Look once; an error takes the pop out of its line."""
+        try:
+            return self._store._step(pop.request)
+        except BaseException:
+            self._leave(pop)
+            raise
+
+    def _stand_in_line(self, pop: Pop) -> _Line:
+        request = pop.request
+        key = (request.topic, request.group, request.order, request.filter, request.queue)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key, for_acks=self._store._acks_help(request), wake=self._wake_up())
+            self._store._waits.enter(line)
+        pop.line = line
+        pop.call.client.calls[pop.call.number] = pop
+        self._waiting += 1
+        line.pops.append(pop)
+        pop.timer = asyncio.get_running_loop().call_later(max(pop.patience.left_s(), 0), self._expire, pop)
+        return line
+
+    def _wake_up(self) -> Callable[[_Line], None]:
+        loop = asyncio.get_running_loop()
+
+        def wake(line: _Line) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._see, line)
+
+        return wake
+
+    def _see(self, line: _Line) -> None:
+        self._woken.append(line)
+        self._due()
+
+    def _serve(self, line: _Line, held: Round) -> None:
+        """Look for what a line waits for, until one of it finds nothing that those behind it could find."""
+        line.is_woken = False  # what comes from here on wakes it again
+        for pop in list(line.pops):
+            try:
+                line.ends = self._store._ends_of(line.topic)
+                result = self._store._step(pop.request)
+                if len(result.messages):
+                    self._give(pop, result, held)
+                    continue
+            except Exception as error:
+                self._leave(pop)
+                self._answers.append(_Answer(pop.call, self._told(pop.call, error), held.take()))
+                continue
+            if result.more:
+                line.is_woken = True
+                self._see(line)
+                break
+            if pop.is_fresh:
+                break
+        if not isinstance(self._store._clock, SystemClock):
+            for pop in [each for each in line.pops if each.patience.left_s() <= 0]:
+                self._end(pop)
+
+    def _step(self, pop: Pop, held: Round) -> None:
+        """Look once for a pop that does not wait; what it has not looked at comes with the next round."""
+        if pop.call.client.transport is None:
+            return
+        try:
+            result = self._store._step(pop.request)
+            if pop.request.acks:
+                pop.acked, pop.request = result.acks, msgspec.structs.replace(pop.request, acks=())
+            pop.unsettled += held.take()
+            if result.more and not len(result.messages):
+                self._stepping.append(pop)
+                self._due()
+            else:
+                self._give(pop, result, held)
+        except Exception as error:
+            self._answers.append(_Answer(pop.call, self._told(pop.call, error), held.take()))
+
+    def _give(self, pop: Pop, result: PopResult, held: Round) -> None:
+        """Answer a pop with what it has found."""
+        found = pop.found(result)
+        self._leave(pop)
+        self._answers.append(_Answer(pop.call, found, [*pop.unsettled, *held.take()]))
+
+    def _expire(self, pop: Pop) -> None:
+        self._end(pop)
+        self._due()
+
+    def _end(self, pop: Pop) -> None:
+        """Answer a pop that waits with nothing."""
+        if pop.line is not None:
+            self._leave(pop)
+            self._answers.append(_Answer(pop.call, pop.nothing, pop.unsettled))
+
+    def _leave(self, pop: Pop) -> None:
+        """Take a pop out of its line, if it is in one."""
+        line = pop.line
+        if line is not None:
+            pop.line = None
+            self._waiting -= 1
+            line.pops.remove(pop)
+            if pop.timer is not None:
+                pop.timer.cancel()
+            if not line.pops:
+                self._dissolve(line)
+
+    def _dissolve(self, line: _Line) -> None:
+        """End a line; one that was ended may be served once more, and is not the one that has its place now."""
+        if self._lines.get(line.key) is line:
+            del self._lines[line.key]
+            self._store._waits.leave(line)
+
+    def forget(self, client: Client) -> None:
+        """End what a client waits for that is gone. What it was given stays leased to it: it may ask again, with the same attempt."""
+        for pop in list(client.calls.values()):
+            if pop is not None:
+                self._leave(pop)
+        client.calls.clear()
+        client.held.clear()
+
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_threads: weakref.WeakSet[ServerThread] = weakref.WeakSet()
+
+
+def _close_in_forked_child() -> None:
+    for server in list(_servers):
+        let_go_of(server.descriptors())
+    _threads.clear()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End the servers of stores that were not closed."""
+    for thread in list(_threads):
+        thread.stop()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)
+
+
+class ServerThread:
+    """Runs a server in a thread of its own, beside what the process does with the store.
+
+    Args:
+        listen: makes the server listen.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(
+        self, store: Store, listen: Callable[[Server], Awaitable[object]], *, token: str | None = None, limits: Limits | None = None
+    ) -> None:
+        self._server = Server(store, token=token, limits=limits)
+        self._loop = asyncio.new_event_loop()
+        self._stopping = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="rmqstore-server", daemon=True)
+        self._thread.start()
+        _threads.add(self)
+        try:
+            self.listening = self._done(listen(self._server))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Answer what is under way, and end; idempotent."""
+        with self._stopping:
+            _threads.discard(self)
+            if self._thread.is_alive():
+                self._done(self._server.stop())
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _done(self, work: Awaitable[object]) -> object:
+        async def whole() -> object:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()

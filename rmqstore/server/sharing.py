@@ -1,0 +1,176 @@
+"""``open(path, share=True)``: processes of one machine use one store without a server of its own (docs/server.md).
+
+The first of them owns the store and serves the others by a socket in the store's directory. When it closes or dies, the others see their
+connections break, and the first of them that gets the lock opens the store, which recovers, and serves in its turn. A call that was under
+way is made again, at the new owner, where that neither loses nor doubles anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmqstore.clock import Clock
+from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError
+from rmqstore.server.calls import CALLS
+from rmqstore.server.connection import SOCKET_NAME
+from rmqstore.server.remote import RemoteStore
+from rmqstore.server.serving import ServerThread
+from rmqstore.store import open as open_store
+from rmqstore.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqstore.store.administration import Groups, Topics, Transfer
+    from rmqstore.store.dead_letters import DeadLetters
+
+
+class _Follower(RemoteStore):
+    """Reaches the owner, and asks to take over when there is none."""
+
+    def __init__(self, path: Path, take_over: Callable[[], Store | None], patience: timedelta) -> None:
+        self._take_over = take_over
+        super().__init__(path, token=None, tls=None, patience=patience)
+
+    def _path_told(self) -> Path:
+        assert self._pool.address.path is not None
+        return self._pool.address.path.parent
+
+    def _other_owner(self) -> Store | None:
+        return self._take_over()
+
+
+_shared: weakref.WeakSet[SharedStore] = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for store in list(_shared):
+        store._forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
+
+
+class SharedStore(Store):
+    """A store of several processes; made by ``rmqstore.open(path, share=True)``.
+
+    It has the calls and errors of :class:`Store`, and may be used in a forked child. Hand-over, revive and upkeep are done by the owner;
+    when it ends, the next call of another process makes that one the owner, also the call of a pop that waits.
+
+    Raises:
+        StoreUnavailableError: by every call, when the lock is held for long by a process that nobody can connect to.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
+        self._path = path.absolute()
+        self._open_it = functools.partial(open_store, path, clock=clock, services=services, **settings)
+        self._lock = threading.Lock()
+        self._mine: Store | None = None
+        self._server: ServerThread | None = None
+        self._is_gone = False
+        _shared.add(self)
+        self._follower = _Follower(self._path, self._take_over, patience)
+        if self._take_over() is None:
+            self._see_owner(patience)
+
+    def _see_owner(self, patience: timedelta) -> None:
+        """Make sure that the owner serves others; one that is just opening the store does so in a moment."""
+        try:
+            self._follower.next_wake_ms()
+        except StoreUnavailableError as error:
+            raise StoreLockedError(
+                f"store {self._path} is open in another process, which does not share it: nobody listened in it for "
+                f"{patience / timedelta(seconds=1):g} s; open it with share=True there too, or use `rmqstore serve`"
+            ) from error
+
+    # ------------------------------------------------------------ who owns it
+
+    def _current(self) -> Store:
+        """Return the store to make a call on: the own one, or the follower of another owner."""
+        self._check_open()
+        return self._mine or self._follower
+
+    def _forget_parent(self) -> None:
+        """In a forked child, own nothing: what its parent owned, the parent owns."""
+        self._lock = threading.Lock()
+        self._mine = self._server = None
+
+    def _take_over(self) -> Store | None:
+        """Become the owner if there is none; None when there is one."""
+        with self._lock:
+            if self._is_gone:
+                raise StoreClosedError(f"store {self._path} was closed meanwhile; open it again")
+            if self._mine is None:
+                try:
+                    mine = self._open_it()
+                except StoreLockedError:
+                    return None
+                try:
+                    self._server = ServerThread(mine, lambda server: server.listen_unix(self._path / SOCKET_NAME))
+                except BaseException:
+                    mine.close()
+                    raise
+                self._mine = mine
+            return self._mine
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns the store at present."""
+        return self._current() is self._mine
+
+    def close(self) -> None:
+        """Let go of the store, so that another process that has it open becomes its owner; idempotent."""
+        with self._lock:
+            self._is_gone = True
+            mine, server = self._mine, self._server
+            self._mine = self._server = None
+        self._follower.close()
+        try:
+            if server is not None:
+                server.stop()
+        finally:
+            if mine is not None:
+                mine.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._is_gone
+
+    def _check_open(self) -> None:
+        if self._is_gone:
+            raise StoreClosedError(f"store {self._path} is closed; open it again")
+
+    # ------------------------------------------------------------ calls and parts
+
+    @property
+    def topics(self) -> Topics:
+        return self._current().topics
+
+    @property
+    def groups(self) -> Groups:
+        return self._current().groups
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        return self._current().dead_letters
+
+    @property
+    def transfer(self) -> Transfer:
+        return self._current().transfer
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(Store, name))
+    def call(self: SharedStore, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._current(), name)(*arguments, **named)
+
+    return call
+
+
+for _name in CALLS:
+    setattr(SharedStore, _name, _passed_on(_name))

@@ -1,0 +1,344 @@
+"""The wire: frames, and values in them (docs/server.md).
+
+A frame is its length (four bytes, little-endian) and one MessagePack array. A client begins with ``[protocol, token]``; what follows are
+requests ``[number, call, positional arguments, named arguments]``, and an answer to each, ``[number, value]``, in any order.
+
+MessagePack has no tuples, times, enums or structs, and a call over the wire must see what a call in the process would see: the same values
+of the same types, so that the same checks give the same errors in the same words. So these travel as extensions, whose codes are below.
+What can be no value of a call at all (a file, an object of the application) travels as a :func:`stranger`, which has its type's name and
+its ``repr``, all that an error says of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import PurePath
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec.msgpack import Decoder, Encoder, Ext
+from msgspec.structs import astuple
+
+from rmqstore import contract, errors
+from rmqstore.batch import MessageBatch, ProofText
+from rmqstore.contract import WriteStatus
+from rmqstore.contract.timers import TimerReceipts
+from rmqstore.digests import TableDigest
+from rmqstore.errors import IllegalArgumentError, RmqstoreError
+from rmqstore.late import pa
+from rmqstore.message import Message, PoppedMessage
+from rmqstore.store.dead_letters import DeadLetter
+from rmqstore.store.lookup import Whereabouts
+from rmqstore.store.reader import StoreStats
+from rmqstore.store.receipts import PoppedMessages
+from rmqstore.store.sending import CallName, SendReceipt, SendReceipts
+from rmqstore.store.tick import TickReport
+
+PROTOCOL: Final = 1
+
+HEAD: Final = struct.Struct("<I")
+"""The length of what follows, bytes."""
+
+MAX_FRAME_BYTES: Final = 256 << 20
+"""Longer frames are refused: by the server the client's, by the client the server's."""
+
+_TUPLE, _INT, _TEXT, _DATETIME, _TIMEDELTA, _ERROR, _BATCH, _ARROW, _STRANGER, _SENT, _SENT_MANY, _POPPED, _NAME, _PROOF = range(1, 15)
+_FIRST_STRUCT: Final = 16
+_FIRST_ENUM: Final = 64
+
+_STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
+    Message,
+    PoppedMessage,
+    contract.Receipt,
+    contract.TimerHandle,
+    contract.ChangeResult,
+    contract.TopicInfo,
+    contract.GroupSettings,
+    contract.GroupOffset,
+    contract.Subscription,
+    contract.Lag,
+    contract.LeaseInfo,
+    contract.PendingCounts,
+    contract.PendingTimer,
+    contract.ScanPage,
+    contract.TimerCursor,
+    contract.TimerStats,
+    contract.PopStats,
+    StoreStats,
+    TickReport,
+    Whereabouts,
+    DeadLetter,
+    TableDigest,
+)
+"""A struct's code is its place here; a new one goes to the end."""
+
+_BY_KEYWORD: Final = (contract.GroupSettings, Whereabouts)
+
+_ENUMS: Final[tuple[type[enum.Enum], ...]] = (
+    contract.CancelOutcome,
+    contract.AckOutcome,
+    contract.ChangeOutcome,
+    contract.RejectOutcome,
+    contract.ReleaseOutcome,
+    contract.MessageState,
+    contract.InitMode,
+)
+"""As with structs."""
+
+_ERRORS: Final = {name: getattr(errors, name) for name in errors.__all__} | {
+    kind.__name__: kind for kind in (TypeError, ValueError, LookupError, IndexError, AttributeError, MemoryError, OSError, RuntimeError)
+}
+
+_Packable: TypeAlias = object
+_Pack: TypeAlias = Callable[["_Packer", Any], _Packable]
+
+_encoder: Final = Encoder()
+_encode: Final = _encoder.encode
+
+
+class _Packer:
+    """Turns values into what MessagePack has; ``plain``: types that go as they are."""
+
+    def __init__(self, plain: frozenset[type], handlers: Mapping[type, _Pack]) -> None:
+        self._plain = plain
+        self._handlers = dict(handlers)
+
+    def __call__(self, value: object) -> _Packable:
+        kind = type(value)
+        if kind in self._plain:
+            return value
+        handler = self._handlers.get(kind) or _handler_of_base(kind)
+        return handler(self, value)
+
+    def each(self, values: Any) -> list[_Packable]:
+        """Turn each of some values."""
+        plain = self._plain
+        return [value if type(value) in plain else self(value) for value in values]
+
+
+def _pack_dict(packer: _Packer, value: Mapping[object, object]) -> _Packable:
+    return dict(zip(packer.each(value), packer.each(value.values()), strict=True))
+
+
+def _pack_tuple(packer: _Packer, value: tuple[object, ...]) -> _Packable:
+    return Ext(_TUPLE, _encode(packer.each(value)))
+
+
+def _pack_int(_: _Packer, value: int) -> _Packable:
+    return value if -(1 << 63) <= value < 1 << 63 else Ext(_INT, str(value).encode())
+
+
+def _pack_text(_: _Packer, value: str) -> _Packable:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return Ext(_TEXT, value.encode(errors="surrogatepass"))
+    return value
+
+
+def _pack_error(packer: _Packer, error: BaseException) -> _Packable:
+    kind = next(kind for kind in type(error).__mro__ if kind in _ERRORS.values() or kind is BaseException)
+    if kind is BaseException or (kind is OSError and not isinstance(error, RmqstoreError)):
+        return Ext(_ERROR, _encode(["RmqstoreError", [f"{type(error).__name__}: {error}"], {}]))
+    facts = {name: fact for name, fact in vars(error).items() if type(fact) in (str, int)}
+    return Ext(_ERROR, _encode([kind.__name__, packer.each(error.args), facts]))
+
+
+def _pack_batch(packer: _Packer, batch: MessageBatch) -> _Packable:
+    return Ext(_BATCH, _ipc_bytes(batch.columns))
+
+
+def _ipc_bytes(data: pa.RecordBatch | pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write(data)
+    return memoryview(sink.getvalue())
+
+
+def _pack_sent(packer: _Packer, sent: SendReceipt) -> _Packable:
+    return Ext(_SENT, _encode([sent.message_id, sent.repeated, packer(sent.timer)]))
+
+
+def _pack_sent_many(_: _Packer, sent: SendReceipts) -> _Packable:
+    ids: Sequence[str] = sent.ids.to_pylist() if hasattr(sent.ids, "to_pylist") else sent.ids
+    timers = sent.timers
+    first = None if timers is None else (timers.store_tag, timers.epoch, timers.first_seq)
+    ticks = b"" if timers is None else array("q", timers.ticks).tobytes()
+    return Ext(_SENT_MANY, _encode([" ".join(ids), sent.repeated, first, ticks]))  # an id has no blank
+
+
+def _pack_popped(packer: _Packer, popped: PoppedMessages) -> _Packable:
+    return Ext(_POPPED, _encode([packer.each(popped), [each.value for each in popped.acks]]))
+
+
+def _pack_stranger(_: _Packer, value: object) -> _Packable:
+    try:
+        shown = repr(value)
+    except Exception:  # an object whose repr fails; its name is what is left to say
+        shown = f"<{type(value).__name__}>"
+    return Ext(_STRANGER, _encode([type(value).__name__, shown]))
+
+
+def _struct_packer(code: int) -> _Pack:
+    return lambda packer, value: Ext(code, _encode(packer.each(astuple(value))))
+
+
+def _enum_packer(code: int) -> _Pack:
+    return lambda packer, value: Ext(code, _encode(value.value))
+
+
+_HANDLERS: Final[dict[type, _Pack]] = {
+    list: lambda packer, value: packer.each(value),
+    dict: _pack_dict,
+    tuple: _pack_tuple,
+    datetime: lambda packer, value: Ext(_DATETIME, value.isoformat().encode()),
+    timedelta: lambda packer, value: Ext(_TIMEDELTA, _encode([value.days, value.seconds, value.microseconds])),
+    CallName: lambda packer, name: Ext(_NAME, _encode(name[0])),
+    ProofText: lambda packer, proof: Ext(_PROOF, _encode(proof.receipt)),
+    SendReceipt: _pack_sent,
+    SendReceipts: _pack_sent_many,
+    PoppedMessages: _pack_popped,
+    MessageBatch: _pack_batch,
+    **{kind: _struct_packer(_FIRST_STRUCT + place) for place, kind in enumerate(_STRUCTS)},
+    **{kind: _enum_packer(_FIRST_ENUM + place) for place, kind in enumerate(_ENUMS)},
+}
+
+
+def _handler_of_base(kind: type) -> _Pack:
+    """Return what packs a type that has no handler of its own: as what it derives from, or as a stranger."""
+    for plain in (str, int, bytes, float):
+        if issubclass(kind, plain) and not issubclass(kind, enum.Enum):
+            return lambda packer, value: packer(plain(value))
+    known: tuple[type, ...] = (datetime, timedelta, PoppedMessages, list, tuple, dict)
+    for base in known:
+        if issubclass(kind, base):
+            return _HANDLERS[base]
+    if issubclass(kind, BaseException):
+        return _pack_error
+    if issubclass(kind, PurePath):
+        return lambda packer, value: str(value)
+    if kind.__module__.startswith("pyarrow") and kind.__name__ in ("RecordBatch", "Table"):
+        return lambda packer, value: Ext(_ARROW, _ipc_bytes(value))
+    return _pack_dict if issubclass(kind, Mapping) else _pack_stranger
+
+
+_PLAIN: Final[frozenset[type]] = frozenset((str, bytes, int, float, bool, type(None)))
+_quick = _Packer(_PLAIN, _HANDLERS)
+_careful = _Packer(_PLAIN - {int, str}, _HANDLERS | {int: _pack_int, str: _pack_text})
+
+
+def pack(value: object) -> bytes:
+    """Return a value as it travels."""
+    return bytes(memoryview(frame(value))[HEAD.size :])
+
+
+def frame(value: object) -> bytearray:
+    """Return a value as a frame."""
+    made = bytearray()
+    try:
+        _encoder.encode_into(_quick(value), made, HEAD.size)
+    except (OverflowError, UnicodeEncodeError):  # an int beyond 64 bits, a text that is no Unicode: only an error's cause
+        _encoder.encode_into(_careful(value), made, HEAD.size)
+    HEAD.pack_into(made, 0, len(made) - HEAD.size)
+    return made
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """Return the value of a frame without its head.
+
+    Raises:
+        IllegalArgumentError: it is none.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, OSError, RecursionError) as error:  # OSError: Arrow's
+        raise IllegalArgumentError(f"what came over the wire is no value of it: {error}") from error
+
+
+def _extension(code: int, data: memoryview) -> object:
+    return _UNPACKERS[code](data)
+
+
+_decode: Final = Decoder(ext_hook=_extension).decode
+
+
+def _unpack_struct(kind: type[msgspec.Struct]) -> Callable[[memoryview], object]:
+    if kind in _BY_KEYWORD:
+        return lambda data: kind(**dict(zip(kind.__struct_fields__, _decode(data), strict=True)))
+    return lambda data: kind(*_decode(data))
+
+
+def _unpack_enum(kind: type[enum.Enum]) -> Callable[[memoryview], object]:
+    return lambda data: kind(_decode(data))
+
+
+def _unpack_error(data: memoryview) -> BaseException:
+    name, arguments, facts = _decode(data)
+    kind: type[BaseException] = _ERRORS[name]
+    return kind(*arguments, **facts) if issubclass(kind, RmqstoreError) else kind(*arguments)
+
+
+def _unpack_sent(data: memoryview) -> SendReceipt:
+    message_id, repeated, timer = _decode(data)
+    if timer is None:
+        return SendReceipt(message_id, repeated)
+    return SendReceipt(message_id, repeated, TimerReceipts(_status(repeated), timer.store_tag, timer.epoch, timer.seq, (timer.tick,)))
+
+
+def _unpack_sent_many(data: memoryview) -> SendReceipts:
+    ids, repeated, first, ticks = _decode(data)
+    timers = None
+    if first is not None:
+        store_tag, epoch, first_seq = first
+        timers = TimerReceipts(_status(repeated), store_tag, epoch, first_seq, array("q", ticks))
+    return SendReceipts(ids.split(" ") if ids else [], timers, repeated)
+
+
+def _status(repeated: bool) -> WriteStatus:
+    return WriteStatus.REPEATED if repeated else WriteStatus.APPLIED
+
+
+def _unpack_popped(data: memoryview) -> PoppedMessages:
+    messages, acks = _decode(data)
+    popped = PoppedMessages(messages)
+    if acks:
+        popped.acks = [contract.AckOutcome(each) for each in acks]
+    return popped
+
+
+def _unpack_arrow(data: memoryview) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+
+
+def _unpack_batch(data: memoryview) -> MessageBatch:
+    batches = _unpack_arrow(data).combine_chunks().to_batches()
+    return MessageBatch(columns=batches[0]) if batches else MessageBatch(messages=())
+
+
+def stranger(name: str, shown: str) -> object:
+    """Return an object of a type of this name whose ``repr`` is ``shown``."""
+    return type(name, (), {"__repr__": lambda self: shown})()
+
+
+_UNPACKERS: Final[dict[int, Callable[[memoryview], object]]] = {
+    _TUPLE: lambda data: tuple(_decode(data)),
+    _INT: lambda data: int(bytes(data)),
+    _TEXT: lambda data: bytes(data).decode(errors="surrogatepass"),
+    _DATETIME: lambda data: datetime.fromisoformat(bytes(data).decode()),
+    _TIMEDELTA: lambda data: timedelta(*_decode(data)),
+    _ERROR: _unpack_error,
+    _BATCH: _unpack_batch,
+    _ARROW: _unpack_arrow,
+    _STRANGER: lambda data: stranger(*_decode(data)),
+    _NAME: lambda data: CallName((_decode(data),)),
+    _PROOF: lambda data: ProofText(_decode(data)),
+    _SENT: _unpack_sent,
+    _SENT_MANY: _unpack_sent_many,
+    _POPPED: _unpack_popped,
+    **{_FIRST_STRUCT + place: _unpack_struct(kind) for place, kind in enumerate(_STRUCTS)},
+    **{_FIRST_ENUM + place: _unpack_enum(kind) for place, kind in enumerate(_ENUMS)},
+}

@@ -1,0 +1,116 @@
+"""``rmqstore serve`` as a process, and commands that go through the owner of a store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import Message
+from rmqstore_conformance.stores import directory
+from tests.cli.conftest import ENGINE, Command
+from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with directory() as made:
+        yield made
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RMQSTORE, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
+
+
+def line(process: subprocess.Popen[bytes], holds: str) -> str:
+    """Return the next line on stderr that holds this."""
+    assert process.stderr is not None
+    while read := process.stderr.readline().decode():
+        if holds in read:
+            return read.strip()
+    raise AssertionError(f"the command ended without {holds!r}")
+
+
+@contextmanager
+def serving(path: Path, *options: object) -> Iterator[subprocess.Popen[bytes]]:
+    with started("serve", path, *options) as process:
+        line(process, "serving")
+        yield process
+
+
+def test_a_served_store_is_used_by_commands_and_programs(root: Path) -> None:
+    data = root / "data"
+    with serving(data, "--create", "--engine", ENGINE) as server:
+        assert run("send", data, "t", "hello").returncode == 0
+        with rmqstore.connect(data) as store:
+            store.send(Message("t", b"world"))
+        popped = run("pop", data, "t", "-g", "g", "--max", "5", "--json")
+        assert {json.loads(each)["body"] for each in popped.stdout.splitlines()} == {"hello", "world"}
+        assert run("snapshot", data, root / "copy").returncode == 0
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(_PATIENCE_S) == 0
+    with rmqstore.open(data, services=False) as store:
+        assert store.lag("t", "g").in_flight == 0
+        assert store.verify() == []
+    with rmqstore.open(root / "copy", services=False) as store:
+        assert store.topics.list()[0].name == "t"
+
+
+def test_a_second_server_leaves_the_first_one_alone(root: Path) -> None:
+    data = root / "data"
+    with serving(data, "--create", "--engine", ENGINE):
+        second = run("serve", data)
+        assert second.returncode == 1
+        assert "is open elsewhere" in second.stderr
+        assert run("send", data, "t", "hello").returncode == 0
+        given = run("send", data, "t", "hello", "--engine", ENGINE, "--create")
+        assert given.returncode == 1
+        assert "is for who opens it" in given.stderr
+
+
+def test_over_tcp_with_a_token(root: Path) -> None:
+    (root / "token").write_text("a token that is long enough\n")
+    with serving(root / "data", "--create", "--engine", ENGINE, "--listen", "127.0.0.1:0", "--token-file", root / "token") as server:
+        where = line(server, "rmqstore://").rpartition(" ")[2]
+        with pytest.raises(rmqstore.AccessDeniedError):
+            rmqstore.connect(where)
+        with rmqstore.connect(where, token="a token that is long enough") as store:
+            store.send(Message("t", b"x"))
+            assert len(store.pop("t", "g")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--listen", "0.0.0.0:0"), "give --token-file"),
+        (("--listen", "nonsense"), "neither unix nor HOST:PORT"),
+        (("--tls-key", "FILE"), "give --tls-cert"),
+        (("--token-file", "FILE"), "can be guessed"),
+        (("--listen", "127.0.0.1:0", "--tls-cert", "FILE"), "cannot be used"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(cli: Command, tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    (tmp_path / "file").write_text("short")
+    result = cli("serve", "data", "--create", *(str(tmp_path / "file") if each == "FILE" else each for each in options))
+    assert result.code != 0
+    assert told in " ".join(result.err.split())
+    assert not cli.data.exists()
+
+
+def test_a_store_that_is_open_elsewhere_and_not_served(root: Path) -> None:
+    with rmqstore.open(root / "data", engine=ENGINE):
+        result = run("send", root / "data", "t", "x")
+    assert result.returncode == 1
+    assert "is open elsewhere" in result.stderr
+
+
+def test_the_commands_start_without_the_server() -> None:
+    code = "import sys, rmqstore.cli.app; print([name for name in ('asyncio', 'ssl', 'rmqstore.server.serving') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

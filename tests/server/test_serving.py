@@ -1,0 +1,707 @@
+"""A store over a connection: calls, waits, limits, and what a broken connection does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import (
+    AccessDeniedError,
+    FormatVersionError,
+    IllegalArgumentError,
+    ManualClock,
+    Message,
+    PollingFullError,
+    Store,
+    StoreClosedError,
+    StoreUnavailableError,
+    UnsupportedOperationError,
+)
+from rmqstore.server.clients import Limits
+from rmqstore.server.connection import Address, Connection
+from rmqstore.server.requests import Ask
+from rmqstore.server.serving import ServerThread
+from rmqstore.server.wire import HEAD, frame, unpack
+from tests.pairs import DURABLE_PAIRS
+
+ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else "memory"
+SECOND = timedelta(seconds=1)
+NOW = Message("t", b"x")
+
+
+class Served:
+    """A store that is served on a unix socket, and clients of it."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.clock = ManualClock(1_800_000_000_000)
+        self.store = rmqstore.open(root / "store", engine=ENGINE, clock=self.clock, services=False)
+        self.socket = root / "socket"
+        self.options = options
+        self.clients: list[Store] = []
+        self.start()
+
+    def start(self) -> None:
+        """Serve it."""
+        self.thread = ServerThread(self.store, lambda server: server.listen_unix(self.socket), **self.options)
+
+    def connect(self, **options: Any) -> Store:
+        """Return a new client."""
+        self.clients.append(rmqstore.connect(f"unix:{self.socket}", **options))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        """Close everything."""
+        for client in self.clients:
+            client.close()
+        self.thread.stop()
+        self.store.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    yield made
+    made.close()
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Wait until another thread has done something."""
+    done = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        done.wait(0.005)
+    raise AssertionError("it did not happen in ten seconds")
+
+
+def waiting(served: Served) -> int:
+    """Return how many pops wait at the server."""
+    return served.thread._server._waiting
+
+
+def test_a_message_goes_in_and_comes_out(served: Served) -> None:
+    client = served.connect()
+    sent = client.send(Message("t", b"hello", tag="a", keys=("k",), properties={"p": "q"}), delay=SECOND)
+    assert client.pending().total == 1
+    served.clock.advance(1000)
+    assert client.tick().handed_over == 1
+    (popped,) = client.pop("t", "g")
+    assert (popped.message_id, popped.body, popped.keys, popped.properties) == (sent.message_id, b"hello", ("k",), {"p": "q"})
+    assert client.ack(popped) is rmqstore.AckOutcome.ACKED
+    assert served.store.ack(popped) is rmqstore.AckOutcome.ALREADY_ACKED
+    assert client.verify() == []
+
+
+def test_what_is_due_now_is_in_its_topic_at_once(served: Served) -> None:
+    client = served.connect()
+    client.send(NOW, deliver_at_ms=served.clock.now_ms() - 5)
+    assert len(client.pop("t", "g")) == 1
+
+
+def test_a_pop_that_waits_gets_what_another_client_sends(served: Served) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(served.connect().pop, "t", "g", wait=10 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.connect().send(NOW)
+        assert [each.body for each in found.result(10)] == [b"x"]
+    assert waiting(served) == 0
+
+
+def test_a_pop_that_waits_gets_what_the_owner_sends_and_hands_over(served: Served) -> None:
+    client = served.connect()
+    served.store.send(NOW, delay_ms=1000)
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.clock.advance(1000)
+        served.store.tick()
+        assert len(found.result(10)) == 1
+
+
+def test_waiting_pops_are_served_in_their_order(served: Served) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = []
+        for number in range(8):
+            found.append(threads.submit(served.connect().pop, "t", "g", max_messages=1, wait=60 * SECOND))
+            soon(lambda number=number: waiting(served) == number + 1)  # type: ignore[misc]
+        for number in range(8):
+            served.store.send(Message("t", str(number).encode()))
+            assert [each.body for each in found[number].result(10)] == [str(number).encode()]
+
+
+def test_a_wait_ends_with_the_clock(served: Served) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.clock.advance(60_000)
+        assert found.result(10) == []
+
+
+def test_a_wait_ends_by_real_time(served: Served) -> None:
+    assert served.connect().pop("t", "g", wait_ms=20) == []
+    assert waiting(served) == 0
+
+
+def test_acks_of_a_pop_that_waits_are_done_at_once(served: Served) -> None:
+    client = served.connect()
+    client.send(NOW)
+    popped = client.pop("t", "g")
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND, acks=[*popped, "no receipt"])
+        soon(lambda: waiting(served) == 1)
+        assert served.store.lag("t", "g").in_flight == 0
+        served.store.send(NOW)
+        got = found.result(10)
+    assert len(got) == 1
+    assert list(got.acks) == [rmqstore.AckOutcome.ACKED, rmqstore.AckOutcome.UNKNOWN]
+
+
+def test_a_client_that_goes_leaves_no_wait_behind(served: Served) -> None:
+    connection = Connection(Address(served.socket), None, None)
+    named = dict.fromkeys("invisible invisible_ms wait attempt_id queue".split())
+    request = ["t", "g", [], True], {**named, "max_messages": 1, "wait_ms": 60_000, "order": False, "filter": "*"}
+    connection._socket.sendall(frame([1, "pop", *request]))
+    soon(lambda: waiting(served) == 1)
+    connection.close()
+    soon(lambda: waiting(served) == 0)
+    served.store.send(NOW)
+    assert len(served.store.pop("t", "g")) == 1
+
+
+def test_a_wait_can_be_given_up(served: Served) -> None:
+    connection = Connection(Address(served.socket), None, None)
+    named = dict.fromkeys("invisible invisible_ms wait attempt_id queue".split())
+    request = ["t", "g", [], True], {**named, "max_messages": 1, "wait_ms": 60_000, "order": False, "filter": "*"}
+    connection._socket.sendall(frame([1, "pop", *request]) + frame([2, "give_up", [1], {}]))
+    answers = dict(_answer(connection) for _ in range(2))
+    assert answers == {1: [], 2: None}
+    connection.close()
+
+
+def _answer(connection: Connection) -> tuple[int, object]:
+    number, value = unpack(connection._read(HEAD.unpack(connection._read(4))[0]))
+    return number, value
+
+
+def asked(attempt: str | None = None, wait_ms: int = 60_000, *, is_fresh: bool = True) -> tuple[list[Any], dict[str, Any]]:
+    """Return what a pop of topic t for group g says to a server."""
+    named = {"invisible": None, "invisible_ms": None, "wait": None, "wait_ms": wait_ms, "attempt_id": attempt, "queue": None}
+    return ["t", "g", [], is_fresh], {**named, "max_messages": 1, "order": False, "filter": "*"}
+
+
+def test_a_nonsense_give_up_harms_nobody(served: Served) -> None:
+    connection = Connection(Address(served.socket), None, None)
+    connection._socket.sendall(frame([1, "give_up", [[]], {}]) + frame([2, "topics.list", [], {}]))
+    assert dict(_answer(connection) for _ in range(2)) == {1: None, 2: []}
+    connection.close()
+
+
+def test_a_call_with_a_used_number_is_refused(served: Served) -> None:
+    connection = Connection(Address(served.socket), None, None)
+    connection._socket.sendall(frame([1, "pop", *asked()]) + frame([1, "topics.list", [], {}]))
+    assert isinstance(_answer(connection)[1], PollingFullError)
+    assert waiting(served) == 1
+    connection.close()
+    soon(lambda: waiting(served) == 0)
+
+
+def test_lines_end_with_their_last_pop(served: Served) -> None:
+    client = served.connect()
+    for number in range(5):
+        assert client.pop(f"t{number}", "g", wait_ms=1) == []
+    assert served.thread._server._lines == {}
+    assert served.store._waits._waits == {}
+
+
+def test_an_ack_is_durable_before_it_is_told(served: Served) -> None:
+    """R1: also where a pop that acks waits, or has to look several times."""
+    client = served.connect()
+    client.send_batch([NOW, *[Message("t", b"x", tag="red")] * 3000])
+    filtered = {"topic": "t", "filter": "blue"}
+    for number, options in enumerate(({"wait_ms": 1, "topic": "elsewhere"}, filtered, {**filtered, "wait_ms": 1})):
+        popped = client.pop("t", f"g{number}", max_messages=1)
+        found = client.pop(group=f"g{number}", acks=popped, **options)
+        assert list(found.acks) == [rmqstore.AckOutcome.ACKED]
+        stats = served.store.engine.pops.stats()
+        assert stats.durable_position == stats.position
+
+
+def test_a_repeated_pop_finds_its_leases_although_others_wait(served: Served) -> None:
+    served.store.send(NOW)
+    leased = served.store.pop("t", "g", max_messages=1, attempt_id="a")
+    first, second = (Connection(Address(served.socket), None, None) for _ in range(2))
+    first._socket.sendall(frame([1, "pop", *asked("b")]))
+    soon(lambda: waiting(served) == 1)
+    second._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
+    ((_, found),) = [_answer(second)]
+    assert [each.receipt for each in found] == [leased[0].receipt]  # type: ignore[attr-defined]
+    for connection in (first, second):
+        connection.close()
+
+
+def test_an_attempt_that_finds_nothing_any_more_keeps_nobody_waiting(served: Served) -> None:
+    served.store.send(NOW)
+    served.store.ack(served.store.pop("t", "g", max_messages=1, attempt_id="a"))
+    first, second = (Connection(Address(served.socket), None, None) for _ in range(2))
+    first._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
+    soon(lambda: waiting(served) == 1)
+    second._socket.sendall(frame([1, "pop", *asked("b")]))
+    soon(lambda: waiting(served) == 2)
+    served.store.send(NOW)
+    assert len(_answer(second)[1]) == 1  # type: ignore[arg-type]
+    for connection in (first, second):
+        connection.close()
+
+
+def test_a_repeated_pop_takes_the_place_of_its_first_copy(served: Served) -> None:
+    """The connection of the first copy is dead, which the server does not know yet."""
+    first, second, third = (Connection(Address(served.socket), None, None) for _ in range(3))
+    first._socket.sendall(frame([1, "pop", *asked("a")]))
+    soon(lambda: waiting(served) == 1)
+    second._socket.sendall(frame([1, "pop", *asked("b")]))
+    soon(lambda: waiting(served) == 2)
+    third._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
+    assert _answer(first) == (1, [])
+    served.store.send_batch([NOW, NOW])
+    assert [len(_answer(each)[1]) for each in (second, third)] == [1, 1]  # type: ignore[arg-type]
+    for connection in (first, second, third):
+        connection.close()
+
+
+def test_long_calls_are_synced_when_there_are_no_threads_for_them(served: Served) -> None:
+    """R1: as in a program whose main thread has ended, but for others."""
+    served.thread._server._pool.shutdown()
+    client = served.connect()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: client.send_batch([NOW]), range(20)))
+    stats = served.store.engine.pops.stats()
+    assert stats.durable_position == stats.position
+    assert len(client.pop("t", "g")) == 20
+
+
+def test_a_stop_answers_what_has_come_in(served: Served) -> None:
+    connection = Connection(Address(served.socket), None, None)
+    server = served.thread._server
+    stopping = threading.Event()
+
+    def stop_first(call: Any) -> None:
+        server._calls.append(call)  # it has come in, and the loop gets to it behind the stop
+        stopping.set()
+
+    server.take = stop_first  # type: ignore[method-assign]
+    connection._socket.sendall(frame([1, "send_batch", [[NOW]], {}]))
+    assert stopping.wait(10)
+    served.thread.stop()
+    assert len(_answer(connection)[1]) == 1  # type: ignore[arg-type]
+    connection.close()
+
+
+def test_a_store_of_another_process_cannot_be_served(served: Served) -> None:
+    with pytest.raises(UnsupportedOperationError, match="in the process that serves it"):
+        ServerThread(served.connect(), lambda server: server.listen("127.0.0.1", 0))
+
+
+def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
+    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
+    connection = Connection(Address(served.socket), None, None)
+    connection._socket.sendall(frame([1, "read", ["t"], {}]))
+    soon(lambda: any(client.transport and client.transport.get_write_buffer_size() for client in served.thread._server.clients))
+    with ThreadPoolExecutor(1) as threads:
+        stopped = threads.submit(served.thread.stop)
+        assert len(_answer(connection)[1]) == 8  # type: ignore[arg-type]
+        stopped.result(10)
+    assert connection._reader.read() == b""
+    connection.close()
+
+
+def test_as_many_pops_wait_as_the_limit_says(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(waiting_pops=1))
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        with pytest.raises(PollingFullError, match="1 pops wait here"):
+            served.connect().pop("t", "g", wait=SECOND)
+        served.store.send(NOW)
+        assert len(found.result(10)) == 1
+    served.close()
+
+
+def test_a_token_is_asked_for(tmp_path: Path) -> None:
+    served = Served(tmp_path, token="sesame sesame sesame")
+    with pytest.raises(AccessDeniedError, match="wants a token; give"):
+        served.connect()
+    with pytest.raises(AccessDeniedError, match="this is not it"):
+        served.connect(token="wrong")
+    assert served.connect(token="sesame sesame sesame").topics.list() == []
+    served.close()
+
+
+def test_another_protocol_is_refused(served: Served) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(served.socket))
+        raw.sendall(frame([99, None]))
+        answer = raw.makefile("rb").read()
+    assert isinstance(unpack(answer[4:])[1], FormatVersionError)
+
+
+@pytest.mark.parametrize(
+    "said", [b"\xff\xff\xff\xff", frame("GET / HTTP/1.1"), frame([1]), HEAD.pack(3) + b"\xc1\xc1\xc1", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_a_stranger_is_told_and_cut_off(served: Served, said: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(served.socket))
+        raw.sendall(said)
+        answer = raw.makefile("rb").read()
+    assert isinstance(unpack(answer[4:])[1], IllegalArgumentError)
+    assert served.connect().topics.list() == []
+
+
+def test_an_unknown_call_is_refused(served: Served) -> None:
+    client: Any = served.connect()
+    for name in ("close", "_settle", "engine", "topics.__init__", "nonsense"):
+        with pytest.raises(IllegalArgumentError, match="knows no call"):
+            client._ask(Ask(name))
+
+
+def test_a_call_that_is_too_long_is_not_made(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(frame_bytes=10_000))
+    client = served.connect()
+    with pytest.raises(IllegalArgumentError, match="more than the server takes"):
+        client.send(Message("t", b"x" * 20_000))
+    client.send(NOW)
+    assert len(client.pop("t", "g")) == 1
+    served.close()
+
+
+def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(unread_bytes=1000, unread_s=0.05))
+    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
+    connection = Connection(Address(served.socket), None, None)
+    for number in range(1, 20):
+        connection._socket.sendall(frame([number, "read", ["t"], {}]))
+    soon(lambda: not served.thread._server.clients)
+    connection.close()
+    assert served.connect().lag("t", "g").ready == 8
+    served.close()
+
+
+# ---------------------------------------------------------------- broken connections
+
+
+class Breaking:
+    """Passes on what a client sends, and loses the answer to the next call when told to."""
+
+    def __init__(self, target: Path, path: Path) -> None:
+        self.target = target
+        self.loses = False
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(self.target))
+            asked, answered = client.makefile("rb"), server.makefile("rb")
+            while head := asked.read(4):
+                server.sendall(head + asked.read(HEAD.unpack(head)[0]))
+                head = answered.read(4)
+                answer = head + answered.read(HEAD.unpack(head)[0])
+                if self.loses:
+                    self.loses = False
+                    return
+                client.sendall(answer)
+
+
+@pytest.fixture
+def breaking(served: Served, tmp_path: Path) -> Iterator[tuple[Breaking, Store]]:
+    between = Breaking(served.socket, tmp_path / "between")
+    client = rmqstore.connect(f"unix:{tmp_path / 'between'}", patience=timedelta(seconds=5))
+    yield between, client
+    client.close()
+    between.listener.close()
+
+
+@pytest.mark.parametrize("later", [{}, {"delay_ms": 1000}, {"deliver_at_ms": 5}, {"marks": []}])
+def test_a_send_whose_answer_is_lost_is_stored_once(served: Served, breaking: tuple[Breaking, Store], later: dict[str, int]) -> None:
+    between, client = breaking
+    between.loses = True
+    sent = client.send(NOW, **later)  # type: ignore[arg-type]
+    assert sent.repeated
+    between.loses = True
+    assert len(client.send_batch([NOW, NOW], **later)) == 2  # type: ignore[arg-type]
+    served.clock.advance(1000)
+    served.store.tick()
+    assert len(served.store.pop("t", "g")) == 3
+
+
+def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(
+    served: Served, breaking: tuple[Breaking, Store], monkeypatch: Any
+) -> None:
+    """The first call stores a timer; when the repeat comes, its time has passed, and the repeat would go to the topic at once."""
+    between, client = breaking
+    put = served.store._timers.put
+
+    def put_and_wait(*arguments: Any) -> Any:
+        answer = put(*arguments)
+        served.clock.advance(2000)
+        return answer
+
+    monkeypatch.setattr(served.store._timers, "put", put_and_wait)
+    between.loses = True
+    sent = client.send(NOW, deliver_at_ms=served.clock.now_ms() + 1000)
+    assert sent.repeated
+    assert sent.handle is not None
+    served.store.tick()
+    assert len(served.store.pop("t", "g")) == 1
+
+
+def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, breaking: tuple[Breaking, Store], monkeypatch: Any) -> None:
+    """K1: the clock is set back between a call for now and its repeat."""
+    between, client = breaking
+    append = served.store._pops.append
+
+    def append_and_go_back(*arguments: Any) -> Any:
+        answer = append(*arguments)
+        served.clock.set(served.clock.now_ms() - 5000)
+        return answer
+
+    monkeypatch.setattr(served.store._pops, "append", append_and_go_back)
+    between.loses = True
+    assert client.send(NOW, deliver_at_ms=served.clock.now_ms() - 1000).repeated
+    served.clock.advance(10_000)
+    served.store.tick()
+    assert len(served.store.pop("t", "g")) == 1
+
+
+def test_a_wait_survives_outages_that_are_shorter_than_the_patience(served: Served) -> None:
+    client = served.connect(patience=timedelta(milliseconds=300))
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
+        for _ in range(2):
+            soon(lambda: waiting(served) == 1)
+            threading.Event().wait(0.4)  # real time, as the patience is
+            served.thread.stop()
+            served.start()
+        soon(lambda: waiting(served) == 1)
+        served.store.send(NOW)
+        assert len(found.result(10)) == 1
+
+
+def test_a_call_of_a_client_that_is_closed_ends(served: Served) -> None:
+    client = served.connect()
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        client.close()
+        served.thread.stop()
+        with pytest.raises(StoreClosedError):
+            found.result(10)
+    assert client._pool._idle == []  # type: ignore[attr-defined]
+    served.start()
+
+
+def test_a_pop_whose_answer_is_lost_gives_the_same_messages(served: Served, breaking: tuple[Breaking, Store]) -> None:
+    between, client = breaking
+    served.store.send_batch([NOW] * 5)
+    between.loses = True
+    popped = client.pop("t", "g", max_messages=2)
+    assert [each.attempt for each in popped] == [1, 1]
+    assert served.store.lag("t", "g").in_flight == 2
+    between.loses = True
+    assert client.ack(popped) == [rmqstore.AckOutcome.ALREADY_ACKED] * 2
+    assert served.store.lag("t", "g").in_flight == 0
+
+
+def test_a_change_whose_answer_is_lost_says_so(served: Served, breaking: tuple[Breaking, Store]) -> None:
+    between, client = breaking
+    served.store.send(NOW)
+    (popped,) = client.pop("t", "g")
+    between.loses = True
+    with pytest.raises(StoreUnavailableError, match=r"release was under way.*may have been done"):
+        client.release(popped)
+
+
+def test_a_client_goes_on_when_the_server_is_back(served: Served) -> None:
+    client = served.connect()
+    client.send(NOW)
+    served.thread.stop()
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g")
+        served.start()
+        assert len(found.result(10)) == 1
+
+
+def test_a_wait_goes_on_when_the_server_is_back(served: Served) -> None:
+    client = served.connect()
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.thread.stop()
+        served.start()
+        soon(lambda: waiting(served) == 1)
+        served.store.send(NOW)
+        assert len(found.result(10)) == 1
+
+
+def test_a_server_that_stays_away_is_told(served: Served, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
+        rmqstore.connect(tmp_path / "nowhere")
+    client = served.connect(patience=timedelta(0))
+    served.thread.stop()
+    with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
+        client.topics.list()
+
+
+def test_a_closed_client_says_so(served: Served) -> None:
+    client = served.connect()
+    client.close()
+    client.close()
+    with pytest.raises(StoreClosedError, match="connect again"):
+        client.pending()
+    assert "closed" in repr(client)
+
+
+def test_a_store_that_is_closed_while_it_is_served(served: Served) -> None:
+    client = served.connect(patience=timedelta(0))
+    served.store.close()
+    with pytest.raises(StoreUnavailableError):
+        client.pending()
+    with pytest.raises(StoreUnavailableError):
+        client.send(NOW)
+
+
+# ---------------------------------------------------------------- around
+
+
+def test_a_forked_child_has_connections_of_its_own(served: Served) -> None:
+    client = served.connect()
+    client.send(NOW)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            client.send(NOW)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    client.send(NOW)
+    assert len(client.pop("t", "g")) == 3, "a child that went on with its parent's names would have repeated one"
+
+
+def test_a_forked_child_keeps_no_connection_of_its_parent_open(served: Served) -> None:
+    """The server sees the death of a client although its child lives on."""
+    code = f"""
+import os, threading, rmqstore
+client = rmqstore.connect("unix:{served.socket}")
+threading.Thread(target=client.pop, args=("t", "g"), kwargs=dict(wait_ms=60_000), daemon=True).start()
+client.pop("u", "g")
+ready = os.pipe()
+if not os.fork():
+    os.write(ready[1], b"x")
+    os.read(0, 1)
+    os._exit(0)
+os.read(ready[0], 1)
+os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        process.wait(30)
+        soon(lambda: not served.thread._server.clients)
+        assert waiting(served) == 0
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_many_threads_use_one_client(served: Served) -> None:
+    client = served.connect()
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda n: client.send(Message("t", str(n).encode())), range(200)))
+    popped = client.pop("t", "g", max_messages=1024)
+    assert sorted(int(each.body) for each in popped) == list(range(200))
+
+
+def test_over_tcp(served: Served) -> None:
+    listening = ServerThread(served.store, lambda server: server.listen("127.0.0.1", 0))
+    (port,) = listening.listening  # type: ignore[misc]
+    client = rmqstore.connect(f"rmqstore://127.0.0.1:{port}")
+    client.send(NOW)
+    assert len(client.pop_batch("t", "g")) == 1
+    with pytest.raises(UnsupportedOperationError, match="its own machine"):
+        client.snapshot("copy")
+    client.close()
+    listening.stop()
+
+
+def test_a_patience_that_outlasts_the_names_of_calls_is_refused(served: Served) -> None:
+    with pytest.raises(IllegalArgumentError, match="at most 0:05:00"):
+        served.connect(patience=timedelta(hours=1))
+
+
+def test_tls_is_for_addresses_that_have_it(served: Served) -> None:
+    with pytest.raises(IllegalArgumentError, match="rmqstores://host:port"):
+        rmqstore.connect(served.socket.parent, tls=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:7450", "example.org:1", "[::1]:7450"])
+def test_an_address_without_its_scheme(where: str) -> None:
+    with pytest.raises(IllegalArgumentError, match="could be a directory or a port"):
+        rmqstore.connect(where)
+
+
+def test_an_address_of_the_sixth_version() -> None:
+    assert str(Address.parse("rmqstore://[::1]:7450")) == "rmqstore://[::1]:7450"
+
+
+@pytest.mark.parametrize("where", ["http://x:1", "rmqstore://x", "rmqstore://:5", "rmqstore://x:99999"])
+def test_an_address_that_is_none(where: str) -> None:
+    with pytest.raises(IllegalArgumentError, match="is no address of a server"):
+        rmqstore.connect(where)
+
+
+def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    listening = ServerThread(served.store, lambda server: server.listen_unix(deep / "rmqstore.sock"))
+    client = rmqstore.connect(deep)
+    assert client.topics.list() == []
+    client.close()
+    listening.stop()
+
+
+def test_a_snapshot_goes_where_the_client_means(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = served.connect()
+    monkeypatch.chdir(tmp_path)
+    assert client.snapshot("copy") == tmp_path / "copy"
+
+
+def test_the_engine_is_elsewhere(served: Served) -> None:
+    with pytest.raises(UnsupportedOperationError, match="in the process that serves it"):
+        _ = served.connect().engine
+
+
+def test_a_server_that_cannot_listen_leaves_no_thread(served: Served, tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(OSError, match=r"."):
+        ServerThread(served.store, lambda server: server.listen_unix(tmp_path / "nowhere" / "socket"))
+    assert threading.active_count() == before

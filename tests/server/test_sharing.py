@@ -1,0 +1,199 @@
+"""Stores of several processes: one owns, the others follow, and when it dies another takes over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import IllegalArgumentError, IllegalArgumentTypeError, Message, StoreClosedError, StoreLockedError
+from rmqstore.server.sharing import SharedStore
+from tests.pairs import DURABLE_PAIRS
+
+ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
+ROOT = Path(__file__).parents[2]
+NOW = Message("t", b"x")
+KILLS = 4
+
+pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
+
+
+def shared(path: Path, **settings: object) -> SharedStore:
+    """Open a store that others share."""
+    store = rmqstore.open(path, share=True, engine=ENGINES[0], **settings)  # type: ignore[arg-type]
+    assert isinstance(store, SharedStore)
+    return store
+
+
+def test_the_first_one_owns_and_the_others_follow(tmp_path: Path) -> None:
+    with shared(tmp_path / "s") as first, shared(tmp_path / "s") as second:
+        assert (first.is_owner, second.is_owner) == (True, False)
+        second.send(NOW)
+        (popped,) = first.pop("t", "g")
+        assert second.ack(popped) is rmqstore.AckOutcome.ACKED
+        assert [each.name for each in second.topics.list()] == ["t"]
+
+
+def test_when_the_owner_closes_another_takes_over(tmp_path: Path) -> None:
+    first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
+    second.send(NOW)
+    first.close()
+    assert len(second.pop("t", "g")) == 1
+    assert second.is_owner
+    third = shared(tmp_path / "s")
+    assert not third.is_owner
+    assert third.lag("t", "g").in_flight == 1
+    second.close()
+    third.close()
+
+
+def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:
+    first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(second.pop, "t", "g", wait=timedelta(seconds=30))
+        second.send(NOW, delay_ms=300)
+        first.close()
+        assert len(found.result(20)) == 1
+    assert second.is_owner
+    second.close()
+
+
+def test_an_owner_that_does_not_share_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.server.PATIENCE", timedelta(0))
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0]), pytest.raises(StoreLockedError, match="does not share it"):
+        shared(tmp_path / "s")
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(IllegalArgumentTypeError, match="share must be"):
+        rmqstore.open(tmp_path / "s", share=1)  # type: ignore[call-overload]
+    with pytest.raises(IllegalArgumentError, match="exclude each other"):
+        rmqstore.open(tmp_path / "s", share=True, read_only=True)
+    with pytest.raises(rmqstore.ConfigError):
+        shared(tmp_path / "s", nonsense=1)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = shared(tmp_path / "s")
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError, match="open it again"):
+        store.pending()
+
+
+def test_a_forked_child_follows_and_survives_its_parent(tmp_path: Path) -> None:
+    """The child closes nothing of its parent's, and sees the parent's death, although it was born with all of the parent's sockets."""
+    code = f"""
+import os, sys, rmqstore
+from rmqstore import Message
+store = rmqstore.open({str(tmp_path / "s")!r}, share=True, engine={ENGINES[0]!r})
+store.send(Message("t", b"parent"))
+ready, go = os.pipe(), os.pipe()
+if not os.fork():
+    store.send(Message("t", b"child"))
+    assert not store.is_owner
+    os.write(ready[1], b"x")
+    os.read(go[0], 1)
+    store.send(Message("t", b"orphan"))
+    assert store.is_owner
+    assert sorted(each.body for each in store.pop("t", "g")) == [b"child", b"orphan", b"parent"]
+    store.close()
+    print("well", flush=True)
+    os._exit(0)
+os.read(ready[0], 1)
+os.write(go[1], b"x")
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.stdout == "well\n"
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a process."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def test_a_forked_child_closes_although_its_parent_was_taking_over(tmp_path: Path) -> None:
+    store = shared(tmp_path / "s")
+    with store._lock:
+        child = os.fork()
+        if not child:
+            store.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    store.close()
+
+
+@contextmanager
+def sharers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Give a list for processes that share a store, which end with the block."""
+    running: list[subprocess.Popen[str]] = []
+    try:
+        yield running
+    finally:
+        for each in running:
+            end(each)
+
+
+def another(running: list[subprocess.Popen[str]], tmp_path: Path, engine: str, name: str) -> None:
+    """Start one more process."""
+    command = [sys.executable, "-m", "tests.server.sharer", str(tmp_path / "s"), engine, str(tmp_path / "journal"), name]
+    running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=dict(os.environ)))
+
+
+def role(process: subprocess.Popen[str]) -> str:
+    """Return what a process says that it is, the next time."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("engine", ENGINES)
+def test_owners_are_killed_and_every_message_is_acked_once(tmp_path: Path, engine: str) -> None:
+    """X1, H1, P4: three processes send and consume; the owner is killed again and again."""
+    with sharers() as running:
+        for number in range(3):
+            another(running, tmp_path, engine, f"p{number}")
+        for kill in range(KILLS):
+            owner = next(each for _ in range(10_000) for each in list(running) if role(each) == "owner")
+            for _ in range(5):
+                role(owner)
+            running.remove(owner)
+            end(owner)
+            for each in running:
+                role(each)  # they go on
+            another(running, tmp_path, engine, f"p{kill + 3}")
+        for each in running:
+            assert each.stdin is not None
+            each.stdin.close()
+            assert each.stdout is not None
+            each.stdout.read()
+            assert each.wait(60) == 0
+    with rmqstore.open(tmp_path / "s") as store:
+        left: list[str] = []
+        while store.pending().total or (lag := store.lag("t", "g")).ready + lag.in_flight + lag.retry:
+            popped = store.pop("t", "g", wait=timedelta(seconds=5))
+            left += [each.body.decode() for each in popped]
+            store.ack(popped)
+        assert store.verify() == []
+    lines = [line.split() for line in (tmp_path / "journal").read_text().splitlines()]
+    send, sent, ack = ({line[1] for line in lines if line[0] == kind} for kind in ("send", "sent", "ack"))
+    acked = Counter(line[1] for line in lines if line[0] == "acked" and line[2] == "acked")
+    assert len(sent) > 100
+    assert {*acked, *left} <= send
+    assert max((acked + Counter(left)).values()) == 1, "some message was done twice"
+    assert sent <= ack | {*left}, "some message was lost"

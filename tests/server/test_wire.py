@@ -1,0 +1,192 @@
+"""Values and frames on the wire: what goes in comes out, of the same type."""
+
+from __future__ import annotations
+
+import enum
+from datetime import UTC, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import rmqstore
+from rmqstore import Message, MessageBatch, errors
+from rmqstore.contract import AckOutcome, InitMode, Receipt, TimerHandle, TimerReceipts, WriteStatus
+from rmqstore.server import wire
+from rmqstore.server.calls import CALLS, LONG, POPS, QUICK, REPEATABLE
+from rmqstore.server.remote import RemoteStore
+from rmqstore.server.sharing import SharedStore
+from rmqstore.server.wire import frame, pack, unpack
+from rmqstore.store.receipts import PoppedMessages
+from rmqstore.store.sending import CallName, SendReceipt, SendReceipts
+
+_texts = st.text(max_size=20)
+_plain = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | _texts | st.binary(max_size=20)
+_times = st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))])) | st.datetimes()
+_messages = st.builds(
+    Message,
+    topic=_texts,
+    body=st.binary(max_size=20),
+    tag=st.none() | _texts,
+    keys=st.lists(_texts, max_size=3).map(tuple),
+    properties=st.dictionaries(_texts, _texts, max_size=3),
+    deliver_at_ms=st.none() | st.integers(0, 2**62),
+)
+_receipts = st.builds(
+    Receipt,
+    topic=_texts,
+    group=_texts,
+    broker=_texts,
+    **{name: st.integers(0, 2**62) for name in "queue_id queue_offset ck_start_offset pop_time_ms invisible_ms retry_flag epoch".split()},
+)
+_values = st.recursive(
+    _plain | _times | st.timedeltas() | _messages | _receipts | st.sampled_from([*AckOutcome, *InitMode]),
+    lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.dictionaries(_texts, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(_values)
+def test_a_value_comes_out_as_it_went_in(value: object) -> None:
+    came = unpack(pack(value))
+    assert came == value
+    assert type(came) is type(value)
+
+
+@given(st.text(st.characters(categories=["Cs", "L"]), max_size=10))
+def test_a_text_that_is_no_unicode_comes_out_too(text: str) -> None:
+    assert unpack(pack([text, Message(text, b"x")])) == [text, Message(text, b"x")]
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_value_is_refused(data: bytes) -> None:
+    try:
+        unpack(data)
+    except errors.IllegalArgumentError:
+        pass
+
+
+@settings(max_examples=300)
+@given(_values, st.data())
+def test_a_damaged_frame_is_a_value_or_is_refused(value: object, data: st.DataObject) -> None:
+    whole = bytearray(pack(value))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        unpack(bytes(whole))
+    except errors.IllegalArgumentError:
+        pass
+
+
+def test_the_head_is_the_length() -> None:
+    data = frame([1, "x"])
+    assert wire.HEAD.unpack_from(data) == (len(data) - 4,)
+    assert unpack(data[4:]) == [1, "x"]
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_comes_as_its_class_with_its_words(name: str) -> None:
+    error = getattr(errors, name)("why it is so, and what to do")
+    came = unpack(pack(error))
+    assert type(came) is type(error)
+    assert str(came) == str(error)
+
+
+def test_errors_keep_what_they_know() -> None:
+    came = unpack(pack(errors.IllegalFilterError("wrong", expression="a >", position=3)))
+    assert (came.expression, came.position) == ("a >", 3)
+    came = unpack(pack(errors.CorruptStoreError("torn", file="/x/y", offset=77)))
+    assert (came.file, came.offset) == ("/x/y", 77)
+
+
+def test_an_error_of_another_kind_says_which_it_was() -> None:
+    class OddError(Exception):
+        pass
+
+    assert str(unpack(pack(OddError("x")))) == "OddError: x"
+    assert type(unpack(pack(OddError("x")))) is errors.RmqstoreError
+    assert type(unpack(pack(TypeError("x")))) is TypeError
+
+
+class _Odd:
+    def __repr__(self) -> str:
+        return "<odd>"
+
+
+class _Unshowable:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+class _Colour(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(("value", "name", "shown"), [(_Odd(), "_Odd", "<odd>"), (bytearray(b"x"), "bytearray", "bytearray(b'x')")])
+def test_a_stranger_has_its_name_and_what_it_shows(value: object, name: str, shown: str) -> None:
+    came = unpack(pack([value]))[0]
+    assert (type(came).__name__, repr(came)) == (name, shown)
+
+
+def test_strangers_that_are_hard_to_show() -> None:
+    assert repr(unpack(pack(_Unshowable()))) == "<_Unshowable>"
+    assert repr(unpack(pack(_Colour.RED))) == "<_Colour.RED: 1>"
+    assert unpack(pack(Path("/a/b"))) == "/a/b"
+
+
+def test_arrow_data() -> None:
+    batch = MessageBatch.of([Message("t", bytes([n]), keys=("k",)) for n in range(5)])
+    came = unpack(pack(batch))
+    assert isinstance(came, MessageBatch)
+    assert came.columns.equals(batch.columns)
+    assert unpack(pack(batch.columns)).to_pylist() == batch.columns.to_pylist()
+    assert unpack(pack(pa.Table.from_batches([batch.columns]))).to_pylist() == batch.columns.to_pylist()
+    assert len(unpack(pack(MessageBatch.of([])))) == 0
+
+
+def test_receipts_of_sends() -> None:
+    timers = TimerReceipts(WriteStatus.REPEATED, 7, 2, 40, [1000, 2000])
+    one = unpack(pack(SendReceipt("id", True, timers, 1)))
+    assert (one.message_id, one.repeated, one.timer) == ("id", True, TimerHandle(7, 2, 41, 2000))
+    assert unpack(pack(SendReceipt("id"))) == SendReceipt("id")
+    many = unpack(pack(SendReceipts(["a", "b"], timers, True)))
+    assert [(each.message_id, each.timer) for each in many] == [("a", TimerHandle(7, 2, 40, 1000)), ("b", TimerHandle(7, 2, 41, 2000))]
+    assert many.repeated
+    now = unpack(pack(SendReceipts(pa.array(["a"]), None, False)))
+    assert (now[0].message_id, now[0].timer, len(now)) == ("a", None, 1)
+    assert len(unpack(pack(SendReceipts((), None, False)))) == 0
+
+
+def test_names_and_popped_messages() -> None:
+    name = unpack(pack(CallName((b"x",))))
+    assert type(name) is CallName
+    assert tuple(name) == (b"x",)
+    popped = PoppedMessages()
+    popped.acks = [AckOutcome.ACKED]
+    came = unpack(pack(popped))
+    assert (list(came), came.acks) == ([], [AckOutcome.ACKED])
+
+
+def test_every_struct_that_a_call_gives_is_known() -> None:
+    """A struct of the public face that the wire does not know would come as a stranger."""
+    public = {each for each in vars(rmqstore).values() if isinstance(each, type)}
+    structs = {each for each in public if issubclass(each, msgspec.Struct)} - {SendReceipt}
+    enums = {each for each in public if issubclass(each, enum.Enum)}
+    assert structs <= {*wire._STRUCTS}
+    assert enums <= {*wire._ENUMS}
+
+
+def test_every_public_call_of_a_store_is_one_of_the_wire() -> None:
+    public = {name for name in dir(rmqstore.Store) if not name.startswith("_")} - {"close", "engine", "path"}
+    parts = {"topics", "groups", "dead_letters", "transfer"}
+    assert public - parts == set(CALLS)
+    for kind in (RemoteStore, SharedStore):
+        assert set(CALLS) <= set(vars(kind)), kind
+    with_store: Any = object.__new__(RemoteStore)
+    for part in parts:
+        calls = {name for name in dir(getattr(with_store, part)) if not name.startswith("_")}
+        assert {f"{part}.{name}" for name in calls} <= QUICK | LONG
+    assert REPEATABLE <= QUICK | LONG | POPS

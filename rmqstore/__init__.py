@@ -34,6 +34,7 @@ from rmqstore.errors import *  # noqa: F403 - every error is public
 from rmqstore.late import schemas
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.server import connect, open  # noqa: A004 - a store opens like a file
+from rmqstore.services.worker import Reject, Retry, Worker
 from rmqstore.store import Store
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.lookup import Whereabouts
@@ -77,8 +78,10 @@ __all__ = [
     "PoppedMessage",
     "ReadStore",
     "Receipt",
+    "Reject",
     "RejectOutcome",
     "ReleaseOutcome",
+    "Retry",
     "SendReceipt",
     "Store",
     "StoreStats",
@@ -87,6 +90,7 @@ __all__ = [
     "TickReport",
     "TopicInfo",
     "Whereabouts",
+    "Worker",
     "connect",
     "open",
     "restore",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from rmqstore.cli import copies, demo, doctor, engines, groups, looking, pop, send, serving, suites, timers
+from rmqstore.cli import copies, demo, doctor, engines, groups, looking, pop, send, serving, suites, timers, working
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.cli.options import EPILOGS, examples
 from rmqstore.errors import RmqstoreError
@@ -153,6 +153,6 @@ _add(app, engines.config, doctor.doctor, doctor.inspect, suites.conformance)
 app.add_typer(benchmarks, name="bench")
 _add(benchmarks, suites.run, suites.workloads, suites.report)
 _add(app, suites.load_test, engines.new_engine)
-_add(app, serving.serve)
+_add(app, serving.serve, working.worker)
 _add(app, copies.verify, copies.snapshot, copies.restore, copies.dump, copies.load, copies.migrate)
 _add(app, engines.engines, demo.demo, completion)

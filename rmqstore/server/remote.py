@@ -109,6 +109,7 @@ class RemoteStore(Store):
 
     def close(self) -> None:
         """Close the connections; the store stays open where it is. Idempotent."""
+        self._stop_workers()
         self._is_gone = True
         self._pool.close()
 

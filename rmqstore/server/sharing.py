@@ -125,6 +125,7 @@ class SharedStore(Store):
 
     def close(self) -> None:
         """Let go of the store, so that another process that has it open becomes its owner; idempotent."""
+        self._stop_workers()
         with self._lock:
             self._is_gone = True
             mine, server = self._mine, self._server

@@ -6,15 +6,17 @@ what users write (datetimes, texts, lists) into what the contract takes.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, overload
 
 from msgspec import structs
 
@@ -102,6 +104,9 @@ from rmqstore.store.ticker import Ticker
 from rmqstore.store.waits import Patience, Signal, TopicWait, Waits
 from rmqstore.when import duration_ms
 
+if TYPE_CHECKING:
+    from rmqstore.services.worker import Handler, Worker
+
 _topic_of = attrgetter("topic")  # of a receipt; no function of Python, which would be one call more each time
 
 _P = ParamSpec("_P")
@@ -127,6 +132,10 @@ class Store(Reader):
     """
 
     engine: OwnedEngines
+
+    @functools.cached_property
+    def _workers(self) -> weakref.WeakSet[Worker]:
+        return weakref.WeakSet()
 
     def __init__(self, engine: OwnedEngines, clock: Clock, *, services: bool) -> None:
         super().__init__(engine.directory.path, engine)
@@ -599,6 +608,51 @@ class Store(Reader):
         self._waits.arrived(dlq_topic(receipt.group) for receipt in given.names)
         return given.answer(result.rejects, RejectOutcome.UNKNOWN)
 
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        handler: Handler,
+        *,
+        threads: int = 1,
+        batch: int = 32,
+        invisible: timedelta = timedelta(seconds=60),
+        timeout: timedelta | None = None,
+        order: bool = False,
+        filter: str = "*",
+    ) -> Worker:
+        """Start threads that give each message of ``topics`` to ``handler``; returns the worker, which goes on until its ``stop``.
+
+        A message is acked when the handler returns. When it raises, the message comes again after the back-off of its group, and the
+        error is kept as the reason; :class:`~rmqstore.Retry` says after which time, :class:`~rmqstore.Reject` that it shall not come again.
+        The message has no receipt, since its lease is the worker's. A close of the store stops the worker first.
+
+        Args:
+            threads: for each topic.
+            batch: how many messages a thread pops at a time.
+            invisible: at least 1 s; so soon another worker gets what a dead one held. Leases are extended as long as a handler runs.
+            timeout: so long; then its lease is left to end, and the message comes again. The handler itself is not stopped.
+            order: as with :meth:`pop`; threads handle different queues side by side.
+            filter: as with :meth:`pop`.
+        """
+        from rmqstore.services.worker import Worker  # few programs need it
+
+        self._check_open()
+        made = Worker(
+            self, topics, group, handler, threads=threads, batch=batch, invisible=invisible, timeout=timeout, order=order, filter=filter
+        )
+        self._workers.add(made)
+        return made
+
+    def _stop_workers(self) -> None:
+        """Let workers ack what they have done, as long as there is a store to do it in; what failed in them, they tell themselves."""
+        workers = [worker for worker in list(self._workers) if worker.is_mine]
+        for worker in workers:
+            worker.wish_end()
+        if not any(worker.runs(threading.current_thread()) for worker in workers):  # a handler cannot wait for another one that does so too
+            for worker in workers:
+                worker.end()
+
     # ------------------------------------------------------------ moving on
 
     def tick(self) -> TickReport:
@@ -683,6 +737,7 @@ class Store(Reader):
 
     def _end(self) -> None:
         """Make everything durable and let go of the directory."""
+        self._stop_workers()
         if self._ticker is not None:
             self._ticker.stop()
         if self._unsubscribe is not None:

@@ -1,4 +1,4 @@
-"""``rmqstore serve`` as a process, and commands that go through the owner of a store."""
+"""``rmqstore serve`` and ``worker`` as processes, and commands that go through the owner of a store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ from rmqstore import Message
 from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE, Command
 from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
+
+HANDLER = """
+from rmqstore import Reject
+
+def handle(message):
+    if message.body == b"bad":
+        raise Reject("bad body")
+    print("VERSION", message.body.decode(), flush=True)
+"""
 
 
 @pytest.fixture
@@ -75,6 +85,13 @@ def test_a_second_server_leaves_the_first_one_alone(root: Path) -> None:
         assert "is for who opens it" in given.stderr
 
 
+def test_a_worker_makes_no_store(root: Path) -> None:
+    result = run("worker", root / "nowhere", "t", "g", "json:loads")
+    assert result.returncode == 1
+    assert "there is no store" in result.stderr
+    assert not (root / "nowhere").exists()
+
+
 def test_over_tcp_with_a_token(root: Path) -> None:
     (root / "token").write_text("a token that is long enough\n")
     with serving(root / "data", "--create", "--engine", ENGINE, "--listen", "127.0.0.1:0", "--token-file", root / "token") as server:
@@ -109,6 +126,45 @@ def test_a_store_that_is_open_elsewhere_and_not_served(root: Path) -> None:
         result = run("send", root / "data", "t", "x")
     assert result.returncode == 1
     assert "is open elsewhere" in result.stderr
+
+
+def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    (root / "jobs.py").write_text(HANDLER.replace("VERSION", "first"))
+    with (
+        rmqstore.open(root / "data", share=True, engine=ENGINE) as store,
+        started("worker", root / "data", "t", "g", "jobs:handle", "--invisible", "10s") as process,
+    ):
+        assert process.stdout is not None
+        line(process, "consumes t as g")
+        store.send(Message("t", b"one"))
+        assert process.stdout.readline() == b"first one\n"
+        (root / "jobs.py").write_text(HANDLER.replace("VERSION", "another"))
+        process.send_signal(signal.SIGHUP)
+        line(process, "1 done")
+        line(process, "consumes t as g")
+        store.send_batch([Message("t", b"bad"), Message("t", b"two")])
+        assert process.stdout.readline() == b"another two\n"
+        process.send_signal(signal.SIGTERM)
+        assert "1 done, 0 to be tried again, 1 rejected, 0 lost" in line(process, "done")
+        assert process.wait(_PATIENCE_S) == 0
+        assert [each.reason for each in store.dead_letters.list("g")] == ["bad body"]
+        assert store.pop("t", "g", wait=timedelta(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        ("jobs", "is not MODULE:FUNCTION"),
+        ("nojobs:x", "cannot be found"),
+        ("json:nothing", "cannot be found"),
+        ("sys:path", "is no function"),
+    ],
+)
+def test_a_handler_that_is_none(cli: Command, handler: str, told: str) -> None:
+    result = cli("worker", "data", "t", "g", handler)
+    assert result.code != 0
+    assert told in " ".join(result.err.split())
 
 
 def test_the_commands_start_without_the_server() -> None:

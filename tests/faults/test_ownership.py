@@ -64,6 +64,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "ack": lambda s, p: s.ack("x"),
     "change_invisible": lambda s, p: s.change_invisible("x", invisible_ms=5),
     "release": lambda s, p: s.release("x"),
+    "consume": lambda s, p: s.consume("t", "g", print),
     "tick": lambda s, p: s.tick(),
     "_service_tick": lambda s, p: s._service_tick(),
     "_service_flush": lambda s, p: s._service_flush(),

@@ -127,6 +127,17 @@ def end(process: subprocess.Popen[str]) -> None:
         pipe.close()
 
 
+def test_a_forked_child_closes_although_its_parent_has_a_worker(tmp_path: Path) -> None:
+    with shared(tmp_path / "s") as store:
+        worker = store.consume("t", "g", lambda message: None)
+        child = os.fork()
+        if not child:
+            store.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        worker.stop()
+
+
 def test_a_forked_child_closes_although_its_parent_was_taking_over(tmp_path: Path) -> None:
     store = shared(tmp_path / "s")
     with store._lock:

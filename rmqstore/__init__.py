@@ -7,6 +7,7 @@
 <CancelOutcome.CANCELLED: 'cancelled'>
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rmqstore import errors
@@ -46,10 +47,13 @@ from rmqstore.store.tick import TickReport
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rmqstore import aio as aio
     from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 else:
 
     def __getattr__(name: str) -> object:
+        if name == "aio":  # few programs need it, and asyncio
+            return import_module("rmqstore.aio")
         if name in ("IN_SCHEMA", "OUT_SCHEMA"):  # pyarrow comes with the first use of one
             return getattr(schemas, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,351 @@
+"""The calls of a store for asyncio: the same names, awaited.
+
+::
+
+    async with rmqstore.aio.open("data") as store:
+        await store.send(rmqstore.Message("mail", b"welcome"))
+        for message in await store.pop("mail", "senders", wait=timedelta(seconds=20)):
+            await store.ack(message)
+
+All goes over one connection to whoever owns the store (docs/server.md), so a call takes no thread, and a hundred pops that wait take none
+either. A pop that is cancelled ends at the server, and what it had leased is released. With :func:`open` this process owns the store, or
+follows its owner, as with ``share=True``; :func:`connect` reaches a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from rmqstore.batch import MessageBatch
+from rmqstore.clock import Clock
+from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError
+from rmqstore.server import PATIENCE
+from rmqstore.server.calls import CALLS, GIVE_UP, METHODS
+from rmqstore.server.connection import Address, connections, short_name
+from rmqstore.server.remote import RemoteStore
+from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
+from rmqstore.server.sharing import SharedStore
+from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
+from rmqstore.store import Store
+from rmqstore.store.opening import checked_clock, checked_path
+from rmqstore.store.receipts import PoppedMessages
+
+__all__ = ["AsyncStore", "connect", "open"]
+
+_CONNECT_S: Final = 5.0
+
+
+class _Connection:
+    """One connection, which carries any number of calls at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._number = 0
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._max_bytes = 0
+        self.path = ""
+        connections.add(self)
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of its socket; -1 when it is closed."""
+        connected = self._writer.get_extra_info("socket")
+        number: int = -1 if connected is None else connected.fileno()
+        return number
+
+    @classmethod
+    async def to(cls, address: Address, token: str | None, tls: ssl.SSLContext | None) -> Self:
+        """Connect.
+
+        Raises:
+            OSError: the server cannot be reached.
+            AccessDeniedError, FormatVersionError: it does not want this client.
+        """
+        if address.path is not None:
+            with short_name(address.path) as name:
+                streams = await asyncio.open_unix_connection(name)
+        else:
+            context = (tls or ssl.create_default_context()) if address.is_tls else None
+            streams = await asyncio.open_connection(address.host, address.port, ssl=context)
+        made = cls(*streams)
+        try:
+            made._writer.write(frame([PROTOCOL, token]))
+            _, greeting = await made._read()
+            if isinstance(greeting, Exception):
+                raise greeting
+        except BaseException:
+            made._writer.close()
+            raise
+        made.path = greeting["path"]
+        made._max_bytes = greeting["frame_bytes"]
+        made._reading = asyncio.create_task(made._read_all())
+        return made
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether no answer can come any more."""
+        return self._reading is None or self._reading.done()
+
+    async def ask(self, call: Underway) -> object:
+        """Make a call and return its answer, which may be an error.
+
+        Raises:
+            OSError: the connection broke; whether the call was done is unknown.
+        """
+        self._number += 1
+        number = self._number
+        request = frame([number, call.call, list(call.arguments), call.named])
+        if len(request) > self._max_bytes:
+            raise IllegalArgumentError(f"{call.call} of {len(request)} bytes is more than the server takes at a time; send less a call")
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._writer.write(request)
+        try:
+            await self._writer.drain()
+            return await answer
+        except asyncio.CancelledError:
+            self._give_up(number, answer)
+            raise
+        except BaseException:
+            self._answers.pop(number, None)
+            raise
+
+    def _give_up(self, number: int, answer: asyncio.Future[Any]) -> None:
+        """End a call that nobody waits for any more, and release what it has leased, or will have."""
+        if self.is_broken:
+            return
+        if answer.done() and not answer.cancelled():
+            self._release(answer)
+            return
+        self._answers[number] = later = asyncio.get_running_loop().create_future()
+        later.add_done_callback(self._release)
+        self._tell(GIVE_UP, number)
+
+    def _release(self, answer: asyncio.Future[Any]) -> None:
+        leased = None if answer.exception() else answer.result()
+        if isinstance(leased, MessageBatch | PoppedMessages) and len(leased) and not self.is_broken:
+            self._tell("release", leased)
+
+    def _tell(self, call: str, argument: object) -> None:
+        """Make a call whose answer says nothing."""
+        self._number += 1
+        self._writer.write(frame([self._number, call, [argument], {}]))
+
+    async def _read(self) -> tuple[int, Any]:
+        (size,) = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+        if size > MAX_FRAME_BYTES:
+            raise ConnectionError(f"an answer of {size} bytes came, which no server gives")
+        number, value = unpack(await self._reader.readexactly(size))
+        return number, value
+
+    async def _read_all(self) -> None:
+        error: BaseException = ConnectionResetError("the server closed the connection")
+        try:
+            while True:
+                number, value = await self._read()
+                answer = self._answers.pop(number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(value)
+                if not number:
+                    error = value if isinstance(value, OSError) else ConnectionError(str(value))
+                    break
+        except (OSError, EOFError, RmqstoreError) as broken:
+            if not isinstance(broken, EOFError):
+                error = broken if isinstance(broken, OSError) else ConnectionError(str(broken))
+        finally:
+            self._writer.close()
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(error)
+                    answer.exception()  # it may be one that nobody waits for
+            self._answers.clear()
+
+    async def close(self) -> None:
+        """Close it."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        self._writer.close()  # a task that was cancelled before its first step did not
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class _Parts:
+    """The calls of a part of a store, such as ``store.topics``."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+class AsyncStore:
+    """The calls of :class:`rmqstore.Store`, each of which is awaited; made by :func:`open` and :func:`connect`.
+
+    A call whose connection breaks is made again as with :func:`rmqstore.connect`. One that is cancelled may have been done, but for a pop:
+    what that had leased is released.
+    """
+
+    topics: _Parts
+    groups: _Parts
+    dead_letters: _Parts
+    transfer: _Parts
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        patience: timedelta,
+        opener: Callable[[], SharedStore] | None,
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._tls = tls
+        self._patience_s = patience_s_of(patience)
+        self._opener = opener
+        self._own: SharedStore | None = None
+        self._taking: asyncio.Task[Store | None] | None = None
+        self._lanes = Lanes()
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._begin()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __await__(self) -> Any:
+        return self.__aenter__().__await__()
+
+    async def _begin(self) -> None:
+        if self._opener is not None and self._own is None:
+            self._own = await asyncio.to_thread(self._opener)
+            await self._ask(Ask("next_wake_ms"))
+            return
+        try:
+            await self._connected()
+        except (OSError, EOFError) as error:
+            if isinstance(error, RmqstoreError):
+                raise
+            raise StoreUnavailableError(unavailable(self._address, error)) from error
+
+    async def _connected(self) -> _Connection:
+        async with self._connecting:
+            if self._connection is None or self._connection.is_broken:
+                async with asyncio.timeout(_CONNECT_S):
+                    made = await _Connection.to(self._address, self._token, self._tls)
+                if self._is_closed:  # meanwhile
+                    await made.close()
+                    raise StoreClosedError(f"the connection to the store at {self._address} is closed; connect again")
+                self._connection = made
+            return self._connection
+
+    async def _ask(self, ask: Ask) -> Any:
+        call = Underway(ask, self._lanes, self._address, self._patience_s)
+        while True:
+            if self._is_closed:
+                raise StoreClosedError(f"the connection to the store at {self._address} is closed; connect again")
+            try:
+                connection = await self._connected()
+            except (OSError, EOFError) as error:
+                if isinstance(error, RmqstoreError):
+                    raise
+                call.lost(error, may_be_done=False)
+            else:
+                try:
+                    answer = await connection.ask(call)
+                except OSError as error:
+                    call.lost(error, may_be_done=True)
+                else:
+                    if not isinstance(answer, StoreUnavailableError):
+                        return call.answered(answer)
+                    call.lost(answer, may_be_done=False)
+            if self._own is not None:
+                await self._own_it()
+            await asyncio.sleep(call.pause_s())
+
+    async def _own_it(self) -> None:
+        """Let this process become the owner when there is none: once, for all calls that miss one."""
+        if self._taking is None or self._taking.done():
+            self._taking = asyncio.create_task(asyncio.to_thread(self._own._take_over))  # type: ignore[union-attr]
+        await asyncio.shield(self._taking)
+
+    async def close(self) -> None:
+        """Close the connection, and the store if this process has it open; idempotent."""
+        self._is_closed = True
+        connection, own = self._connection, self._own
+        self._connection = self._own = None
+        if connection is not None:
+            await connection.close()
+        if own is not None:
+            await asyncio.to_thread(own.close)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the coroutine function of a call."""
+    begin = asking(call)
+
+    @functools.wraps(like)
+    async def method(self: AsyncStore | _Parts, *arguments: object, **named: object) -> Any:
+        store = self._store if isinstance(self, _Parts) else self
+        steps = begin(*arguments, **named)
+        try:
+            steps.send(await store._ask(next(steps)))
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a call asks once")
+
+    return method
+
+
+for _name in CALLS:
+    setattr(AsyncStore, _name, _method(_name, getattr(Store, _name)))
+for _part in ("topics", "groups", "dead_letters", "transfer"):
+    _base: Any = getattr(RemoteStore, _part).fget(object.__new__(RemoteStore)).__class__
+    _kind = type(f"Async{_part.title().replace('_', '')}", (_Parts,), {})
+    for _call in METHODS:
+        if _call.startswith(f"{_part}."):
+            _name = _call.removeprefix(f"{_part}.")
+            setattr(_kind, _name, _method(_call, getattr(_base, _name)))
+    setattr(AsyncStore, _part, property(_kind))
+
+
+def connect(
+    where: str | os.PathLike[str], *, token: str | None = None, tls: ssl.SSLContext | None = None, patience: timedelta = PATIENCE
+) -> AsyncStore:
+    """Use a store that another process has open; to be awaited, or entered with ``async with``. As :func:`rmqstore.connect`."""
+    return AsyncStore(Address.parse(where), token=token, tls=tls, patience=patience, opener=None)
+
+
+def open(  # noqa: A001 - as rmqstore.open
+    path: str | os.PathLike[str], *, engine: str | None = None, clock: Clock | None = None, services: bool = True, **settings: Any
+) -> AsyncStore:
+    """Open a store, shared; to be awaited, or entered with ``async with``. As :func:`rmqstore.open` with ``share=True``."""
+    settings |= {"engine": engine}
+    opener = functools.partial(SharedStore, checked_path(path), settings, checked_clock(clock), services=services, patience=PATIENCE)
+    return AsyncStore(Address.parse(Path(path).absolute()), token=None, tls=None, patience=PATIENCE, opener=opener)

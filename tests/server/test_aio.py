@@ -1,0 +1,209 @@
+"""The calls of a store for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import AckOutcome, IllegalArgumentTypeError, ManualClock, Message, StoreClosedError, StoreUnavailableError, aio
+from rmqstore.aio import AsyncStore
+from rmqstore.server.calls import CALLS, METHODS
+from tests.server.test_serving import ENGINE, Served, waiting
+
+NOW = Message("t", b"x")
+MINUTE = timedelta(minutes=1)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine, for half a minute at most."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await work
+
+    asyncio.run(bounded())
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    """Let other tasks and threads go on until something has happened."""
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Any:
+    made = Served(tmp_path)
+    yield made
+    made.close()
+
+
+def with_client(served: Served, work: Callable[[AsyncStore], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with aio.connect(f"unix:{served.socket}") as store:
+            await work(store)
+
+    run(whole())
+
+
+def test_every_call_of_a_store_is_there() -> None:
+    store: Any = object.__new__(AsyncStore)
+    for name in CALLS:
+        assert asyncio.iscoroutinefunction(getattr(store, name)), name
+    for name in METHODS:
+        part, dot, call = name.partition(".")
+        if dot:
+            assert asyncio.iscoroutinefunction(getattr(getattr(store, part), call)), name
+
+
+def test_a_message_goes_in_and_comes_out(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        sent = await store.send(NOW, delay=MINUTE)
+        assert sent.handle
+        await store.send_batch([NOW, NOW])
+        popped = await store.pop("t", "g")
+        assert len(popped) == 2
+        assert await store.ack(popped) == [AckOutcome.ACKED] * 2
+        assert (await store.pending()).total == 1
+        assert [each.name for each in await store.topics.list()] == ["t"]
+        assert await store.cancel(sent) is rmqstore.CancelOutcome.CANCELLED
+        with pytest.raises(IllegalArgumentTypeError, match="a topic name must be a str"):
+            await store.send(Message(5, b"x"))  # type: ignore[arg-type]
+
+    with_client(served, work)
+
+
+def test_a_hundred_pops_wait_without_a_thread_each(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        before = threading.active_count()
+        pops = [asyncio.create_task(store.pop("t", "g", max_messages=1, wait=MINUTE)) for _ in range(100)]
+        await soon(lambda: waiting(served) == 100)
+        assert threading.active_count() <= before + 1
+        await store.send_batch([Message("t", str(number).encode()) for number in range(100)])
+        popped = [each for found in await asyncio.gather(*pops) for each in found]
+        assert sorted(int(each.body) for each in popped) == list(range(100))
+
+    with_client(served, work)
+
+
+def test_a_cancelled_pop_ends_at_the_server(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        pop = asyncio.create_task(store.pop("t", "g", wait=MINUTE))
+        await soon(lambda: waiting(served) == 1)
+        pop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pop
+        await soon(lambda: waiting(served) == 0)
+        await store.send(NOW)
+        assert len(await store.pop("t", "g")) == 1
+
+    with_client(served, work)
+
+
+@pytest.mark.parametrize("call", ["pop", "pop_batch"])
+def test_what_a_cancelled_pop_had_leased_is_released(served: Served, call: str) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch([NOW] * 3)
+        pop = asyncio.create_task(getattr(store, call)("t", "g"))
+        while not store._connection._answers:  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+        pop.cancel()  # it is on its way
+        with pytest.raises(asyncio.CancelledError):
+            await pop
+        await store.topics.list()  # behind it
+        await soon(lambda: (lag := served.store.lag("t", "g")).in_flight == 0 and lag.ready + lag.retry == 3)
+        assert [each.attempt for each in await store.pop("t", "g")] == [1, 1, 1]
+
+    with_client(served, work)
+
+
+def test_a_call_goes_on_when_the_server_is_back(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send(NOW)
+        pops = [asyncio.create_task(store.pop("u", "g", max_messages=1, wait=MINUTE)) for _ in range(3)]
+        await soon(lambda: waiting(served) == 3)
+        await asyncio.to_thread(served.thread.stop)
+        sends = [asyncio.create_task(store.send(NOW)) for _ in range(3)]
+        await asyncio.sleep(0)
+        served.start()
+        assert not any(each.repeated for each in await asyncio.gather(*sends))
+        await soon(lambda: waiting(served) == 3)
+        await store.send_batch([Message("u", b"x")] * 3)
+        assert sum(map(len, await asyncio.gather(*pops))) == 3
+        assert served.store.lag("t", "g").ready == 4
+
+    with_client(served, work)
+
+
+def test_a_close_ends_what_waits(served: Served) -> None:
+    async def work() -> None:
+        store = await aio.connect(f"unix:{served.socket}")
+        pop = asyncio.create_task(store.pop("t", "g", wait=MINUTE))
+        await soon(lambda: waiting(served) == 1)
+        await store.close()
+        with pytest.raises(StoreClosedError):
+            await pop
+        await soon(lambda: not served.thread._server.clients)
+
+    run(work())
+
+
+def test_opened_by_this_process(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock(0)
+        async with aio.open(tmp_path / "s", engine=ENGINE, clock=clock, services=False) as store:
+            await store.send(NOW, delay_ms=1000)
+            clock.advance(1000)
+            assert (await store.tick()).handed_over == 1
+            async with aio.connect(tmp_path / "s") as other:
+                assert len(await other.pop("t", "g")) == 1
+        with pytest.raises(StoreClosedError):
+            await store.pending()
+
+    run(work())
+
+
+def test_a_follower_takes_over(tmp_path: Path) -> None:
+    async def work() -> None:
+        first = await aio.open(tmp_path / "s", engine=ENGINE)
+        async with aio.open(tmp_path / "s", engine=ENGINE) as second:
+            await second.send(NOW)
+            pop = asyncio.create_task(second.pop("u", "g", wait=MINUTE))
+            await first.close()
+            await second.send(Message("u", b"y"))
+            assert [each.body for each in await pop] == [b"y"]
+            assert len(await second.pop("t", "g")) == 1
+
+    run(work())
+
+
+def test_a_close_while_a_call_connects_again(served: Served) -> None:
+    async def work() -> None:
+        store = await aio.connect(f"unix:{served.socket}")
+        await store._connection.close()  # type: ignore[union-attr]
+        call = asyncio.create_task(store.topics.list())
+        while not store._connecting.locked():
+            await asyncio.sleep(0)
+        await store.close()
+        with pytest.raises(StoreClosedError):
+            await call
+        await soon(lambda: not served.thread._server.clients)
+
+    run(work())
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    async def work() -> None:
+        with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
+            await aio.connect(tmp_path)
+
+    run(work())

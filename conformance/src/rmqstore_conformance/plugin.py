@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rmq-engine", action="append", default=[], metavar="NAME", help="engine to refute; may be repeated; all: every one")
     group.addoption("--rmq-pop-engine", metavar="NAME", help="engine of the pops, when it is another than that of the timers")
     group.addoption("--rmq-config", action="append", default=[], metavar="K=V", help="setting of every store that is opened")
+    group.addoption("--rmq-wired", action="store_true", help="call every store over a connection to a server (docs/server.md)")
     group.addoption("--rmq-level", choices=("core", "extended", "full"), default="core", help="how far to go (default: %(default)s)")
     group.addoption("--rmq-suite-version", metavar="X", help="leave out cases that are newer than this version of the suite")
     group.addoption(
@@ -90,6 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # The whole suite is to be run, so the cases that plug-ins offer are, too.
         config.args += [name for name in config.stash[MODULES] if name not in config.args]
     stores.GIVEN.update(target.settings)
+    stores.WIRED[:] = [True] if config.option.rmq_wired else []
     stores.ANNOUNCED[:] = config.option.rmq_plugin
     if hasattr(config.option, "hypothesis_seed") and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = config.option.rmq_seed

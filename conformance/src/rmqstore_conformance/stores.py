@@ -18,6 +18,10 @@ from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store, Stor
 from rmqstore.contract import Durability, Flush
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.plugins import get_plugins
+from rmqstore.server.connection import SOCKET_NAME
+from rmqstore.server.remote import RemoteStore
+from rmqstore.server.serving import ServerThread
+from rmqstore.store.opening import OwnedEngines
 from rmqstore_conformance.data import drawn
 from rmqstore_conformance.witness import Witness
 
@@ -60,6 +64,9 @@ def installed() -> list[str]:
 GIVEN: dict[str, Any] = {}
 """Settings of this run, for every store that is opened."""
 
+WIRED: list[bool] = []
+"""Not empty: every store of this run is called over a connection to a server."""
+
 ANNOUNCED: list[str] = []
 """Modules that announce engines of this run; other processes have to import them as well."""
 
@@ -67,6 +74,34 @@ ANNOUNCED: list[str] = []
 def own_environment() -> dict[str, str]:
     """Return the environment for children: without settings of stores."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
+
+
+class WiredStore(RemoteStore):
+    """A store that is called over a connection to a server in this process; closed, it closes both.
+
+    Attributes:
+        engine: that of the store, for what cases look at beneath it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        place = Path(tempfile.mkdtemp(prefix="rmqs-")) / SOCKET_NAME
+        self._server = ServerThread(store, lambda server: server.listen_unix(place))
+        super().__init__(f"unix:{place}", token=None, tls=None, patience=timedelta(seconds=1))
+
+    @property
+    def engine(self) -> OwnedEngines:  # type: ignore[override]
+        return self._store.engine
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what a case looks at inside a store."""
+        return getattr(self._store, name)
+
+    def close(self) -> None:
+        """Close the connections, the server and the store."""
+        super().close()
+        self._server.stop()
+        self._store.close()
 
 
 class Stores:
@@ -93,6 +128,8 @@ class Stores:
             **settings,
         }
         store: Store = rmqstore.open(self.root / name, **settings)
+        if WIRED:
+            store = WiredStore(store)
         self.witness.watch(name, store.engine.timers, store.engine.pops)
         self._open.append(store)
         return store

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -91,7 +92,7 @@ def _crowded(stores: Stores, name: str, others: int) -> Store:
 
 
 _OF_A_CROWD: dict[str, Callable[[Store], object]] = {
-    "upkeep": Store.tick,
+    "upkeep": methodcaller("tick"),
     "delete_topic": lambda store: store.topics.delete("mine"),
     "delete_group": lambda store: store.groups.delete("m1"),
     "reset_offset": lambda store: store.groups.reset_offset("mine", "m0", 0),

@@ -12,7 +12,6 @@ import rmqstore
 from rmqstore import CancelOutcome, IllegalArgumentError, Message, MessageBatch, Store, UnsupportedOperationError
 from rmqstore.contract import Support
 from rmqstore.plugins import get_plugins
-from rmqstore.transfer import dump
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.probing import FLAGS
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, key_of, mark_of, message, pop_all, read_ids, state_of
@@ -116,7 +115,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "sql92_filter": (lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),),
     "read_only_open": (lambda stores, store: rmqstore.open(stores.root / "store", read_only=True, clock=stores.clock).close(),),
     "retention": (_open_fresh(retention_ms=HOUR_MS),),
-    "import_state": (lambda stores, store: dump(store, stores.root / "dump"), lambda stores, store: store.transfer.digest()),
+    "import_state": (lambda stores, store: store.transfer.dump(stores.root / "dump"), lambda stores, store: store.transfer.digest()),
     "snapshot": (lambda stores, store: store.snapshot(stores.root / "copy"),),
     "pop_buffer": (_open_fresh(pop__buffer=True),),
 }

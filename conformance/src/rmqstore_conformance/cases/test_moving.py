@@ -10,7 +10,7 @@ import pytest
 
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, ReleaseOutcome, Store
 from rmqstore.message import dlq_topic
-from rmqstore.transfer import dump, load_into
+from rmqstore.transfer import load_into
 from rmqstore_conformance.cases.scenes import told
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, Stores, attempt_of, ids, key_of, mark_of, message, pop_all
@@ -71,7 +71,7 @@ def shown(store: Store) -> dict[str, Any]:
 
 def moved(stores: Stores, store: Store) -> Store:
     """Return a new store that took in the state of another one."""
-    dump(store, stores.root / "dump")
+    store.transfer.dump(stores.root / "dump")
     # What is moved later is not younger.
     stores.clock.advance(1)
     new = stores.open("new", max_retries=1, default_queues=2)
@@ -178,7 +178,7 @@ def test_i1_a_part_of_a_load_is_taken_in_once(stores: Stores) -> None:
 def test_s1_a_load_that_breaks_off_goes_on(stores: Stores) -> None:
     """S1: a load that breaks off behind one part after another, and is begun again each time, takes in every part once."""
     old = used(stores).store
-    dump(old, stores.root / "dump")
+    old.transfer.dump(stores.root / "dump")
     new = stores.open("new", max_retries=1, default_queues=2)
     told = begun = 0
 

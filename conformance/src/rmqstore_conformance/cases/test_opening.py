@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from datetime import timedelta
+from operator import methodcaller
 from pathlib import Path
 from unittest.mock import patch
 
@@ -252,15 +254,16 @@ def test_x1_a_closed_store_says_so(stores: Stores) -> None:
     (popped,) = store.pop(T, G)
     store.close()
     store.close()
-    calls = [
+    calls: list[Callable[[Store], object]] = [
         lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle or ""),
         lambda s: s.cancel_key(T, key_of("k")),
         lambda s: s.pop(T, G), lambda s: s.pop_batch(T, G), lambda s: s.ack(popped),
         lambda s: s.change_invisible(popped, invisible_ms=1),
-        lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag(T, G),
+        lambda s: s.release(popped), lambda s: s.lag(T, G),
         lambda s: s.topics.list(), lambda s: s.topics.create("x"), lambda s: s.groups.list(), lambda s: s.groups.offsets(G),
         lambda s: s.groups.reset_offset(T, G, 0), lambda s: s.read(T),
-        Store.stats, Store.verify, lambda s: s.snapshot(stores.root / "copy"), Store.flush, Store.confirm_clock_step, Store.next_wake_ms,
+        lambda s: s.snapshot(stores.root / "copy"),
+        *map(methodcaller, ("tick", "pending", "scan", "stats", "verify", "flush", "confirm_clock_step", "next_wake_ms")),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(StoreClosedError):

@@ -1,0 +1,238 @@
+"""What a store costs that is used through its owner, beside the same calls in the process: ``python -m rmqstore_benchmarks.served``.
+
+In process and served take turns, so their ratio holds when the machine's speed drifts. docs/server.md has a run of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import rmqstore
+from rmqstore import Message, MessageBatch, Store, aio
+from rmqstore_benchmarks.machine import described, sentence
+
+BODY = b"x" * 256
+LATER = timedelta(hours=1)
+ROUNDS = 12
+CALLS = 300
+
+
+def timed(call: Callable[[], object], count: int) -> list[float]:
+    """Return how long each of some calls took, seconds, in rising order."""
+    taken = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return sorted(taken)
+
+
+def sends(store: Store) -> Callable[[], object]:
+    """Return a send of one message for later."""
+    message = Message("t", BODY)
+    return lambda: store.send(message, delay=LATER)
+
+
+def batches(store: Store) -> Callable[[], object]:
+    """Return a send of 1000 messages for later, as Arrow."""
+    columns = MessageBatch.of([Message("t", BODY)] * 1000).columns
+    return lambda: store.send_batch(columns, delay=LATER)
+
+
+CALLED = {"sends": (sends, CALLS), "batches": (batches, 30)}
+
+
+def client(path: str, what: str, count: str = "") -> None:
+    """Be another process: make rounds of calls, one for each line of stdin, and print the median and the time of a round, seconds."""
+    with rmqstore.connect(path) as store:
+        if what == "waits":
+            for _ in sys.stdin:
+                (found,) = store.pop("wake", "g", wait=timedelta(seconds=30))
+                print(time.time() - float(found.body), flush=True)
+                store.ack(found)
+            return
+        make, number = CALLED[what]
+        call = make(store)
+        timed(call, 20)
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            begun = time.perf_counter()
+            taken = timed(call, int(count or number))
+            print(statistics.median(taken), time.perf_counter() - begun, flush=True)
+
+
+class Clients:
+    """Other processes."""
+
+    def __init__(self, path: Path, number: int, *arguments: object) -> None:
+        command = [sys.executable, "-m", __spec__.name, "--client", str(path), *map(str, arguments)]
+        self.running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(number)]
+
+    def say(self) -> None:
+        """Let each do a round."""
+        for each in self.running:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+
+    def hear(self) -> list[list[str]]:
+        """Return what each says of it."""
+        heard = []
+        for each in self.running:
+            assert each.stdout is not None
+            heard.append(each.stdout.readline().split())
+        return heard
+
+    def close(self) -> None:
+        """End them."""
+        for each in self.running:
+            each.communicate()
+
+
+def beside(store: Store, path: Path, what: str) -> str:
+    """Return the median time of a call in process, served, and their ratio."""
+    make, number = CALLED[what]
+    call = make(store)
+    timed(call, 20)
+    other = Clients(path, 1, what)
+    other.hear()
+    pairs = []
+    for _ in range(ROUNDS):
+        here = statistics.median(timed(call, number))
+        other.say()
+        ((there, _),) = other.hear()
+        pairs.append((float(there) / here, here, float(there)))
+    other.close()
+    ratio, here, there_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return f"{here * 1e6:.0f} µs | {there_s * 1e6:.0f} µs | {ratio:.2f}"
+
+
+def crowd(path: Path, number: int) -> float:
+    """Return the sends a second of so many processes together."""
+    others = Clients(path, number, "sends", CALLS)
+    others.hear()
+    begun = time.perf_counter()
+    others.say()
+    others.hear()
+    rate = number * CALLS / (time.perf_counter() - begun)
+    others.close()
+    return rate
+
+
+def wakes(store: Store, path: Path) -> list[float]:
+    """Return how long after a send another process has the message that it waits for, seconds, in rising order."""
+    other = Clients(path, 1, "waits")
+    taken = []
+    for _ in range(CALLS):
+        other.say()
+        time.sleep(0.01)  # until it waits
+        store.send(Message("wake", repr(time.time()).encode()))
+        taken.append(float(other.hear()[0][0]))
+    other.close()
+    return sorted(taken)
+
+
+def idle(path: Path, pops: int = 1000) -> float:
+    """Return the share of a core that the owner takes while so many pops wait."""
+
+    async def measured() -> float:
+        async with aio.connect(path) as store:
+            waiting = [asyncio.create_task(store.pop(f"idle-{number}", "g", wait=timedelta(minutes=5))) for number in range(pops)]
+            await asyncio.sleep(2)
+            cpu, begun = time.process_time(), time.perf_counter()
+            await asyncio.sleep(3)
+            share = (time.process_time() - cpu) / (time.perf_counter() - begun)
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return share
+
+    return asyncio.run(measured())
+
+
+def consumed(store: Store, count: int = 50_000) -> float:
+    """Return the messages a second of a worker whose handler does nothing."""
+    columns = MessageBatch.of([Message("work", BODY)] * 1000).columns
+    for _ in range(count // 1000):
+        store.send_batch(columns)
+    begun = time.perf_counter()
+    with store.consume("work", "g", lambda message: None, batch=256) as worker:
+        while worker.stats.done < count - 256:
+            time.sleep(0.005)
+        return worker.stats.done / (time.perf_counter() - begun)
+
+
+OWNER = """
+import sys, rmqstore
+store = rmqstore.open(sys.argv[1], share=True, engine=sys.argv[2])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def taken_over(path: Path, engine: str, pending: int) -> float:
+    """Return how long after the kill of an owner, with so many timers pending, another process has its call answered, seconds."""
+    columns = MessageBatch.of([Message("t", BODY)] * 10_000).columns
+    with rmqstore.open(path, engine=engine, services=False) as store:
+        for number in range(pending // 10_000):
+            store.send_batch(columns.set_column(6, "deliver_at_ms", pa.array([2_000_000_000_000 + number * 100] * 10_000)))
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(path), engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        with rmqstore.open(path, share=True) as follower:
+            follower.pending()
+            owner.kill()
+            owner.wait()
+            begun = time.perf_counter()
+            assert follower.pending().total == pending
+            return time.perf_counter() - begun
+
+
+def measure(engine: str, root: Path, pending: int) -> None:
+    """Print the rows of one engine."""
+    path = root / engine
+    with rmqstore.open(path, share=True, engine=engine) as store:
+        print(f"| {engine}: send one | {beside(store, path, 'sends')} |")
+        print(f"| {engine}: send 1000 as Arrow | {beside(store, path, 'batches')} |")
+        one, many = crowd(path, 1), crowd(path, 16)
+        print(f"| {engine}: sends of one process, of 16 | {one:,.0f}/s | {many:,.0f}/s | {many / one:.1f} |")
+        taken = wakes(store, path)
+        print(f"| {engine}: wake-up, p50, p99 | {taken[len(taken) // 2] * 1e3:.2f} ms | {taken[len(taken) * 99 // 100] * 1e3:.2f} ms | |")
+        print(f"| {engine}: 1000 pops that wait, of a core | {idle(path):.1%} | | |")
+        with rmqstore.connect(path) as served:
+            here, there = consumed(store), consumed(served)
+            print(f"| {engine}: consume, in process and served | {here:,.0f}/s | {there:,.0f}/s | {there / here:.2f} |")
+    print(f"| {engine}: take-over with {pending:,} pending | {taken_over(root / f'{engine}-2', engine, pending):.2f} s | | |", flush=True)
+
+
+def main() -> None:
+    """Measure the engines named, all on one disk."""
+    if sys.argv[1:2] == ["--client"]:
+        client(*sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", nargs="+", default=["wheel", "rocksdb", "lmdb"])
+    parser.add_argument("--pending", type=int, default=1_000_000)
+    parser.add_argument("--stores", type=Path, default=Path("/var/tmp"), help="the disk to measure")
+    options: Any = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.stores, prefix="rmqstore-served-") as root:
+        print("| | in process, or the first | served, or the second | ratio |\n| --- | ---: | ---: | ---: |")
+        for engine in options.engines:
+            measure(engine, Path(root), options.pending)
+        print(f"\n`python -m rmqstore_benchmarks.served`: {sentence(described(Path(root)))}")
+
+
+if __name__ == "__main__":
+    main()

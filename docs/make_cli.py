@@ -19,9 +19,9 @@ Made by `docs/make_cli.py` from the commands in `rmqstore/cli/`; change the text
 
 `rmqstore` works on a store directory, which is the first argument of nearly every command. `rmqstore COMMAND -h` shows what stands here.
 
-Commands that only read (`timers`, `topics`, `lag`, `peek`, `leases`, `group`, `dlq list`, `config`, `doctor`, `verify`, `dump`) work beside
-a program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect` reads the bare files beside
-whoever owns them. All others own the store for a moment, or go through the program that has it open, where that one
+Commands that only read (`timers`, `topics list`, `groups list`, `lag`, `peek`, `leases`, `group`, `dlq list`, `config`, `doctor`, `verify`,
+`dump`) work beside a program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect` reads the
+bare files beside whoever owns them. All others own the store for a moment, or go through the program that has it open, where that one
 [serves or shares it](server.md); where it does not, they say who has it.
 
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
@@ -64,7 +64,9 @@ JSON: dict[str, dict[str, str]] = {
         "buckets": "a list of `from_ms`, `from_iso`, `to_ms`, `to_iso`, `count`",
         "timers": f"with `--list`, beside `now`: a list of {_MESSAGE}, `handle`",
     },
-    "rmqstore topics": {"topics": "a list of `name`, `queues`; a queue has `queue_id`, `min_offset`, `next_offset`"},
+    "rmqstore topics list": {"topics": "a list of `name`, `queues`; a queue has `queue_id`, `min_offset`, `next_offset`"},
+    "rmqstore topics create": {"name": "of the topic", "queues": "as in the list"},
+    "rmqstore groups list": {"groups": "a list of `group`, `topic`, `is_ordered`, `active_ms`, `active_iso`"},
     "rmqstore lag": {
         "lags": "a list of `group`, `topic`, `ready`, `in_flight`, `retry`, `dead`, `expired`, `backing_off`, `queues`; "
         "a queue has `queue_id`, `next_offset`, `end_offset`, `in_flight`",

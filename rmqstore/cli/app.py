@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from rmqstore.cli import copies, demo, doctor, engines, groups, looking, pop, send, serving, suites, timers, working
+from rmqstore.cli import administering, copies, demo, doctor, engines, groups, looking, pop, send, serving, suites, timers, working
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.cli.options import EPILOGS, examples
 from rmqstore.errors import RmqstoreError
@@ -134,19 +134,28 @@ def completion(
 
 # ---------------------------------------------------------------- the list of commands
 
-dead_letters, benchmarks = (
+dead_letters, benchmarks, topics, consumers = (
     typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
-    for text in ("List, resend or drop dead letters.", "Compare the engines under load.")
+    for text in (
+        "List, resend or drop dead letters.",
+        "Compare the engines under load.",
+        "List, make, widen or remove topics.",
+        "List, move or remove groups.",
+    )
 )
 
 
-def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
-    for command in commands:
-        to.command(command.__name__.strip("_").replace("_", "-"), epilog=EPILOGS[command])(_interruptible(command))
+def _add(to: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> None:
+    for name, command in {**{each.__name__.strip("_"): each for each in commands}, **named}.items():
+        to.command(name.replace("_", "-"), epilog=EPILOGS[command])(_interruptible(command))
 
 
 _add(app, send.send, pop.pop, pop.ack, pop.cancel, timers.timers)
-_add(app, looking.topics, looking.lag, looking.peek, looking.leases, looking.where, groups.group)
+app.add_typer(topics, name="topics")
+_add(topics, list=administering.list_topics, create=administering.create_topic, delete=administering.delete_topic)
+app.add_typer(consumers, name="groups")
+_add(consumers, list=administering.list_groups, reset_offset=administering.reset_offset, delete=administering.delete_group)
+_add(app, looking.lag, looking.peek, looking.leases, looking.where, groups.group)
 app.add_typer(dead_letters, name="dlq")
 _add(dead_letters, groups.list_, groups.resend, groups.drop)
 _add(app, engines.config, doctor.doctor, doctor.inspect, suites.conformance)

@@ -1,4 +1,4 @@
-"""``rmqstore topics``, ``lag``, ``peek``, ``leases`` and ``where``: what is where, and who holds it."""
+"""``rmqstore lag``, ``peek``, ``leases`` and ``where``: what is where, and who holds it."""
 
 from __future__ import annotations
 
@@ -18,48 +18,6 @@ from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import RETRY_PREFIX, PoppedMessage
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import Reader
-
-_TOPIC_COLUMNS: Final = (
-    Column("topic", lambda info: info.name),
-    Column("queues", lambda info: info.queues, right=True),
-    Column("messages", lambda info: sum(info.max_offsets) - sum(info.min_offsets), right=True),
-    Column("first kept", lambda info: _range(info.min_offsets), right=True),
-    Column("next offset", lambda info: _range(info.max_offsets), right=True),
-)
-
-
-@examples("rmqstore topics data", "rmqstore topics data --system --json")
-def topics(
-    store: StoreArgument,
-    system: Annotated[bool, typer.Option("--system", help="Also retry topics, dead letter queues and parked entries.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """List the topics, with queues, messages and offsets."""
-    with stores.reading(store) as opened:
-        infos = opened.topics.list(system=system)
-    if as_json:
-        found = [
-            {
-                "name": info.name,
-                "queues": [
-                    {"queue_id": queue, "min_offset": low, "next_offset": high}
-                    for queue, (low, high) in enumerate(zip(info.min_offsets, info.max_offsets, strict=True))
-                ],
-            }
-            for info in infos
-        ]
-        show.document({"topics": found})
-        return
-    if not infos:
-        show.line("There is no topic yet; the first message of a topic makes it.")
-        return
-    show.table(_TOPIC_COLUMNS, infos)
-    show.note(f"{show.count(len(infos), 'topic')}; messages whose time has not come are in `rmqstore timers {store}`.")
-
-
-def _range(offsets: tuple[int, ...]) -> str:
-    low, high = min(offsets, default=0), max(offsets, default=0)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -194,7 +152,7 @@ def peek(
         if next_offset is not None:
             show.note(f"More follow: `rmqstore peek {store} {topic} --queue {queue} --offset {next_offset}`.")
         elif not messages and message_id is None:
-            show.note(f"Nothing lies there; `rmqstore topics {store}` shows the offsets.")
+            show.note(f"Nothing lies there; `rmqstore topics list {store}` shows the offsets.")
     if message_id is not None and not messages:
         show.note(f"No message with id {message_id} is in a topic; `rmqstore timers {store} --list` shows those whose time has not come.")
         raise typer.Exit(EXIT_NOT_DONE)

@@ -14,7 +14,8 @@ from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command, command_line
 
 READING = [
-    "topics",
+    "topics list",
+    "groups list",
     "lag",
     "peek {} a",
     "leases",
@@ -187,8 +188,8 @@ def test_a_store_is_needed(shop: Command, line: str) -> None:
 def test_an_engine_that_cannot_be_read_beside_its_owner_is_opened_for_a_moment(cli: Command) -> None:
     path = str(cli.root / "memory")
     cli.good("send", path, "t", "x", "--create", "--engine", "memory")
-    assert cli.good("topics", path, "--json").json == {"topics": []}, "this engine keeps nothing"
+    assert cli.good("topics", "list", path, "--json").json == {"topics": []}, "this engine keeps nothing"
     with rmqstore.open(path, services=False):
-        said = cli.bad(1, "topics", path)
+        said = cli.bad(1, "topics", "list", path)
     assert f"is open elsewhere, by this process (pid {os.getpid()}); its engine cannot be read beside its owner" in said
     assert "work beside it" not in said

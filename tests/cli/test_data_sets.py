@@ -50,8 +50,8 @@ def test_the_doctor_undoes_what_was_not_sent(cli: Command, half: Job) -> None:
 
 
 def test_other_commands_name_the_shards(cli: Command, half: Job) -> None:
-    for command in ("topics", "inspect"):
-        assert "name one of its shards" in cli.bad(1, command, "data")
+    for command in (("topics", "list"), ("inspect",)):
+        assert "name one of its shards" in cli.bad(1, *command, "data")
     assert cli.good("timers", str(half.dataset.shard_path(0))).out
 
 

@@ -1,0 +1,188 @@
+"""``rmqstore topics`` and ``rmqstore groups``: what there is, and how it is made, moved and removed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.exits import EXIT_NOT_DONE
+from rmqstore.cli.options import JsonOption, StoreArgument, TopicArgument, complete_group, examples
+from rmqstore.cli.show import Column
+from rmqstore.cli.times import clock_time
+from rmqstore.contract import InitMode, Subscription, TopicInfo
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import MAX_QUEUES
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_TOPIC_COLUMNS: Final = (
+    Column("topic", lambda info: info.name, long=True),
+    Column("queues", lambda info: info.queues, right=True),
+    Column("messages", lambda info: sum(info.max_offsets) - sum(info.min_offsets), right=True),
+    Column("first kept", lambda info: _range(info.min_offsets), right=True),
+    Column("next offset", lambda info: _range(info.max_offsets), right=True),
+)
+
+_GROUP_COLUMNS: Final = (
+    Column("group", lambda each: each.group, long=True),
+    Column("topic", lambda each: each.topic, long=True),
+    Column("order", lambda each: "in order" if each.is_ordered else ""),
+    Column("popped last", lambda each: clock_time(each.active_ms)),
+)
+
+
+@examples("rmqstore topics list data", "rmqstore topics list data --system --json")
+def list_topics(
+    store: StoreArgument,
+    system: Annotated[bool, typer.Option("--system", help="Also retry topics, dead letter queues and parked entries.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the topics, with queues, messages and offsets."""
+    with stores.reading(store) as opened:
+        infos = opened.topics.list(system=system)
+    if as_json:
+        show.document({"topics": [_topic_document(info) for info in infos]})
+        return
+    if not infos:
+        show.line("There is no topic yet; the first message of a topic makes it.")
+        return
+    show.table(_TOPIC_COLUMNS, infos)
+    show.note(f"{show.count(len(infos), 'topic')}; messages whose time has not come are in `rmqstore timers {store}`.")
+
+
+@examples("rmqstore topics create data orders --queues 8")
+def create_topic(
+    store: StoreArgument,
+    topic: TopicArgument,
+    queues: Annotated[int, typer.Option("--queues", "-q", metavar="N", min=1, max=MAX_QUEUES, help="How many queues it has.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a topic, or widen one that is there.
+
+    A topic never gets fewer queues. Sends make topics by themselves, with `default_queues` of the configuration; more queues let more
+    consumers of a group pop in order side by side.
+    """
+    with stores.owning(store) as opened:
+        info = opened.topics.create(topic, queues)
+    if as_json:
+        show.document(_topic_document(info))
+    else:
+        show.line(f"topic {info.name} has {show.count(info.queues, 'queue')}.")
+
+
+@examples("rmqstore topics delete data orders", "rmqstore topics delete data orders --yes")
+def delete_topic(store: StoreArgument, topic: TopicArgument, yes: YesOption = False) -> None:
+    """Remove a topic with its messages, leases and positions.
+
+    Its dead letters stay. Timers that are pending for it stay as well, and make it again when they are due.
+    """
+    with stores.owning(store) as opened:
+        stores.require_topic(opened, topic)
+        kept = next(info for info in opened.topics.list(system=True) if info.name == topic)
+        count = sum(kept.max_offsets) - sum(kept.min_offsets)
+        _ask(yes, f"Remove topic {topic} with {show.count(count, 'message')}, acked ones included?")
+        opened.topics.delete(topic)
+    show.line(f"topic {topic} is removed.")
+
+
+@examples("rmqstore groups list data", "rmqstore groups list data --json")
+def list_groups(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """List the groups, with the topics that each has popped.
+
+    `rmqstore lag` tells how far they are behind, `rmqstore group` how they try again.
+    """
+    with stores.reading(store) as opened:
+        found = opened.groups.subscriptions()
+    if as_json:
+        show.document({"groups": [show.struct_document(each) for each in found]})
+        return
+    if not found:
+        show.line("No group has popped yet; the first pop of a group makes it.")
+        return
+    show.table(_GROUP_COLUMNS, sorted(found, key=_group_and_topic))
+    show.note(f"{show.count(len({each.group for each in found}), 'group')}.")
+
+
+@examples("rmqstore groups delete data billing", "rmqstore groups delete data billing --yes")
+def delete_group(store: StoreArgument, group: GroupArgument, yes: YesOption = False) -> None:
+    """Remove a group with its leases, positions and retries.
+
+    Its dead letters stay. A pop makes it again, and it begins where `init` of the configuration says.
+    """
+    with stores.owning(store) as opened:
+        stores.require_group(opened, group)
+        topics = show.count(len(opened.groups.subscriptions(group)), "topic")
+        _ask(yes, f"Remove group {group}, which has popped {topics}, with its leases and retries?")
+        opened.groups.delete(group)
+    show.line(f"group {group} is removed.")
+
+
+@examples(
+    "rmqstore groups reset-offset data orders billing --to min",
+    "rmqstore groups reset-offset data orders billing --to 1200 --queue 0",
+)
+def reset_offset(
+    store: StoreArgument,
+    topic: TopicArgument,
+    group: GroupArgument,
+    to: Annotated[str, typer.Option("--to", metavar="min|max|OFFSET", help="The first kept message, the next one to come, or an offset.")],
+    queue: Annotated[int | None, typer.Option("--queue", metavar="N", min=0, help="Only this queue.")] = None,
+    yes: YesOption = False,
+) -> None:
+    """Move a group to another place of a topic.
+
+    With `min` it gets again what the topic still has, also what it has acked; with `max` it passes over all that is there. Its leases there
+    end, and their receipts are stale.
+    """
+    place = _place(to)
+    with stores.owning(store) as opened:
+        stores.require_topic(opened, topic)
+        stores.require_group(opened, group)
+        where = "all queues" if queue is None else f"queue {queue}"
+        lag = opened.lag(topic, group)
+        _ask(yes, f"Move group {group} in {where} of {topic} to {to}? It has {lag.ready:,} ready and {lag.in_flight:,} in flight there.")
+        opened.groups.reset_offset(topic, group, place, queue=queue)
+        lag = opened.lag(topic, group)
+    show.line(f"group {group} has {show.count(lag.ready, 'message')} ready in {topic}.")
+
+
+def _place(text: str) -> int | InitMode:
+    if text in ("min", "max"):
+        return InitMode(text)
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text} is none of min, max and an offset", param_hint="--to")
+    return int(text)
+
+
+def _ask(yes: bool, question: str) -> None:
+    """Ask before something is removed or moved; where nobody can be asked, `--yes` has to say it."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise IllegalArgumentError(f"{question} Say --yes, as there is no terminal to ask at; nothing was changed")
+    if not typer.confirm(question, err=True):
+        show.note("Nothing was changed.")
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _group_and_topic(each: Subscription) -> tuple[str, str]:
+    return each.group, each.topic
+
+
+def _topic_document(info: TopicInfo) -> dict[str, object]:
+    return {
+        "name": info.name,
+        "queues": [
+            {"queue_id": queue, "min_offset": low, "next_offset": high}
+            for queue, (low, high) in enumerate(zip(info.min_offsets, info.max_offsets, strict=True))
+        ],
+    }
+
+
+def _range(offsets: tuple[int, ...]) -> str:
+    low, high = min(offsets, default=0), max(offsets, default=0)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

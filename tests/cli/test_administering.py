@@ -1,0 +1,63 @@
+"""``rmqstore topics`` and ``rmqstore groups``."""
+
+from __future__ import annotations
+
+import pytest
+
+import rmqstore
+from rmqstore import Message
+from tests.cli.conftest import ENGINE, Command
+
+
+@pytest.fixture
+def shop(cli: Command) -> Command:
+    """A store with three messages in topic ``orders``, one of which group ``billing`` has acked and one leased."""
+    with rmqstore.open(cli.data, engine=ENGINE, clock=cli.clock, services=False) as store:
+        store.send_batch([Message("orders", str(number).encode()) for number in range(3)])
+        store.ack(store.pop("orders", "billing", max_messages=1))
+        store.pop("orders", "billing", max_messages=1)
+    return cli
+
+
+def test_a_topic_is_made_and_widened(shop: Command) -> None:
+    assert shop.good("topics", "create", "data", "parcels").out == "topic parcels has 1 queue.\n"
+    assert shop.good("topics", "create", "data", "parcels", "--queues", "4").out == "topic parcels has 4 queues.\n"
+    assert len(shop.good("topics", "create", "data", "parcels", "-q", "2", "--json").json["queues"]) == 4
+    names = [each["name"] for each in shop.good("topics", "list", "data", "--json").json["topics"]]
+    assert names == ["orders", "parcels"]
+
+
+def test_a_topic_is_removed(shop: Command) -> None:
+    assert shop.good("topics", "delete", "data", "orders", "--yes").out == "topic orders is removed.\n"
+    assert shop.good("topics", "list", "data", "--json").json["topics"] == []
+    assert "no topic 'orders'" in shop.bad(1, "topics", "delete", "data", "orders", "--yes")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("topics", "delete", "data", "orders"),
+        ("groups", "delete", "data", "billing"),
+        ("groups", "reset-offset", "data", "orders", "billing", "--to", "min"),
+    ],
+)
+def test_nothing_is_removed_where_nobody_can_be_asked(shop: Command, command: tuple[str, ...]) -> None:
+    before = shop.good("lag", "data", "--json").json["lags"]
+    assert "Say --yes" in shop.bad(1, *command)
+    assert shop.good("lag", "data", "--json").json["lags"] == before
+
+
+def test_groups_are_listed_and_removed(shop: Command) -> None:
+    (found,) = shop.good("groups", "list", "data", "--json").json["groups"]
+    assert (found["group"], found["topic"], found["is_ordered"]) == ("billing", "orders", False)
+    assert "billing" in shop.good("groups", "list", "data").out
+    assert shop.good("groups", "delete", "data", "billing", "-y").out == "group billing is removed.\n"
+    assert shop.good("groups", "list", "data").out == "No group has popped yet; the first pop of a group makes it.\n"
+    assert "no group 'billing'" in shop.bad(1, "groups", "delete", "data", "billing", "-y")
+
+
+@pytest.mark.parametrize(("to", "ready"), [("min", 3), ("max", 0), ("1", 2)])
+def test_a_group_is_moved(shop: Command, to: str, ready: int) -> None:
+    said = shop.good("groups", "reset-offset", "data", "orders", "billing", "--to", to, "--queue", "0", "--yes")
+    assert said.out == f"group billing has {ready} message{'' if ready == 1 else 's'} ready in orders.\n"
+    assert "none of min, max and an offset" in shop.bad(2, "groups", "reset-offset", "data", "orders", "billing", "--to", "x")

@@ -38,6 +38,7 @@ from rmqstore.server import connect, open  # noqa: A004 - a store opens like a f
 from rmqstore.services.worker import Reject, Retry, Worker
 from rmqstore.store import Store
 from rmqstore.store.dead_letters import DeadLetter
+from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import ReadStore, StoreStats
 from rmqstore.store.sending import SendReceipt
@@ -70,7 +71,9 @@ __all__ = [
     "ChangeResult",
     "Clock",
     "DeadLetter",
+    "GroupHealth",
     "GroupSettings",
+    "Health",
     "InitMode",
     "Lag",
     "LeaseInfo",

@@ -100,7 +100,7 @@ def _owned(path: Path) -> Store:
         return open_store(path, clock=clock_factory(), services=False)
     except StoreLockedError as error:
         # What the error says of reading beside the owner does not hold for this engine.
-        reason = str(error).rpartition(";")[0]
+        reason = str(error).partition(";")[0]
         raise StoreLockedError(f"{reason}; its engine cannot be read beside its owner, so wait until it is closed there") from None
 
 

@@ -20,8 +20,9 @@ QUICK: Final = frozenset(
 
 LONG: Final = frozenset(
     (
-        "send_batch tick snapshot flush pending scan leases read get where stats verify topics.delete groups.delete groups.reset_offset "
-        "dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop transfer.digest transfer.dump"
+        "send_batch tick health snapshot flush pending scan leases read get where stats verify "
+        "topics.delete groups.delete groups.reset_offset dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop "
+        "transfer.digest transfer.dump"
     ).split()
 )
 """Calls that have a thread of its pool."""

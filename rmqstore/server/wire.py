@@ -32,6 +32,7 @@ from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.late import pa
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.store.dead_letters import DeadLetter
+from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import StoreStats
 from rmqstore.store.receipts import PoppedMessages
@@ -73,6 +74,8 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     Whereabouts,
     DeadLetter,
     TableDigest,
+    GroupHealth,
+    Health,
 )
 """A struct's code is its place here; a new one goes to the end."""
 

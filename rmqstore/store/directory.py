@@ -121,7 +121,7 @@ class StoreDirectory:
             handle.close()
             raise StoreLockedError(
                 f"store {self.path} is open elsewhere, by {_named(holder)}; processes that all open it with share=True use it together; "
-                "the commands that only read, and rmqstore.open(path, read_only=True), work beside its owner if its engine allows that"
+                "the commands that only read, and rmqstore.open(path, read_only=True), work beside it if its engine allows that"
             ) from None
         try:
             handle.truncate(0)

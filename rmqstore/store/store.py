@@ -71,6 +71,7 @@ from rmqstore.message import (
     reason_text,
 )
 from rmqstore.store.handover import HandOver
+from rmqstore.store.health import Health, health_of
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import Reader
 from rmqstore.store.receipts import (
@@ -715,6 +716,11 @@ class Store(Reader):
         """Return in how many ms something may be due, 0 or less when it is; None when nothing is waiting."""
         due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms()) if at is not None]
         return min(due) - self._clock.now_ms() if due else None
+
+    def health(self) -> Health:
+        """Tell how the store does: whether it hands over in time, what waits, and how far each group is behind."""
+        self._check_open()
+        return health_of(self, self._clock.now_ms(), None if self._ticker is None else self._ticker.failure)
 
     # ------------------------------------------------------------ keeping
 

@@ -33,6 +33,7 @@ class Ticker:
         self._poll_s = precision_ms / 10_000
         self._flush_s = None if flush_interval_ms is None else flush_interval_ms / 1000
         self._stopping = False
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="rmqstore-ticker", daemon=True)
 
     def start(self) -> None:
@@ -57,20 +58,21 @@ class Ticker:
                     self._store._service_flush()
                     flushed_s = time.monotonic()
                 pause_s = self._pause_s()
+                self.failure = None
             except (StorePoisonedError, StoreClosedError) as error:
                 if not self._stopping:
                     _log.error("the ticker of the store ends: %s", error)
                 return
             except ClockStepError as error:
                 _log.warning("%s", error)
-                pause_s = _AFTER_ERROR_S
+                self.failure, pause_s = error, _AFTER_ERROR_S
             except RmqstoreError as error:
                 _log.warning("a tick failed and is tried again: %s", error)
-                pause_s = _AFTER_ERROR_S
-            except Exception:
+                self.failure, pause_s = error, _AFTER_ERROR_S
+            except Exception as error:
                 # A fault of an engine or a plug-in; without hand-over and revive a store would stand still, and nothing would tell.
                 _log.exception("a tick failed with an error that nobody expected, and is tried again")
-                pause_s = _AFTER_ERROR_S
+                self.failure, pause_s = error, _AFTER_ERROR_S
             if not self._stopping:
                 self._wake.wait_beyond(seen, pause_s)
 

@@ -14,8 +14,8 @@ from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command, command_line
 
 READING = [
-    "topics list",
-    "groups list",
+    "topics list {}",
+    "groups list {}",
     "lag",
     "peek {} a",
     "leases",
@@ -28,6 +28,10 @@ READING = [
 ]
 READING += ["verify", "inspect", "dump {} {}.dump"]
 OWNING = [
+    "topics create {} a -q 2",
+    "topics delete {} a -y",
+    "groups delete {} g -y",
+    "groups reset-offset {} a g --to min -y",
     "pop {} a -g g",
     "ack {} x",
     "cancel {} x",

@@ -52,11 +52,11 @@ def test_the_body_comes_from_the_command_line_a_file_or_stdin(cli: Command) -> N
 @pytest.mark.parametrize(
     ("holder", "said"),
     [
-        (f"pid {os.getpid()}, started 1\n", f"by pid {os.getpid()}; one process"),
-        ("pid 7623, started 793292\n", "by pid 7623; one process"),
-        ("pid 7623", "by pid 7623; one process"),
-        ("", "by a process that did not say who it is; one process"),
-        ("\x1b[2J", "by a process that did not say who it is; one process"),
+        (f"pid {os.getpid()}, started 1\n", f"by pid {os.getpid()}; processes that all"),
+        ("pid 7623, started 793292\n", "by pid 7623; processes that all"),
+        ("pid 7623", "by pid 7623; processes that all"),
+        ("", "by a process that did not say who it is; processes that all"),
+        ("\x1b[2J", "by a process that did not say who it is; processes that all"),
     ],
     ids=["our pid in another container", "another", "no start", "nobody", "no holder"],
 )

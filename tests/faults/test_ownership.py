@@ -66,6 +66,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "release": lambda s, p: s.release("x"),
     "consume": lambda s, p: s.consume("t", "g", print),
     "tick": lambda s, p: s.tick(),
+    "health": lambda s, p: s.health(),
     "_service_tick": lambda s, p: s._service_tick(),
     "_service_flush": lambda s, p: s._service_flush(),
     "_service_wake_ms": lambda s, p: s._service_wake_ms(),

@@ -15,6 +15,7 @@ import rmqstore
 from rmqstore import AckOutcome, IllegalArgumentTypeError, ManualClock, Message, StoreClosedError, StoreUnavailableError, aio
 from rmqstore.aio import AsyncStore
 from rmqstore.server.calls import CALLS, METHODS
+from tests.pairs import DURABLE_PAIRS
 from tests.server.test_serving import ENGINE, Served, waiting
 
 NOW = Message("t", b"x")
@@ -172,6 +173,7 @@ def test_opened_by_this_process(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.skipif(not DURABLE_PAIRS, reason="no engine that keeps anything is installed")
 def test_a_follower_takes_over(tmp_path: Path) -> None:
     async def work() -> None:
         first = await aio.open(tmp_path / "s", engine=ENGINE)

@@ -689,6 +689,7 @@ def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:
     listening.stop()
 
 
+@pytest.mark.skipif(not DURABLE_PAIRS, reason="no engine that keeps anything is installed")
 def test_a_snapshot_goes_where_the_client_means(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = served.connect()
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from rmqstore.cli import show, stores
 from rmqstore.cli.options import StoreArgument, complete_engine, examples
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.store import Store, open as open_store
+from rmqstore.store.directory import SOCKET_NAME
 
 if TYPE_CHECKING:
     import ssl
@@ -75,7 +76,7 @@ def serve(
 async def _serve(opened: Store, path: Path, places: list[tuple[str, int]], token: str | None, tls: ssl.SSLContext | None) -> None:
     import asyncio
 
-    from rmqstore.server.connection import SOCKET_NAME, Address
+    from rmqstore.server.connection import Address
     from rmqstore.server.serving import Server
 
     server = Server(opened, token=token)

@@ -19,9 +19,7 @@ import msgspec
 
 from rmqstore.errors import AccessDeniedError, IllegalArgumentError
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
-
-SOCKET_NAME: Final = "rmqstore.sock"
-"""Where the owner of a store listens, in the store's directory."""
+from rmqstore.store.directory import SOCKET_NAME
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", re.ASCII)
 

@@ -131,6 +131,7 @@ class Server:
         self._path = store.engine.directory.path  # one that is open in another process has no engine here, and cannot be served
         self._token = token
         self._listeners: list[asyncio.Server] = []
+        self._sockets: list[Path] = []
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="rmqstore-server")
         self._calls: list[Call] = []
         self._lines: dict[_Key, _Line] = {}
@@ -156,6 +157,7 @@ class Server:
         except BaseException:
             listener.close()
             raise
+        self._sockets.append(path)
         self._listeners.append(await asyncio.get_running_loop().create_unix_server(lambda: Client(self), sock=listener, backlog=1024))
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[int]:
@@ -171,6 +173,8 @@ class Server:
         self.is_stopping = True
         for listener in self._listeners:
             listener.close()
+        for path in self._sockets:
+            path.unlink(missing_ok=True)  # nobody else has listened there: this process owns the store
         for client in self.clients:
             if client.transport is not None:
                 client.transport.pause_reading()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.clock import Clock
 from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError
 from rmqstore.server.calls import CALLS
-from rmqstore.server.connection import SOCKET_NAME
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.serving import ServerThread
 from rmqstore.store import open as open_store
+from rmqstore.store.directory import SOCKET_NAME
 from rmqstore.store.store import Store
 
 if TYPE_CHECKING:

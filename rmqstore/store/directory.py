@@ -6,6 +6,7 @@
     rmqstore.json        the manifest: format, store id, baked settings; its being there says that creation came to its end
     rmqstore.creating    there while the store is being created; what is beside it without a manifest is removed at the next open
     rmqstore.toml        settings, optional, written by the user
+    rmqstore.sock        where an owner listens that shares the store; left behind by one that was killed
     <engine>/            one directory an engine
 """
 
@@ -31,6 +32,7 @@ from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, Stor
 LOCK_NAME = "LOCK"
 MANIFEST_NAME = "rmqstore.json"
 CREATING_NAME = "rmqstore.creating"
+SOCKET_NAME = "rmqstore.sock"
 MANIFEST_FORMAT = 1
 
 _held: set[IO[str]] = set()

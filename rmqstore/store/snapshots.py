@@ -16,7 +16,7 @@ from typing import Final
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.engine.kv.directory import copy_file
 from rmqstore.errors import StorePathError, system_error
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, made_aside, read_manifest, write_manifest
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, SOCKET_NAME, StoreDirectory, made_aside, read_manifest, write_manifest
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import ReadStore
 
@@ -89,7 +89,7 @@ def _copy(source: Path, target: Path) -> None:
         there = target / Path(folder).relative_to(source)
         there.mkdir(exist_ok=True)
         for name in files:
-            if name != LOCK_NAME:
+            if name not in (LOCK_NAME, SOCKET_NAME):
                 copy_file(Path(folder, name), there / name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ import pytest
 import rmqstore
 from rmqstore import IllegalArgumentError, IllegalArgumentTypeError, Message, StoreClosedError, StoreLockedError
 from rmqstore.server.sharing import SharedStore
+from rmqstore.store.directory import SOCKET_NAME
 from tests.pairs import DURABLE_PAIRS
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
@@ -71,6 +73,20 @@ def test_an_owner_that_does_not_share_keeps_others_out(tmp_path: Path, monkeypat
     monkeypatch.setattr("rmqstore.server.PATIENCE", timedelta(0))
     with rmqstore.open(tmp_path / "s", engine=ENGINES[0]), pytest.raises(StoreLockedError, match="does not share it"):
         shared(tmp_path / "s")
+
+
+def test_a_snapshot_that_was_shared_is_restored(tmp_path: Path) -> None:
+    """Its directory may have the socket of an owner that was killed."""
+    with shared(tmp_path / "s") as store:
+        store.send(NOW)
+        store.snapshot(tmp_path / "copy")
+        assert not (tmp_path / "copy" / SOCKET_NAME).exists()
+    assert not (tmp_path / "s" / SOCKET_NAME).exists()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "copy" / SOCKET_NAME))
+    rmqstore.restore(tmp_path / "copy", tmp_path / "again")
+    with shared(tmp_path / "again") as store:
+        assert len(store.pop("t", "g")) == 1
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store, Stor
 from rmqstore.contract import Durability, Flush
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.plugins import get_plugins
-from rmqstore.server.connection import SOCKET_NAME
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.serving import ServerThread
+from rmqstore.store.directory import SOCKET_NAME
 from rmqstore.store.opening import OwnedEngines
 from rmqstore_conformance.data import drawn
 from rmqstore_conformance.witness import Witness

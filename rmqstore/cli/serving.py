@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -93,10 +95,21 @@ async def _serve(opened: Store, path: Path, places: list[tuple[str, int]], token
             except OSError as error:
                 raise StorePathError(f"--listen {host}:{port} cannot be had: {error.strerror or error}") from error
             show.note(f"serving {path} at {Address(None, host, taken, tls is not None)}")
+        _tell_manager("READY=1")
         await ended.wait()
+        _tell_manager("STOPPING=1")
     finally:
         await server.stop()
     show.note("ended; every call that was answered is kept.")
+
+
+def _tell_manager(state: str) -> None:
+    """Tell the service manager that started this process, if one did, how far it is (systemd's ``sd_notify``)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+            manager.sendall(state.encode())
 
 
 def _place(text: str) -> tuple[str, int]:

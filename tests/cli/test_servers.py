@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,17 @@ def test_a_worker_makes_no_store(root: Path) -> None:
     assert result.returncode == 1
     assert "there is no store" in result.stderr
     assert not (root / "nowhere").exists()
+
+
+def test_a_service_manager_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(root / "notify"))
+        manager.settimeout(_PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(root / "notify"))
+        with serving(root / "data", "--create", "--engine", ENGINE) as server:
+            assert manager.recv(100) == b"READY=1"
+            server.send_signal(signal.SIGTERM)
+            assert manager.recv(100) == b"STOPPING=1"
 
 
 def test_over_tcp_with_a_token(root: Path) -> None:

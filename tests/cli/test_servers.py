@@ -140,6 +140,15 @@ def test_a_store_that_is_open_elsewhere_and_not_served(root: Path) -> None:
     assert "is open elsewhere" in result.stderr
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Let children take SIGHUP, which a program that was started under nohup, as these tests may be, leaves alone."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     (root / "jobs.py").write_text(HANDLER.replace("VERSION", "first"))

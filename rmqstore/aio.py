@@ -30,7 +30,7 @@ from rmqstore.clock import Clock
 from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, METHODS
-from rmqstore.server.connection import Address, connections, short_name
+from rmqstore.server.connection import Address, short_name, sockets
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
 from rmqstore.server.sharing import SharedStore
@@ -55,10 +55,9 @@ class _Connection:
         self._reading: asyncio.Task[None] | None = None
         self._max_bytes = 0
         self.path = ""
-        connections.add(self)
+        sockets.add(self)
 
-    @property
-    def descriptor(self) -> int:
+    def fileno(self) -> int:
         """The descriptor of its socket; -1 when it is closed."""
         connected = self._writer.get_extra_info("socket")
         number: int = -1 if connected is None else connected.fileno()

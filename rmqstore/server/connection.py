@@ -101,8 +101,8 @@ def keep_alive(connection: Any) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
-connections: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The open connections of this process; each has its socket's descriptor, -1 when it is closed."""
+sockets: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The sockets of this process's connections; each tells its descriptor by ``fileno()``, -1 when it is closed."""
 
 
 def let_go_of(descriptors: Iterable[int]) -> None:
@@ -117,7 +117,7 @@ def let_go_of(descriptors: Iterable[int]) -> None:
     os.close(nothing)
 
 
-os.register_at_fork(after_in_child=lambda: let_go_of([each.descriptor for each in list(connections)]))
+os.register_at_fork(after_in_child=lambda: let_go_of([each.fileno() for each in list(sockets)]))
 
 
 class Connection:
@@ -133,7 +133,6 @@ class Connection:
             self._socket = _connected(address, tls)
         except ssl.SSLError as error:
             raise AccessDeniedError(f"{address} and this client do not agree on TLS: {error}; give connect(…, tls=…)") from error
-        connections.add(self)
         self._reader = self._socket.makefile("rb", buffering=1 << 16)
         self._number = 0
         try:
@@ -179,11 +178,6 @@ class Connection:
         return data
 
     @property
-    def descriptor(self) -> int:
-        """The descriptor of its socket; -1 when it is closed."""
-        return self._socket.fileno()
-
-    @property
     def is_broken(self) -> bool:
         """Whether the server closed the connection meanwhile; between calls nothing else can come."""
         look = select.poll()
@@ -199,6 +193,7 @@ class Connection:
 def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
     if address.path is not None:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sockets.add(made)  # before anything can wait
         made.settimeout(_CONNECT_S)
         try:
             with short_name(address.path) as name:
@@ -208,11 +203,14 @@ def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
             raise
         return made
     made = socket.create_connection((address.host, address.port), _CONNECT_S)
+    sockets.add(made)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(made)
     if not address.is_tls:
         return made
-    return (tls or ssl.create_default_context()).wrap_socket(made, server_hostname=address.host)
+    encrypted = (tls or ssl.create_default_context()).wrap_socket(made, server_hostname=address.host)
+    sockets.add(encrypted)
+    return encrypted
 
 
 class Pool:

@@ -617,6 +617,7 @@ import os, threading, rmqstore
 client = rmqstore.connect("unix:{served.socket}")
 threading.Thread(target=client.pop, args=("t", "g"), kwargs=dict(wait_ms=60_000), daemon=True).start()
 client.pop("u", "g")
+os.read(0, 1)
 ready = os.pipe()
 if not os.fork():
     os.write(ready[1], b"x")
@@ -626,10 +627,13 @@ os.read(ready[0], 1)
 os.kill(os.getpid(), 9)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        soon(lambda: waiting(served) == 1)
+        assert process.stdin is not None
+        process.stdin.write(b"x")
+        process.stdin.flush()
         process.wait(30)
         soon(lambda: not served.thread._server.clients)
         assert waiting(served) == 0
-        assert process.stdin is not None
         process.stdin.close()
 
 

@@ -191,11 +191,16 @@ class Server:
         until_s = time.monotonic() + _DRAIN_S
         while self.clients and time.monotonic() < until_s:  # what is written goes out first
             await asyncio.sleep(0.01)
+        await self.cut_off()
+        self._pool.shutdown()
+
+    async def cut_off(self) -> None:
+        """End the connections that are left."""
         for client in list(self.clients):
             if client.transport is not None:
                 client.transport.abort()
-        self._pool.shutdown()
-        await asyncio.sleep(0)
+        for _ in range(2):  # the loop closes a socket behind the one and the other
+            await asyncio.sleep(0)
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of its sockets."""
@@ -549,6 +554,12 @@ class ServerThread:
         try:
             self._loop.run_forever()
         finally:
+            # A connection may be half made: its other end came when the server had stopped to listen.
+            unfinished = asyncio.all_tasks(self._loop)
+            for task in unfinished:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+            self._loop.run_until_complete(self._server.cut_off())
             self._loop.close()
 
     def _done(self, work: Awaitable[object]) -> object:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import astuple
 
+from rmqstore.batch import MessageBatch
 from rmqstore.store import Store
 
 QUICK: Final = frozenset(
@@ -46,8 +47,15 @@ name, a pop an attempt id, and acks and cancels by handle say the same twice."""
 GIVE_UP: Final = "give_up"
 """Ends the wait of the call whose number it names: that one is answered at once, with nothing."""
 
+
+def _unchecked(batch: Any) -> Any:
+    """Return what a client gives to ``send_batch`` so that the store checks it: as a batch it would count as checked."""
+    return batch.columns if isinstance(batch, MessageBatch) else batch
+
+
 METHODS: Final[dict[str, Callable[[Store], Callable[..., Any]]]] = {
     **{name: attrgetter(name) for name in QUICK | LONG},
+    "send_batch": lambda store: lambda batch, **named: store.send_batch(_unchecked(batch), **named),
     "transfer.dump": lambda store: lambda path: astuple(store.transfer.dump(path)),  # its struct brings Parquet along
 }
 """The method of a store that makes a call."""

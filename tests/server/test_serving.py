@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import rmqstore
@@ -21,8 +22,10 @@ from rmqstore import (
     AccessDeniedError,
     FormatVersionError,
     IllegalArgumentError,
+    IllegalMessageError,
     ManualClock,
     Message,
+    MessageBatch,
     PollingFullError,
     Store,
     StoreClosedError,
@@ -373,6 +376,15 @@ def test_an_unknown_call_is_refused(served: Served) -> None:
     for name in ("close", "_settle", "engine", "topics.__init__", "nonsense"):
         with pytest.raises(IllegalArgumentError, match="knows no call"):
             client._ask(Ask(name))
+
+
+def test_a_batch_that_a_client_calls_checked_is_checked(served: Served) -> None:
+    client: Any = served.connect()
+    columns = pa.RecordBatch.from_pylist([{"topic": "t", "body": b""}])
+    with pytest.raises(IllegalMessageError, match="body"):
+        client._ask(Ask("send_batch", (MessageBatch(columns=columns),)))
+    client.send_batch(MessageBatch.of([NOW]))
+    assert len(client.pop("t", "g")) == 1
 
 
 def test_a_call_that_is_too_long_is_not_made(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class SharedStore(Store):
 
     def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
         self._path = path.absolute()
-        self._open_it = functools.partial(open_store, path, clock=clock, services=services, **settings)
+        self._open_it = functools.partial(open_store, self._path, clock=clock, services=services, **settings)
         self._lock = threading.Lock()
         self._mine: Store | None = None
         self._server: ServerThread | None = None

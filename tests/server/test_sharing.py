@@ -58,6 +58,19 @@ def test_when_the_owner_closes_another_takes_over(tmp_path: Path) -> None:
     third.close()
 
 
+def test_a_take_over_finds_the_store_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that opens a relative path and then becomes a daemon."""
+    monkeypatch.chdir(tmp_path)
+    first, second = shared(Path("s")), shared(Path("s"))
+    second.send(NOW)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    first.close()
+    assert len(second.pop("t", "g")) == 1
+    assert not (tmp_path / "elsewhere" / "s").exists()
+    second.close()
+
+
 def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
     with ThreadPoolExecutor(1) as threads:

@@ -40,6 +40,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreUnavailableError,
 )
+from rmqstore.late import pa, schemas
 from rmqstore.server.calls import GIVE_UP, LONG, METHODS, POPS, QUICK
 from rmqstore.server.clients import HELLO_S, Call, Client, Limits
 from rmqstore.server.connection import let_go_of, short_name
@@ -80,7 +81,7 @@ class Pop:
     def nothing(self) -> object:
         """Its answer when nothing has come."""
         if self.call.name == "pop_batch":
-            return MessageBatch(messages=())
+            return MessageBatch(columns=pa.RecordBatch.from_pylist([], schema=schemas.OUT_SCHEMA))
         found = PoppedMessages()
         found.acks = self.acked
         return found

@@ -318,8 +318,9 @@ def _unpack_arrow(data: memoryview) -> pa.Table:
 
 
 def _unpack_batch(data: memoryview) -> MessageBatch:
-    batches = _unpack_arrow(data).combine_chunks().to_batches()
-    return MessageBatch(columns=batches[0]) if batches else MessageBatch(messages=())
+    table = _unpack_arrow(data)
+    batches = table.combine_chunks().to_batches()  # none of an empty table
+    return MessageBatch(columns=batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
 def stranger(name: str, shown: str) -> object:

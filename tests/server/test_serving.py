@@ -378,6 +378,13 @@ def test_an_unknown_call_is_refused(served: Served) -> None:
             client._ask(Ask(name))
 
 
+@pytest.mark.parametrize("wait", [{}, {"wait_ms": 1}])
+def test_an_empty_batch_has_the_columns_that_it_has_in_the_process(served: Served, wait: dict[str, int]) -> None:
+    here, there = (store.pop_batch("t", "g", **wait) for store in (served.store, served.connect()))  # type: ignore[arg-type]
+    assert len(there) == 0
+    assert there.columns.schema == here.columns.schema
+
+
 def test_a_batch_that_a_client_calls_checked_is_checked(served: Served) -> None:
     client: Any = served.connect()
     columns = pa.RecordBatch.from_pylist([{"topic": "t", "body": b""}])

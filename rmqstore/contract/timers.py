@@ -271,7 +271,7 @@ class TimerStore(Side):
 
         A row's tick is ``ceil(deliver_at_ms / precision) * precision``; a row whose deliver time is null or past gets a tick of at
         most ``now_ms``, so that the next tick hands it over (T2, T4). A stored mark makes the call a no-op that gives the first
-        answer (I1).
+        answer (I1). A put of no messages stores its marks as well: no later call with one of them stores anything.
 
         Raises:
             IllegalMessageError: a row breaks the data contract.

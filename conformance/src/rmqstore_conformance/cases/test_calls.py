@@ -6,11 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 import rmqstore
 from rmqstore import CancelOutcome, IllegalArgumentError, Message, MessageBatch, Store, UnsupportedOperationError
-from rmqstore.contract import Support
+from rmqstore.contract import Support, WriteStatus
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.probing import FLAGS
@@ -190,6 +191,25 @@ def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> N
     assert store.pending().total == 3
     again = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[mark_of("a")])
     assert [each.handle for each in again] == [each.handle for each in first]
+
+
+def test_i1_marks_of_no_messages_are_kept(durable_stores: Stores) -> None:
+    """I1: a put of nothing leaves its marks, and no timer is stored under one of them afterwards; a connection's repeats rest on it."""
+    store = durable_stores.open()
+    now_ms = durable_stores.clock.now_ms()
+    complete = msgspec.structs.replace(message(1), message_id="m1", born_ms=now_ms, queue_id=0, deliver_at_ms=now_ms + 1000)
+    nothing, one = MessageBatch(messages=()), MessageBatch(messages=(complete,))
+    for reopened in (False, True):
+        if reopened:
+            store = durable_stores.reopen(store)
+        else:
+            first, ticket = store.engine.timers.put(nothing, now_ms, [mark_of("a")])
+            store.engine.timers.sync(ticket)
+            assert (first.status, len(first)) == (WriteStatus.APPLIED, 0)
+        for batch in (nothing, one):
+            again, _ = store.engine.timers.put(batch, now_ms, [mark_of("b"), mark_of("a")])
+            assert (again.status, len(again)) == (WriteStatus.REPEATED, 0)
+        assert store.pending().total == 0
 
 
 def test_i1_marks_are_forgotten_after_their_time(stores: Stores) -> None:

@@ -61,6 +61,7 @@ _ACK_S: Final = 1.0
 """So often the keeper acks what is done."""
 
 _LOCK_S: Final = 0.05
+"""So long the keeper waits for a batch; what it misses, it sees with its next round."""
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
@@ -172,14 +173,14 @@ class Worker:
         group: str,
         handler: Handler,
         *,
-        threads: int = 1,
-        batch: int = 32,
-        invisible: timedelta = timedelta(seconds=60),
-        timeout: timedelta | None = None,
-        order: bool = False,
-        filter: str = "*",
+        threads: int,
+        batch: int,
+        invisible: timedelta,
+        timeout: timedelta | None,
+        order: bool,
+        filter: str,
     ) -> None:
-        """See ``Store.consume``."""
+        """``Store.consume`` has the arguments, and their defaults."""
         if not isinstance(topics, Sequence) or not topics:
             raise IllegalArgumentTypeError(f"topics must be a topic or a list of them, not {topics!r}")
         names = [topics] if isinstance(topics, str) else list(topics)
@@ -232,36 +233,23 @@ class Worker:
         Raises:
             RmqstoreError: the one that ended the worker before, if one did.
         """
-        self.end()
+        self._end()
         if isinstance(self.failure, Exception):
             raise self.failure
         if self.failure is not None:
             raise RmqstoreError(f"a handler ended its worker by {_told(self.failure)}") from self.failure
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """As :meth:`stop`, whatever ended the worker before."""
         self._ended.set()
         if threading.current_thread() not in self._threads:
             self.join()
 
-    @property
-    def is_mine(self) -> bool:
-        """Whether its threads are of this process: a forked child has none of its parent's."""
-        return self._pid == os.getpid()
-
-    def runs(self, thread: threading.Thread) -> bool:
-        """Say whether a thread is one of its own."""
-        return thread in self._threads
-
-    def wish_end(self) -> None:
-        """Begin no message more, and wait for nothing."""
-        self._ended.set()
-
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for its end, which comes with :meth:`stop` or a :attr:`failure`; says whether it has come."""
         if threading.current_thread() in self._threads:
             raise IllegalArgumentError("a handler cannot wait for the end of its own worker")
-        if not self.is_mine:
+        if self._pid != os.getpid():  # a forked child has none of its parent's threads
             return True
         is_over = self._over.wait(timeout_s)
         if is_over:
@@ -479,6 +467,19 @@ class Worker:
             else:
                 batch.states[place] = _State.GONE
                 self._count("lost")
+
+
+def end_all(workers: Iterable[Worker]) -> None:
+    """End the workers of a store that closes, as long as there is a store to ack in; what failed in them, they tell themselves.
+
+    A handler that closes the store waits for none of them: another one of them may do so, too.
+    """
+    mine = [worker for worker in workers if worker._pid == os.getpid()]
+    for worker in mine:
+        worker._ended.set()
+    if not any(threading.current_thread() in worker._threads for worker in mine):
+        for worker in mine:
+            worker._end()
 
 
 def _twice(step: Callable[..., _T], *arguments: Any) -> _T:

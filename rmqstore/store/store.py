@@ -646,13 +646,10 @@ class Store(Reader):
         return made
 
     def _stop_workers(self) -> None:
-        """Let workers ack what they have done, as long as there is a store to do it in; what failed in them, they tell themselves."""
-        workers = [worker for worker in list(self._workers) if worker.is_mine]
-        for worker in workers:
-            worker.wish_end()
-        if not any(worker.runs(threading.current_thread()) for worker in workers):  # a handler cannot wait for another one that does so too
-            for worker in workers:
-                worker.end()
+        if self._workers:
+            from rmqstore.services.worker import end_all
+
+            end_all(list(self._workers))
 
     # ------------------------------------------------------------ moving on
 

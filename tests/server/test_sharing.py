@@ -20,6 +20,7 @@ from rmqstore import IllegalArgumentError, IllegalArgumentTypeError, Message, St
 from rmqstore.server.sharing import SharedStore
 from rmqstore.store.directory import SOCKET_NAME
 from tests.pairs import DURABLE_PAIRS
+from tests.server.test_serving import soon
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 ROOT = Path(__file__).parents[2]
@@ -75,8 +76,9 @@ def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(second.pop, "t", "g", wait=timedelta(seconds=30))
-        second.send(NOW, delay_ms=300)
         first.close()
+        soon(lambda: second._mine is not None)
+        second.send(NOW, delay_ms=50)
         assert len(found.result(20)) == 1
     assert second.is_owner
     second.close()
@@ -210,7 +212,7 @@ def test_owners_are_killed_and_every_message_is_acked_once(tmp_path: Path, engin
             another(running, tmp_path, engine, f"p{number}")
         for kill in range(KILLS):
             owner = next(each for _ in range(10_000) for each in list(running) if role(each) == "owner")
-            for _ in range(5):
+            for _ in range(20):  # so that at least so much is sent, however slow the machine is
                 role(owner)
             running.remove(owner)
             end(owner)

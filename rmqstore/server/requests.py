@@ -29,6 +29,7 @@ from rmqstore.store.sending import CallName, new_batch
 from rmqstore.when import duration_ms, timedelta_ms
 
 _LONG_S: Final = 5.0
+"""A call that had a server for so long begins its patience anew when it loses it."""
 
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.25

@@ -225,7 +225,7 @@ class Server:
             raise FormatVersionError(f"this server speaks protocol {PROTOCOL}, the client {protocol}; install one version for both")
         if self._token is not None and not hmac.compare_digest(self._token.encode(), (token or "").encode()):
             raise AccessDeniedError(f"the server wants a token{', and this is not it' if token else '; give connect(…, token=…)'}")
-        return {"path": str(self._path), "pid": os.getpid(), "frame_bytes": self.limits.frame_bytes}
+        return {"path": str(self._path), "frame_bytes": self.limits.frame_bytes}
 
     # ------------------------------------------------------------ rounds
 

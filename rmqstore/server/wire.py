@@ -234,11 +234,6 @@ _quick = _Packer(_PLAIN, _HANDLERS)
 _careful = _Packer(_PLAIN - {int, str}, _HANDLERS | {int: _pack_int, str: _pack_text})
 
 
-def pack(value: object) -> bytes:
-    """Return a value as it travels."""
-    return bytes(memoryview(frame(value))[HEAD.size :])
-
-
 def frame(value: object) -> bytearray:
     """Return a value as a frame."""
     made = bytearray()

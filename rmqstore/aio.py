@@ -30,7 +30,7 @@ from rmqstore.clock import Clock
 from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, METHODS
-from rmqstore.server.connection import Address, short_name, sockets
+from rmqstore.server.connection import Address, agreeing_on_tls, short_name, sockets
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
 from rmqstore.server.sharing import SharedStore
@@ -71,21 +71,22 @@ class _Connection:
             OSError: the server cannot be reached.
             AccessDeniedError, FormatVersionError: it does not want this client.
         """
-        if address.path is not None:
-            with short_name(address.path) as name:
-                streams = await asyncio.open_unix_connection(name)
-        else:
-            context = (tls or ssl.create_default_context()) if address.is_tls else None
-            streams = await asyncio.open_connection(address.host, address.port, ssl=context)
-        made = cls(*streams)
-        try:
-            made._writer.write(frame([PROTOCOL, token]))
-            _, greeting = await made._read()
-            if isinstance(greeting, Exception):
-                raise greeting
-        except BaseException:
-            made._writer.close()
-            raise
+        with agreeing_on_tls(address):
+            if address.path is not None:
+                with short_name(address.path) as name:
+                    streams = await asyncio.open_unix_connection(name)
+            else:
+                context = (tls or ssl.create_default_context()) if address.is_tls else None
+                streams = await asyncio.open_connection(address.host, address.port, ssl=context)
+            made = cls(*streams)
+            try:
+                made._writer.write(frame([PROTOCOL, token]))
+                _, greeting = await made._read()
+                if isinstance(greeting, Exception):
+                    raise greeting
+            except BaseException:
+                made._writer.close()
+                raise
         made.path = greeting["path"]
         made._max_bytes = greeting["frame_bytes"]
         made._reading = asyncio.create_task(made._read_all())
@@ -338,7 +339,7 @@ def connect(
     where: str | os.PathLike[str], *, token: str | None = None, tls: ssl.SSLContext | None = None, patience: timedelta = PATIENCE
 ) -> AsyncStore:
     """Use a store that another process has open; to be awaited, or entered with ``async with``. As :func:`rmqstore.connect`."""
-    return AsyncStore(Address.parse(where), token=token, tls=tls, patience=patience, opener=None)
+    return AsyncStore(Address.parse(where, tls), token=token, tls=tls, patience=patience, opener=None)
 
 
 def open(  # noqa: A001 - as rmqstore.open

@@ -104,10 +104,6 @@ def connect(
         StoreUnavailableError: nobody serves a store there.
         AccessDeniedError, FormatVersionError: the server does not want this client.
     """
-    from rmqstore.server.connection import Address  # as above
-    from rmqstore.server.remote import RemoteStore
-
-    if tls is not None and not Address.parse(where).is_tls:
-        raise IllegalArgumentError(f"tls is for an address of the form rmqstores://host:port, which {os.fspath(where)!r} is not")
+    from rmqstore.server.remote import RemoteStore  # as above
 
     return RemoteStore(where, token=token, tls=tls, patience=patience)

@@ -46,13 +46,19 @@ class Address(msgspec.Struct, frozen=True):
     is_tls: bool = False
 
     @classmethod
-    def parse(cls, where: str | os.PathLike[str]) -> Address:
+    def parse(cls, where: str | os.PathLike[str], tls: ssl.SSLContext | None = None) -> Address:
         """Read an address: ``rmqstore://host:port``, ``rmqstores://host:port`` (TLS), ``unix:/path/to/socket``, or a store's directory.
 
         Raises:
-            IllegalArgumentError: it is none of these.
+            IllegalArgumentError: it is none of these; or ``tls`` was given for one that has no TLS.
         """
-        text = os.fspath(where)
+        address = cls._parsed(os.fspath(where))
+        if tls is not None and not address.is_tls:
+            raise IllegalArgumentError(f"tls is for an address of the form rmqstores://host:port, which {os.fspath(where)!r} is not")
+        return address
+
+    @classmethod
+    def _parsed(cls, text: str) -> Address:
         if _HOST_AND_PORT.fullmatch(text):
             raise IllegalArgumentError(f"{text!r} could be a directory or a port; write rmqstore://{text}, or ./{text}")
         if text.startswith("unix:"):
@@ -120,6 +126,21 @@ def let_go_of(descriptors: Iterable[int]) -> None:
 os.register_at_fork(after_in_child=lambda: let_go_of([each.fileno() for each in list(sockets)]))
 
 
+@contextmanager
+def agreeing_on_tls(address: Address) -> Iterator[None]:
+    """Tell a server that wants other TLS from one that is not there.
+
+    Raises:
+        AccessDeniedError: server and client do not agree on TLS.
+    """
+    try:
+        yield
+    except ssl.SSLEOFError:  # it only closed the connection, as one that is killed does
+        raise
+    except ssl.SSLError as error:
+        raise AccessDeniedError(f"{address} and this client do not agree on TLS: {error}; give connect(…, tls=…)") from error
+
+
 class Connection:
     """One connection, which takes one call at a time.
 
@@ -129,10 +150,11 @@ class Connection:
     """
 
     def __init__(self, address: Address, token: str | None, tls: ssl.SSLContext | None) -> None:
-        try:
+        with agreeing_on_tls(address):
             self._socket = _connected(address, tls)
-        except ssl.SSLError as error:
-            raise AccessDeniedError(f"{address} and this client do not agree on TLS: {error}; give connect(…, tls=…)") from error
+            self._begin(token)
+
+    def _begin(self, token: str | None) -> None:
         self._reader = self._socket.makefile("rb", buffering=1 << 16)
         self._number = 0
         try:

@@ -35,7 +35,7 @@ class RemoteStore(Store):
     """
 
     def __init__(self, where: str | os.PathLike[str], *, token: str | None, tls: ssl.SSLContext | None, patience: timedelta) -> None:
-        self._pool = Pool(Address.parse(where), token, tls)
+        self._pool = Pool(Address.parse(where, tls), token, tls)
         self._patience_s = patience_s_of(patience)
         self._lanes = Lanes()
         self._is_gone = False

@@ -309,5 +309,6 @@ def unavailable(address: Address, error: BaseException | None) -> str:
         return f"the server at {address} does not answer; look after its process"
     hint = "start `rmqstore serve`, or open the directory with share=True"
     if address.path is None:
-        hint = f"start `rmqstore serve` there{'' if address.is_tls else ', or write rmqstores:// if it wants TLS'}"
+        other = "connect with the client certificate that it may want, in tls=…" if address.is_tls else "write rmqstores:// if it wants TLS"
+        hint = f"start `rmqstore serve` there, or {other}"
     return f"nobody serves a store at {address} ({error}); {hint}"

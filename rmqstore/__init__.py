@@ -41,6 +41,7 @@ from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import ReadStore, StoreStats
+from rmqstore.store.schedules import Schedule
 from rmqstore.store.sending import SendReceipt
 from rmqstore.store.snapshots import restore
 from rmqstore.store.tick import TickReport
@@ -89,6 +90,7 @@ __all__ = [
     "RejectOutcome",
     "ReleaseOutcome",
     "Retry",
+    "Schedule",
     "SendReceipt",
     "Store",
     "StoreStats",

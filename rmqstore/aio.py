@@ -201,6 +201,7 @@ class AsyncStore:
     topics: _Parts
     groups: _Parts
     dead_letters: _Parts
+    schedules: _Parts
     transfer: _Parts
 
     def __init__(
@@ -325,7 +326,7 @@ def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in CALLS:
     setattr(AsyncStore, _name, _method(_name, getattr(Store, _name)))
-for _part in ("topics", "groups", "dead_letters", "transfer"):
+for _part in ("topics", "groups", "dead_letters", "schedules", "transfer"):
     _base: Any = getattr(RemoteStore, _part).fget(object.__new__(RemoteStore)).__class__
     _kind = type(f"Async{_part.title().replace('_', '')}", (_Parts,), {})
     for _call in METHODS:

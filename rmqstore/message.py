@@ -29,6 +29,7 @@ MAX_POP: Final = 1024
 MAX_QUEUES: Final = 1024
 MAX_MARK_BYTES: Final = 255
 MAX_REASON_BYTES: Final = 1024
+MAX_NOTE_BYTES: Final = 64 * 1024
 
 CALL_NAME: Final = b"\x00RMQS"
 LANE_BYTES: Final = len(CALL_NAME) + 10
@@ -46,6 +47,8 @@ PROPERTY_DLQ_ATTEMPTS: Final = "DLQ_ATTEMPTS"
 PROPERTY_PARKED_REASON: Final = "PARKED_REASON"
 PROPERTY_ORIGIN_TOPIC: Final = "ORIGIN_TOPIC"
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
+PROPERTY_SCHEDULE: Final = "SCHEDULE"
+PROPERTY_SCHEDULED_MS: Final = "SCHEDULED_MS"
 
 SYSTEM_PROPERTIES: Final = frozenset(
     (
@@ -172,7 +175,7 @@ def check_readable_topic(name: str) -> None:
     if type(name) is str and name in _known_names:
         return
     if isinstance(name, str) and (name == PARKED_TOPIC or name.startswith(DLQ_PREFIX)):
-        _check_name("topic", name.removeprefix(DLQ_PREFIX) if name != PARKED_TOPIC else name)
+        check_name("topic", name.removeprefix(DLQ_PREFIX) if name != PARKED_TOPIC else name)
         return
     check_topic(name)
 
@@ -185,14 +188,15 @@ def check_group(name: str) -> None:
 
 def _check_own_name(what: str, name: str) -> None:
     """Check a name that a user chose; what is legal for a topic is for a group, so those that are known to be are kept together."""
-    _check_name(what, name)
+    check_name(what, name)
     if name.startswith(RESERVED_PREFIXES):
         raise IllegalNameError(f"{what} {name!r} starts with a reserved prefix ({', '.join(RESERVED_PREFIXES)}); choose another name")
     if len(_known_names) < _KNOWN_NAMES_LIMIT:
         _known_names[name] = None
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """Raise :class:`IllegalNameError` unless this is a legal name of a ``what``."""
     if not isinstance(name, str):
         raise IllegalArgumentTypeError(f"a {what} name must be a str, not {type(name).__name__}")
     if len(name) > MAX_NAME_BYTES:
@@ -212,6 +216,17 @@ def check_marks(marks: Sequence[bytes]) -> None:
             raise IllegalArgumentTypeError(f"a mark must be bytes, not {type(mark).__name__}")
         if not 0 < len(mark) <= MAX_MARK_BYTES:
             raise IllegalArgumentError(f"a mark has {len(mark)} bytes; 1 to {MAX_MARK_BYTES} are allowed")
+
+
+def check_notes(notes: Mapping[str, bytes | None]) -> None:
+    """Raise unless every note has a name of 1 to 255 bytes and at most 64 KiB."""
+    for name, value in notes.items():
+        if not isinstance(name, str) or not (value is None or isinstance(value, bytes)):
+            raise IllegalArgumentTypeError(f"a note is bytes under a text, or None, not {reprlib.repr(value)} under {reprlib.repr(name)}")
+        if not 0 < len(name.encode()) <= MAX_MARK_BYTES or len(value or b"") > MAX_NOTE_BYTES:
+            raise IllegalArgumentError(
+                f"note {reprlib.repr(name)} has {len(value or b'')} bytes; {MAX_NOTE_BYTES} are allowed, and {MAX_MARK_BYTES} for its name"
+            )
 
 
 def check_count(what: str, value: int, minimum: int = 0) -> None:

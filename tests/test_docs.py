@@ -19,7 +19,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 CLAUSES = [
     f"{family}{number}"
-    for family, count in {"T": 12, "C": 6, "H": 4, "P": 14, "Q": 3, "R": 7, "F": 4, "X": 5, "K": 2, "S": 1, "I": 1}.items()
+    for family, count in {"T": 12, "C": 6, "H": 4, "P": 14, "Q": 3, "R": 7, "F": 4, "X": 5, "K": 2, "S": 1, "I": 2}.items()
     for number in range(1, count + 1)
 ]
 

@@ -123,11 +123,11 @@ class Removal(msgspec.Struct, frozen=True):
 
 class PopTxn(msgspec.Struct, frozen=True):
     """Everything that ``apply`` does in one atomic step, in this order: acks, changes, releases, rejects, removals, appends, then
-    the timer cursor and the marks.
+    the notes, the timer cursor and the marks.
 
     ``removals`` takes messages out of dead letter queues and of the parked entries, and of no other topic. ``group_queues`` has, for each
     topic of ``appends`` with message groups, over how many queues the caller spread them: the first such call fixes that for the topic, and
-    makes or widens it as needed (P9).
+    makes or widens it as needed (P9). ``notes`` are values that the caller keeps under names of its own, None lets go of one (I2).
     """
 
     appends: MessageBatch | None = None
@@ -139,11 +139,12 @@ class PopTxn(msgspec.Struct, frozen=True):
     marks: Sequence[bytes] = ()
     removals: Sequence[Removal] = ()
     group_queues: Mapping[str, int] = {}
+    notes: Mapping[str, bytes | None] = {}
 
     @property
     def only_acks(self) -> bool:
         """Whether there is nothing but acks in it."""
-        others = self.changes or self.releases or self.rejects or self.marks or self.removals
+        others = self.changes or self.releases or self.rejects or self.marks or self.removals or self.notes
         return self.appends is None and self.timer_cursor is None and not others
 
 
@@ -469,6 +470,10 @@ class PopStore(Side):
     @abstractmethod
     def group_settings(self) -> dict[str, GroupSettings]:
         """Return the settings of every group that has any of its own, by name."""
+
+    @abstractmethod
+    def notes(self) -> dict[str, bytes]:
+        """Return every note that ``apply`` has kept, by name (I2)."""
 
     @abstractmethod
     def subscriptions(self, group: str | None = None) -> list[Subscription]:

@@ -73,6 +73,9 @@ before the group had popped them."""
 GROUP_SETTINGS: Final = pa.schema([*_schema(group=pa.string(), backoff_ms=_I64S), pa.field("max_retries", pa.int64())])
 """Settings of groups (``GroupSettings``)."""
 
+NOTES: Final = _schema(name=pa.string(), value=pa.binary())
+"""What ``PopTxn.notes`` has kept."""
+
 LEASES: Final = _schema(
     **_GROUP_QUEUE,
     ck_start=pa.int64(),
@@ -129,6 +132,7 @@ POP_TABLES: Final[Mapping[str, pa.Schema]] = {
     "standings": STANDINGS,
     "subscriptions": SUBSCRIPTIONS,
     "group_settings": GROUP_SETTINGS,
+    "notes": NOTES,
     "leases": LEASES,
     "fifo": FIFO,
     "attempts": ATTEMPTS,

@@ -10,6 +10,7 @@ meta        ``c``    minute of the due time (u64)                        pending
 meta        ``t``    topic name                                          topic: id, queues of message groups, next offsets
 meta        ``g``    group name                                          group: id
 meta        ``q``    group name                                          settings of the group (``GroupSettings``)
+meta        ``o``    name of a note                                      what is noted (``PopTxn.notes``)
 meta        ``z``    name of a deleted topic                             the id that it had (u32): under it there is something left
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue
 meta        ``d``    group u32, topic u32                                dead letters of the topic (u64), offset of the first (u64)
@@ -57,6 +58,7 @@ COUNT: Final = b"c"
 TOPIC: Final = b"t"
 GROUP: Final = b"g"
 GROUP_SETTINGS: Final = b"q"
+NOTE: Final = b"o"
 GONE: Final = b"z"
 PROGRESS: Final = b"s"
 DEAD: Final = b"d"

@@ -14,7 +14,8 @@ from rmqstore.store import Store
 QUICK: Final = frozenset(
     (
         "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms confirm_clock_step "
-        "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake"
+        "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake "
+        "schedules.list schedules.put schedules.delete"
     ).split()
 )
 """Calls that the server's loop makes itself."""
@@ -38,7 +39,7 @@ CALLS: Final = sorted(name for name in QUICK | LONG | POPS if "." not in name)
 REPEATABLE: Final = (POPS | QUICK | LONG).difference(
     (
         "cancel_key cancel_keys change_invisible release retry_later reject confirm_clock_step snapshot transfer.dump "
-        "topics.delete groups.set groups.delete groups.reset_offset dead_letters.resend dead_letters.drop"
+        "topics.delete groups.set groups.delete groups.reset_offset dead_letters.resend dead_letters.drop schedules.delete"
     ).split()
 )
 """Calls that are made again when the connection breaks, since it does no harm when they were done already: they read, a send carries a

@@ -17,6 +17,7 @@ from rmqstore.server.connection import Address, Pool
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
 from rmqstore.store.administration import Groups, Part, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
+from rmqstore.store.schedules import Schedules
 from rmqstore.store.store import Store
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class RemoteStore(Store):
         return _RemoteDeadLetters(self)
 
     @property
+    def schedules(self) -> Schedules:
+        return _RemoteSchedules(self)
+
+    @property
     def transfer(self) -> Transfer:
         return _RemoteTransfer(self)
 
@@ -134,6 +139,10 @@ class _RemoteDeadLetters(DeadLetters):
     """As its base has it."""
 
 
+class _RemoteSchedules(Schedules):
+    """As its base has it."""
+
+
 class _RemoteTransfer(Transfer):
     """As its base has it."""
 
@@ -161,6 +170,7 @@ for _start, _part in {
     "topics": _RemoteTopics,
     "groups": _RemoteGroups,
     "dead_letters": _RemoteDeadLetters,
+    "schedules": _RemoteSchedules,
     "transfer": _RemoteTransfer,
 }.items():
     for _call in METHODS:

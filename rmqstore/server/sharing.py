@@ -28,6 +28,7 @@ from rmqstore.store.store import Store
 if TYPE_CHECKING:
     from rmqstore.store.administration import Groups, Topics, Transfer
     from rmqstore.store.dead_letters import DeadLetters
+from rmqstore.store.schedules import Schedules
 
 
 class _Follower(RemoteStore):
@@ -159,6 +160,10 @@ class SharedStore(Store):
     @property
     def dead_letters(self) -> DeadLetters:
         return self._current().dead_letters
+
+    @property
+    def schedules(self) -> Schedules:
+        return self._current().schedules
 
     @property
     def transfer(self) -> Transfer:

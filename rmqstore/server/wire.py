@@ -36,6 +36,7 @@ from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import StoreStats
 from rmqstore.store.receipts import PoppedMessages
+from rmqstore.store.schedules import Schedule
 from rmqstore.store.sending import CallName, SendReceipt, SendReceipts
 from rmqstore.store.tick import TickReport
 
@@ -76,10 +77,11 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     TableDigest,
     GroupHealth,
     Health,
+    Schedule,
 )
 """A struct's code is its place here; a new one goes to the end."""
 
-_BY_KEYWORD: Final = (contract.GroupSettings, Whereabouts)
+_BY_KEYWORD: Final = (contract.GroupSettings, Whereabouts, Schedule)
 
 _ENUMS: Final[tuple[type[enum.Enum], ...]] = (
     contract.CancelOutcome,

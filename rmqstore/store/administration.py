@@ -140,4 +140,6 @@ class Transfer(Part):
 
     def wake(self) -> None:
         """Let everything that waits look again, after messages came in by another way than a call of the store."""
-        self._store._as_owner("transfer.wake")._clock_moved()
+        store = self._store._as_owner("transfer.wake")
+        store._scheduler.reload()
+        store._clock_moved()

@@ -44,6 +44,7 @@ from rmqstore.store.administration import Groups, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
 from rmqstore.store.lookup import Wanted, Whereabouts, look_up
 from rmqstore.store.opening import Engines, ReadEngines
+from rmqstore.store.schedules import Schedules
 from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class Reader:
     def dead_letters(self) -> DeadLetters:
         """What groups gave up, and what cannot be read: list, resend, drop."""
         return DeadLetters(self)
+
+    @property
+    def schedules(self) -> Schedules:
+        """What sends messages again and again: list, put, delete."""
+        return Schedules(self)
 
     @property
     def transfer(self) -> Transfer:

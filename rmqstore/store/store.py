@@ -87,6 +87,7 @@ from rmqstore.store.receipts import (
     renewed,
 )
 from rmqstore.store.rounds import Round
+from rmqstore.store.schedules import Scheduler
 from rmqstore.store.sending import (
     ONE_TIME,
     CallName,
@@ -151,7 +152,8 @@ class Store(Reader):
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
         self._hand_over = HandOver(self._timers, self._pops, one_log=engine.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
-        self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._settle)
+        self._scheduler = Scheduler(self._pops, self._completer, config.hand_over_limit)
+        self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._settle)
         self._ticker_wake = Signal()
         self._unsubscribe: Callable[[], None] | None = None
         if (subscribe := getattr(clock, "subscribe", None)) is not None:
@@ -698,7 +700,7 @@ class Store(Reader):
             report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
         if report.retried or report.dead or report.parked:
             self._waits.anything()  # a retry topic, or the place in a queue that comes free
-        elif report.handed_over:
+        elif report.handed_over or report.scheduled:
             self._waits.moved(self._ends_of)
         return report
 
@@ -711,7 +713,7 @@ class Store(Reader):
 
     def next_wake_ms(self) -> int | None:
         """Return in how many ms something may be due, 0 or less when it is; None when nothing is waiting."""
-        due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms()) if at is not None]
+        due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms(), self._scheduler.next_ms) if at is not None]
         return min(due) - self._clock.now_ms() if due else None
 
     def health(self) -> Health:

@@ -1,4 +1,4 @@
-"""What one tick does, in its order: hand over, revive, make it durable, forget, upkeep."""
+"""What one tick does, in its order: hand over, revive, make it durable, forget, upkeep, schedules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rmqstore.config import Config
 from rmqstore.contract import Expired, PopStore, Side, Ticket, TimerStore
 from rmqstore.errors import ClockStepError
 from rmqstore.store.handover import HandOver
+from rmqstore.store.schedules import Scheduler
 
 _log = logging.getLogger("rmqstore")
 
@@ -24,7 +25,8 @@ _UPKEEP_INTERVAL_MS = 1000
 
 
 class TickReport(msgspec.Struct, frozen=True):
-    """What one tick did: messages handed over to their topics, leases given to retry topics, to dead letter queues, and parked.
+    """What one tick did: messages handed over to their topics, leases given to retry topics, to dead letter queues, and parked;
+    messages that schedules sent.
 
     ``expired`` counts, for each group on its own, the messages that retention took before the group had popped them (Q1).
     """
@@ -34,11 +36,12 @@ class TickReport(msgspec.Struct, frozen=True):
     dead: int = 0
     parked: int = 0
     expired: int = 0
+    scheduled: int = 0
 
     @property
     def moved(self) -> int:
         """All messages that moved."""
-        return self.handed_over + self.retried + self.dead + self.parked
+        return self.handed_over + self.retried + self.dead + self.parked + self.scheduled
 
 
 class Ticking:
@@ -49,11 +52,18 @@ class Ticking:
     """
 
     def __init__(
-        self, timers: TimerStore, pops: PopStore, config: Config, hand_over: HandOver, settle: Callable[[Side, Ticket], None]
+        self,
+        timers: TimerStore,
+        pops: PopStore,
+        config: Config,
+        hand_over: HandOver,
+        scheduler: Scheduler,
+        settle: Callable[[Side, Ticket], None],
     ) -> None:
         self._timers = timers
         self._pops = pops
         self._hand_over = hand_over
+        self._scheduler = scheduler
         self._settle = settle
         self._max_step_ms = config.clock_max_step_ms
         self._revive_turn = Turn(config.revive_interval_ms)
@@ -81,6 +91,10 @@ class Ticking:
                 _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
                 report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
         self._last_ms = now_ms
+        if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms:
+            scheduled, ticket = self._scheduler.run(now_ms)
+            self._settle(self._pops, ticket)
+            report = msgspec.structs.replace(report, scheduled=scheduled)
         return report
 
     def next_wake_ms(self, now_ms: int) -> int | None:
@@ -91,7 +105,7 @@ class Ticking:
         expiry_ms = self._pops.next_expiry_ms()
         if expiry_ms is not None:
             expiry_ms = max(expiry_ms, self._revive_turn.next_ms(now_ms))
-        return min((at for at in (self._timers.next_tick_ms(), expiry_ms) if at is not None), default=None)
+        return min((at for at in (self._timers.next_tick_ms(), expiry_ms, self._scheduler.next_ms) if at is not None), default=None)
 
     def confirm(self, now_ms: int) -> None:
         """Accept ``now_ms`` however far it is from the last tick."""

@@ -187,7 +187,7 @@ def test_every_struct_that_a_call_gives_is_known() -> None:
 
 def test_every_public_call_of_a_store_is_one_of_the_wire() -> None:
     public = {name for name in dir(rmqstore.Store) if not name.startswith("_")} - {"close", "consume", "engine", "path"}
-    parts = {"topics", "groups", "dead_letters", "transfer"}
+    parts = {"topics", "groups", "dead_letters", "schedules", "transfer"}
     assert public - parts == set(CALLS)
     for kind in (RemoteStore, SharedStore):
         assert set(CALLS) <= set(vars(kind)), kind

@@ -40,6 +40,7 @@ from rmqstore.engine.schema import (
     LEASES,
     META,
     NEXT_ID_KEY,
+    NOTE,
     POP_FLOOR_KEY,
     PROGRESS,
     QUEUE,
@@ -316,6 +317,7 @@ class PopState:
         self.group_settings: dict[str, GroupSettings] = _table(
             kv, GROUP_SETTINGS, bytes.decode, lambda value: msgspec.json.decode(value, type=GroupSettings)
         )
+        self.notes: dict[str, bytes] = _table(kv, NOTE, bytes.decode, bytes)
         self.all_progress: dict[GroupQueue, Progress] = load_progress(kv)
         self.dead: dict[tuple[int, int], Dead] = _load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}
@@ -382,6 +384,10 @@ class PopState:
     def forget_settings(self, group: str) -> None:
         """Forget the settings of a group."""
         self.group_settings.pop(group, None)
+
+    def take_notes(self, notes: Mapping[str, bytes | None]) -> None:
+        """Keep notes, and let go of others."""
+        self.notes = {name: value for name, value in {**self.notes, **notes}.items() if value is not None}
 
     # ------------------------------------------------------------ deleted topics
 

@@ -61,6 +61,7 @@ from rmqstore.message import (
     check_count,
     check_group,
     check_marks,
+    check_notes,
     check_readable_topic,
     check_time_ms,
     retry_topic,
@@ -108,6 +109,8 @@ class OrderedPops(OrderedSide, PopStore):
     def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
         if txn.marks != ():
             check_marks(txn.marks)
+        if txn.notes:
+            check_notes(txn.notes)
         for change in txn.changes:
             check_time_ms("invisible_ms", change.invisible_ms, minimum=1)
         records = self._log.encode(txn.appends) if txn.appends is not None else ()
@@ -125,6 +128,8 @@ class OrderedPops(OrderedSide, PopStore):
             removals = self._administration.remove(transaction, txn.removals) if txn.removals else ()
             if len(records):
                 transaction.append(records)
+            if txn.notes:
+                transaction.note(txn.notes)
             if txn.timer_cursor is not None:
                 transaction.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
             if txn.marks:
@@ -258,6 +263,10 @@ class OrderedPops(OrderedSide, PopStore):
     def group_settings(self) -> dict[str, GroupSettings]:
         with self._lock, self._call:
             return dict(self._state.group_settings)
+
+    def notes(self) -> dict[str, bytes]:
+        with self._lock, self._call:
+            return dict(self._state.notes)
 
     def subscriptions(self, group: str | None = None) -> list[Subscription]:
         with self._lock, self._call:

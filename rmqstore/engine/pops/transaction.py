@@ -7,7 +7,7 @@ nothing (F3).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -29,6 +29,7 @@ from rmqstore.engine.schema import (
     LEASES,
     META,
     NEXT_ID_KEY,
+    NOTE,
     POP_FLOOR_KEY,
     PURGE,
     QUEUE_PREFIX,
@@ -427,6 +428,15 @@ class Transaction:
             self.write.delete_many(LEASES, deletes)
 
     # ------------------------------------------------------------ the end
+
+    def note(self, notes: Mapping[str, bytes | None]) -> None:
+        """Keep notes, and let go of others (I2)."""
+        for name, value in notes.items():
+            if value is not None:
+                self.write.put(META, NOTE + name.encode(), value)
+            elif name in self._state.notes:
+                self.write.delete(META, NOTE + name.encode())
+        self.afterwards(lambda state: state.take_notes(notes))
 
     def afterwards(self, change: Callable[[PopState], None]) -> None:
         """Have ``change`` done to the memory of the store once everything is written."""

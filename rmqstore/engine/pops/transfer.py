@@ -36,6 +36,7 @@ from rmqstore.engine.schema import (
     LEASES,
     MARK_AGE,
     META,
+    NOTE,
     PURGE,
     QUEUE_PREFIX,
     U64,
@@ -85,6 +86,7 @@ def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after
         "subscriptions": _subscriptions,
         "fifo": _fifo,
         "group_settings": _group_settings,
+        "notes": _notes,
     }[table]
     return listed(rows(state, topics, groups), schema, after, limit)
 
@@ -172,6 +174,11 @@ def _group_settings(state: PopState, topics: Mapping[int, str], groups: Mapping[
         yield {"group": group, **structs.asdict(settings)}
 
 
+def _notes(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for name, value in sorted(state.notes.items()):
+        yield {"name": name, "value": value}
+
+
 def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     rows = [
         {**_names_of(reader, topics, groups), "queue_offset": offset, **one._asdict()}
@@ -256,6 +263,7 @@ class PopImport:
             "standings": self._take_standings,
             "subscriptions": self._subscriptions,
             "group_settings": self._group_settings,
+            "notes": self._notes,
             "leases": self._leases,
             "fifo": self._take_fifo,
             "attempts": self._attempts,
@@ -343,6 +351,10 @@ class PopImport:
         for row in rows.to_pylist():
             settings = GroupSettings(max_retries=row["max_retries"], backoff_ms=tuple(row["backoff_ms"]))
             self._write.put(META, *group_settings_entry(row["group"], settings))
+
+    def _notes(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            self._write.put(META, NOTE + row["name"].encode(), row["value"])
 
     def _leases(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

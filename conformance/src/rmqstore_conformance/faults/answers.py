@@ -41,6 +41,7 @@ class Answers(Script):
         self._arrangements()
         if self.has("fifo"):
             self._runs()
+        self._schedules()
         self._hand_overs()
 
     # ------------------------------------------------------------ how calls are added
@@ -396,12 +397,33 @@ class Answers(Script):
         self._pop("pop in order to reject", "o", "f", 1, "GIVEN", again=False, order=True)
         self._settle("reject in order", "reject", "pop in order to reject", "REJECTED")
 
+    # ------------------------------------------------------------ schedules
+
+    def _schedules(self) -> None:
+        message = Message("t", b"again", queue_id=0, born_ms=START_MS)
+
+        def put() -> Answer:
+            self.at(4_000)
+            return Answer(str(self.store.schedules.put("s", timedelta(seconds=1), message).next_ms - START_MS))
+
+        def delete() -> Answer:
+            return Answer(str(self.store.schedules.delete("s")))
+
+        def note_below() -> object:
+            return self.store.engine.pops.apply(PopTxn(notes={"n": b"n"}), self._now_ms)
+
+        self.add("put a schedule", "schedules.put", put, "5000", "5000")
+        self.add_tick("tick that sends for a schedule", 5_000, "MOVED")
+        self.add("delete a schedule", "schedules.delete", delete, "True", "False")
+        rests_on = self._first("a note is on its way", note_below)
+        self.add("delete no schedule", "schedules.delete", delete, "False", "False", rests_on)
+
     # ------------------------------------------------------------ hand-over
 
     def _hand_overs(self) -> None:
         """Add what rests on seals and hand-overs; last, as timers are due by then."""
         timers = self.store.engine.timers
-        for name, key, ms in (("u", "u", 5_000), ("v", "v", 6_000)):
+        for name, key, ms in (("u", "u", 6_000), ("v", "v", 7_000)):
             self._first(f"a put of {name}", self._put_below(name, ms, key))
             self._first(f"time comes to {name}", partial(self.at, ms))
             sealed = self._first(f"a seal of {name} is on its way", partial(timers.seal, START_MS + ms))
@@ -411,10 +433,10 @@ class Answers(Script):
             elif self.has("cancel_by_key"):
                 self._cancel_key("cancel_key behind a seal on its way", "v", "ALREADY_DELIVERED", sealed, again="ALREADY_DELIVERED")
         # All is durable but the seal.
-        self._send("send what is sealed", messages_of("sealed", 2, "t", due_ms=(6_000,)), [b"sealed"], "APPLIED")
-        sealed = self._first("a seal alone is on its way", partial(timers.seal, START_MS + 6_000))
+        self._send("send what is sealed", messages_of("sealed", 2, "t", due_ms=(7_000,)), [b"sealed"], "APPLIED")
+        sealed = self._first("a seal alone is on its way", partial(timers.seal, START_MS + 7_000))
         self._cancel("cancel behind a seal alone", "send what is sealed", "ALREADY_DELIVERED", sealed)
-        self.add_tick("tick that hands over", 6_000, "MOVED")
+        self.add_tick("tick that hands over", 7_000, "MOVED")
         self._cancel("cancel behind a hand-over", "u0", "ALREADY_DELIVERED", "tick that hands over")
         self.add("flush of nothing", "flush", done(self.store.flush), "DONE", "DONE")
 

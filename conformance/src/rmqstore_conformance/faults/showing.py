@@ -78,6 +78,7 @@ def show(store: Store) -> Shown:
         "subscriptions": msgspec.to_builtins(store.groups.subscriptions()),
         "letters": _short([_letter(each) for each in letters]),
         "leases": _short(sorted(map(_lease, leases))),
+        "notes": [[name, _digest(value)] for name, value in sorted(store.engine.pops.notes().items())],
         "parked": rows_of(each.message for each in store.dead_letters.parked()),
         "contradictions": _contradictions(store, topics, letters, leases, len(timers)),
         "wrong": store.verify(),

@@ -112,6 +112,16 @@ def _marks_behind(side: Any, apply: Any, txn: PopTxn, now_ms: int, between: Call
     return result, apply(PopTxn(marks=txn.marks), now_ms)[1]
 
 
+@disk_mutant("I2", "R2.a_call_is_cut_between_two_writes", at=instead(Pops, "apply"))
+def keeps_notes_in_a_second_transaction(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+    """The notes of a step are made durable behind what it sends."""
+    if not txn.notes or txn.appends is None:
+        return apply(txn, now_ms)
+    result, ticket = apply(but(txn, notes={}), now_ms)
+    self.sync(ticket)
+    return result, apply(PopTxn(notes=txn.notes), now_ms)[1]
+
+
 @disk_mutant("I1", "R2.a_call_is_cut_between_two_writes", at=instead(Pops, "apply"))
 def stores_marks_in_a_second_transaction(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """The marks of a send for now are made durable behind its messages."""

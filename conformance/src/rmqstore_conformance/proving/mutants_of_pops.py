@@ -13,6 +13,7 @@ from rmqstore.contract import (
     PopTxn,
     PopTxnResult,
     Receipt,
+    WriteStatus,
 )
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.settle import Leasing
@@ -310,6 +311,24 @@ def refused_removals_are_half_done(self: Any, apply: Any, txn: PopTxn, now_ms: i
     done = [removed for each in txn.removals[:-1] for removed in apply(PopTxn(removals=[each]), now_ms)[0].removals]
     result, ticket = apply(but(txn, removals=txn.removals[-1:]), now_ms)
     return but(result, removals=(*done, *result.removals)), ticket
+
+
+# ---------------------------------------------------------------- notes (I2)
+
+
+@mutant("I2", "I2.a_step_that_does_nothing_keeps_no_note", at=instead(Pops, "apply"))
+def repeats_keep_their_notes(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+    """A repeat does nothing but to keep its notes, in place of those of the first call and of all since."""
+    result, ticket = apply(txn, now_ms)
+    if result.status is WriteStatus.REPEATED and txn.notes:
+        apply(PopTxn(notes=txn.notes), now_ms)
+    return result, ticket
+
+
+@mutant("I2", "I2.notes_are_kept_replaced_and_let_go_of", at=asks(Pops, "apply"))
+def notes_are_never_let_go_of(txn: PopTxn) -> PopTxn:
+    """A note stays for ever."""
+    return but(txn, notes={name: value for name, value in txn.notes.items() if value is not None})
 
 
 # ---------------------------------------------------------------- acks of a pop (P8)

@@ -1,0 +1,187 @@
+"""``store.schedules``: when messages come, what is refused, and that other ways into a store have them too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+import rmqstore
+from rmqstore import (
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    IllegalMessageError,
+    IllegalNameError,
+    ManualClock,
+    Message,
+    Schedule,
+    Store,
+    StoreFullError,
+    UnsupportedOperationError,
+    aio,
+)
+from rmqstore.transfer import dump, load_into
+from rmqstore_conformance.stores import Pair
+from tests.pairs import DURABLE_PAIRS, ENGINES
+
+BEGIN = datetime(2026, 3, 27, 12, 0, 0, 500_000, UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(BEGIN)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, services=False) as opened:
+        yield opened
+
+
+def sent(store: Store) -> list[tuple[str, datetime]]:
+    """Return of which schedule and of which time the messages are, in the order in which they came."""
+    found = [each.properties for each in store.pop("t", "g", max_messages=1024)]
+    return [(each["SCHEDULE"], datetime.fromtimestamp(int(each["SCHEDULED_MS"]) / 1000, UTC)) for each in found]
+
+
+def test_cron_times_are_those_of_their_zone(store: Store, clock: ManualClock) -> None:
+    made = store.schedules.put("nightly", "30 2 * * *", Message("t", b"x"), zone="Europe/Berlin")
+    assert datetime.fromtimestamp(made.next_ms / 1000, UTC) == datetime(2026, 3, 28, 1, 30, tzinfo=UTC)
+    clock.advance(timedelta(days=4))
+    assert store.tick().scheduled == 4
+    berlin = [at.astimezone(ZoneInfo("Europe/Berlin")).strftime("%d %H:%M") for _, at in sent(store)]
+    assert berlin == ["28 02:30", "29 03:00", "30 02:30", "31 02:30"], "in the night in which there is no half past two"
+
+
+def test_a_copy_has_all_of_the_message_and_an_id_of_its_own(store: Store, clock: ManualClock) -> None:
+    store.schedules.put("s", timedelta(minutes=1), Message("t", b"x", tag="a", keys=("k",), properties={"p": "1"}))
+    clock.advance(timedelta(minutes=2))
+    store.tick()
+    messages = store.pop("t", "g")
+    assert [(each.body, each.tag, each.keys, each.properties["p"]) for each in messages] == [(b"x", "a", ("k",), "1")] * 2
+    assert len({each.message_id for each in messages}) == 2
+    assert [int(each.properties["SCHEDULED_MS"]) for each in messages] == [clock.now_ms() - 60_000, clock.now_ms()]
+
+
+def test_put_again_goes_on_and_with_other_times_begins_anew(store: Store, clock: ManualClock) -> None:
+    store.schedules.put("s", timedelta(hours=1), Message("t", b"1"))
+    clock.advance(timedelta(minutes=50))
+    store.schedules.put("s", timedelta(hours=1), Message("t", b"2"))
+    clock.advance(timedelta(minutes=10))
+    store.tick()
+    assert [each.body for each in store.pop("t", "g")] == [b"2"]
+    made = store.schedules.put("s", timedelta(hours=2), Message("t", b"3"))
+    assert made.next_ms == clock.now_ms() + 7_200_000
+    assert store.schedules.list() == [made]
+
+
+def test_times_that_passed_have_one_message_together_if_asked_for(store: Store, clock: ManualClock) -> None:
+    for name, when in (("cron", "0 0 * * *"), ("every", DAY)):
+        store.schedules.put(name, when, Message("t", b"x"), catch_up=False)
+    clock.advance(timedelta(days=10))
+    assert store.tick().scheduled == 2
+    assert sent(store) == [("cron", datetime(2026, 3, 28, tzinfo=UTC)), ("every", BEGIN + DAY)]
+    assert [each.next_ms > clock.now_ms() for each in store.schedules.list()] == [True, True]
+    assert store.tick().scheduled == 0
+
+
+def test_schedules_take_turns_by_time_whatever_a_step_holds(tmp_path: Path, clock: ManualClock) -> None:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, services=False, hand_over_limit=3) as store:
+        store.schedules.put("a", timedelta(seconds=1), Message("t", b"x", message_group="g"))
+        store.schedules.put("b", timedelta(seconds=5), Message("t", b"x", message_group="g"))
+        clock.advance(timedelta(seconds=20))
+        assert store.tick().scheduled == 24
+        assert len(set(found := sent(store))) == len(found) == 24
+
+
+def test_a_tick_that_fails_sends_it_later(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.schedules.put("s", timedelta(hours=1), Message("t", b"x"))
+    clock.advance(timedelta(hours=1))
+    apply = store.engine.pops.apply
+
+    def full(*arguments: object) -> None:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.engine.pops, "apply", full)
+        with pytest.raises(StoreFullError):
+            store.tick()
+    assert store.engine.pops.apply == apply
+    assert store.next_wake_ms() == 0
+    assert store.tick().scheduled == 1
+    assert store.tick().scheduled == 0
+
+
+def test_a_pop_that_waits_gets_it(tmp_path: Path, clock: ManualClock) -> None:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock) as store:
+        store.schedules.put("s", timedelta(hours=1), Message("t", b"x"))
+        clock.advance(timedelta(hours=1))
+        assert len(store.pop("t", "g", wait=timedelta(seconds=60))) == 1
+
+
+@pytest.mark.parametrize(
+    ("when", "message", "named", "error", "match"),
+    [
+        ("0 3 * *", Message("t", b"x"), {}, IllegalArgumentError, "five fields"),
+        ("0 25 * * *", Message("t", b"x"), {}, IllegalArgumentError, "five fields"),
+        ("0 0 31 2 *", Message("t", b"x"), {}, IllegalArgumentError, "31 2"),
+        ("0 3 * * *", Message("t", b"x"), {"zone": "Europe/Atlantis"}, IllegalArgumentError, "tzdata"),
+        (60, Message("t", b"x"), {}, IllegalArgumentTypeError, "a timedelta, not 60"),
+        (timedelta(milliseconds=999), Message("t", b"x"), {}, IllegalArgumentError, "when"),
+        (DAY, "x", {}, IllegalMessageError, "sends a Message, not str"),
+        (DAY, Message("t", b""), {}, IllegalMessageError, "body"),
+        (DAY, Message("t", b"x", message_id="i"), {}, IllegalMessageError, "nor an id"),
+        (DAY, Message("t", b"x", deliver_at_ms=1), {}, IllegalMessageError, "deliver time"),
+        (DAY, Message("t", b"x", properties={"DELAY": "3"}), {}, IllegalMessageError, "deliver time"),
+        (DAY, Message("t", bytes(64 * 1024)), {}, IllegalMessageError, "65"),
+        (DAY, Message("t", b"x"), {"catch_up": 1}, IllegalArgumentTypeError, "catch_up"),
+        (DAY, Message("%DLQ%g", b"x"), {}, IllegalNameError, "topic"),
+    ],
+)
+def test_what_is_refused(store: Store, when: object, message: object, named: dict[str, object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        store.schedules.put("s", when, message, **named)  # type: ignore[arg-type]
+    assert store.schedules.list() == []
+
+
+def test_names_are_checked(store: Store) -> None:
+    with pytest.raises(IllegalNameError, match="schedule name"):
+        store.schedules.put("a b", DAY, Message("t", b"x"))
+    assert store.schedules.delete("a-b") is False
+
+
+def test_other_ways_into_a_store_have_them(tmp_path: Path, clock: ManualClock) -> None:
+    async def work() -> list[Schedule]:
+        async with aio.connect(tmp_path / "s") as store:
+            await store.schedules.put("b", DAY, Message("t", b"x"))
+            found: list[Schedule] = await store.schedules.list()
+            return found
+
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, share=True) as store:
+        with rmqstore.connect(tmp_path / "s") as client:
+            made = client.schedules.put("a", "0 3 * * *", Message("t", b"x", tag="a"), zone="UTC")
+            assert client.schedules.list() == [made] == store.schedules.list()
+        assert [each.name for each in asyncio.run(work())] == ["a", "b"]
+        clock.advance(DAY)
+        assert len(store.pop("t", "g", wait=timedelta(seconds=60))) > 0
+
+
+@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
+def test_a_dump_and_a_reader_have_them(tmp_path: Path, clock: ManualClock, pair: Pair) -> None:
+    engines = {"timer_engine": pair.timers, "pop_engine": pair.pops}
+    with rmqstore.open(tmp_path / "s", clock=clock, services=False, **engines) as store:
+        made = store.schedules.put("s", DAY, Message("t", b"x"))
+        dump(store, tmp_path / "d")
+    with rmqstore.open(tmp_path / "s", read_only=True) as reader:
+        assert reader.schedules.list() == [made]
+        with pytest.raises(UnsupportedOperationError, match="owner"):
+            reader.schedules.delete("s")
+    with rmqstore.open(tmp_path / "copy", engine=ENGINES[0], clock=clock, services=False) as copy:
+        load_into(tmp_path / "d", copy)
+        clock.advance(DAY)
+        assert copy.tick().scheduled == 1

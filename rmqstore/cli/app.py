@@ -15,7 +15,22 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from rmqstore.cli import administering, copies, demo, doctor, engines, groups, looking, pop, send, serving, suites, timers, working
+from rmqstore.cli import (
+    administering,
+    copies,
+    demo,
+    doctor,
+    engines,
+    groups,
+    looking,
+    pop,
+    schedules,
+    send,
+    serving,
+    suites,
+    timers,
+    working,
+)
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.cli.options import EPILOGS, examples
 from rmqstore.errors import RmqstoreError
@@ -134,13 +149,14 @@ def completion(
 
 # ---------------------------------------------------------------- the list of commands
 
-dead_letters, benchmarks, topics, consumers = (
+dead_letters, benchmarks, topics, consumers, repeating = (
     typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
     for text in (
         "List, resend or drop dead letters.",
         "Compare the engines under load.",
         "List, make, widen or remove topics.",
         "List, move or remove groups.",
+        "List, make or end what is sent again and again.",
     )
 )
 
@@ -155,6 +171,8 @@ app.add_typer(topics, name="topics")
 _add(topics, list=administering.list_topics, create=administering.create_topic, delete=administering.delete_topic)
 app.add_typer(consumers, name="groups")
 _add(consumers, list=administering.list_groups, reset_offset=administering.reset_offset, delete=administering.delete_group)
+app.add_typer(repeating, name="schedules")
+_add(repeating, list=schedules.list_schedules, put=schedules.put_schedule, delete=schedules.delete_schedule)
 _add(app, looking.lag, looking.peek, looking.leases, looking.where, groups.group)
 app.add_typer(dead_letters, name="dlq")
 _add(dead_letters, groups.list_, groups.resend, groups.drop)

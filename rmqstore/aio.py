@@ -53,8 +53,7 @@ class _Connection:
         self._number = 0
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._reading: asyncio.Task[None] | None = None
-        self._max_bytes = 0
-        self.path = ""
+        self.greeting: dict[str, Any] = {}
         sockets.add(self)
 
     def fileno(self) -> int:
@@ -87,8 +86,7 @@ class _Connection:
             except BaseException:
                 made._writer.close()
                 raise
-        made.path = greeting["path"]
-        made._max_bytes = greeting["frame_bytes"]
+        made.greeting = greeting
         made._reading = asyncio.create_task(made._read_all())
         return made
 
@@ -106,7 +104,7 @@ class _Connection:
         self._number += 1
         number = self._number
         request = frame([number, call.call, list(call.arguments), call.named])
-        if len(request) > self._max_bytes:
+        if len(request) > self.greeting["frame_bytes"]:
             raise IllegalArgumentError(f"{call.call} of {len(request)} bytes is more than the server takes at a time; send less a call")
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._writer.write(request)
@@ -260,6 +258,8 @@ class AsyncStore:
                     await made.close()
                     raise StoreClosedError(f"the connection to the store at {self._address} is closed; connect again")
                 self._connection = made
+                if self._own is not None:
+                    self._own._met(made.greeting)
             return self._connection
 
     async def _ask(self, ask: Ask) -> Any:

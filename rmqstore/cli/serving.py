@@ -81,7 +81,7 @@ async def _serve(opened: Store, path: Path, places: list[tuple[str, int]], token
     from rmqstore.server.connection import Address
     from rmqstore.server.serving import Server
 
-    server = Server(opened, token=token)
+    server = Server(opened, token=token, is_server=True)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -236,7 +236,11 @@ def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
 
 
 class Pool:
-    """The connections of a client; each call has one for itself, so as many calls go on side by side as there are threads that call."""
+    """The connections of a client; each call has one for itself, so as many calls go on side by side as there are threads that call.
+
+    Attributes:
+        met: told what the server says of itself, whenever one is reached.
+    """
 
     def __init__(self, address: Address, token: str | None, tls: ssl.SSLContext | None) -> None:
         self.address = address
@@ -246,6 +250,7 @@ class Pool:
         self._idle: list[Connection] = []
         self._is_closed = False
         self._pid = os.getpid()
+        self.met: Callable[[Mapping[str, Any]], None] | None = None
 
     def take(self) -> Connection:
         """Return a connection that nobody uses.
@@ -262,7 +267,10 @@ class Pool:
             if not connection.is_broken:
                 return connection
             connection.close()
-        return Connection(self.address, self._token, self._tls)
+        connection = Connection(self.address, self._token, self._tls)
+        if self.met is not None:
+            self.met(connection.greeting)
+        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next call."""

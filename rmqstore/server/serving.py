@@ -122,10 +122,15 @@ class _Answer(NamedTuple):
 
 
 class Server:
-    """Serves one open store; lives in an asyncio loop, which one thread runs."""
+    """Serves one open store; lives in an asyncio loop, which one thread runs.
 
-    def __init__(self, store: Store, *, token: str | None = None, limits: Limits | None = None) -> None:
+    Args:
+        is_server: that is what its process is for, and not beside what it does itself with the store.
+    """
+
+    def __init__(self, store: Store, *, token: str | None = None, limits: Limits | None = None, is_server: bool = False) -> None:
         self.limits = limits or Limits()
+        self._is_server = is_server
         self.clients: set[Client] = set()
         self.is_stopping = False
         self._store = store
@@ -225,7 +230,7 @@ class Server:
             raise FormatVersionError(f"this server speaks protocol {PROTOCOL}, the client {protocol}; install one version for both")
         if self._token is not None and not hmac.compare_digest(self._token.encode(), (token or "").encode()):
             raise AccessDeniedError(f"the server wants a token{', and this is not it' if token else '; give connect(…, token=…)'}")
-        return {"path": str(self._path), "frame_bytes": self.limits.frame_bytes}
+        return {"path": str(self._path), "frame_bytes": self.limits.frame_bytes, "is_server": self._is_server}
 
     # ------------------------------------------------------------ rounds
 

@@ -2,7 +2,8 @@
 
 The first of them owns the store and serves the others by a socket in the store's directory. When it closes or dies, the others see their
 connections break, and the first of them that gets the lock opens the store, which recovers, and serves in its turn. A call that was under
-way is made again, at the new owner, where that neither loses nor doubles anything.
+way is made again, at the new owner, where that neither loses nor doubles anything. A server (``rmqstore serve``) that goes may be about to
+begin anew, so the others wait a while for it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rmqstore.clock import Clock
 from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError
@@ -28,15 +30,22 @@ from rmqstore.store.store import Store
 if TYPE_CHECKING:
     from rmqstore.store.administration import Groups, Topics, Transfer
     from rmqstore.store.dead_letters import DeadLetters
-from rmqstore.store.schedules import Schedules
+    from rmqstore.store.schedules import Schedules
+
+
+_SERVER_BACK_S: Final = 15.0
+"""So long nobody takes over behind a server."""
 
 
 class _Follower(RemoteStore):
     """Reaches the owner, and asks to take over when there is none."""
 
-    def __init__(self, path: Path, take_over: Callable[[], Store | None], patience: timedelta) -> None:
+    def __init__(
+        self, path: Path, met: Callable[[Mapping[str, Any]], None], take_over: Callable[[], Store | None], patience: timedelta
+    ) -> None:
         self._take_over = take_over
         super().__init__(path, token=None, tls=None, patience=patience)
+        self._pool.met = met
 
     def _path_told(self) -> Path:
         assert self._pool.address.path is not None
@@ -74,8 +83,10 @@ class SharedStore(Store):
         self._mine: Store | None = None
         self._server: ServerThread | None = None
         self._is_gone = False
+        self._is_served = False
+        self._missed_since_s: float | None = None
         _shared.add(self)
-        self._follower = _Follower(self._path, self._take_over, patience)
+        self._follower = _Follower(self._path, self._met, self._take_over, patience)
         if self._take_over() is None:
             self._see_owner(patience)
 
@@ -101,12 +112,25 @@ class SharedStore(Store):
         self._lock = threading.Lock()
         self._mine = self._server = None
 
+    def _met(self, greeting: Mapping[str, Any]) -> None:
+        """Note what an owner says of itself."""
+        self._is_served = greeting["is_server"]
+        self._missed_since_s = None
+
+    def _waits_for_server(self) -> bool:
+        """Whether the owner was a server a moment ago; as the owner in its place, this process would keep it from beginning anew."""
+        if self._missed_since_s is None:
+            self._missed_since_s = time.monotonic()
+        return self._is_served and time.monotonic() < self._missed_since_s + _SERVER_BACK_S
+
     def _take_over(self) -> Store | None:
-        """Become the owner if there is none; None when there is one."""
+        """Become the owner if there is none; None when there is one, or will be."""
         with self._lock:
             if self._is_gone:
                 raise StoreClosedError(f"store {self._path} was closed meanwhile; open it again")
             if self._mine is None:
+                if self._waits_for_server():
+                    return None
                 try:
                     mine = self._open_it()
                 except StoreLockedError:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -84,6 +85,28 @@ def test_a_second_server_leaves_the_first_one_alone(root: Path) -> None:
         given = run("send", data, "t", "hello", "--engine", ENGINE, "--create")
         assert given.returncode == 1
         assert "is for who opens it" in given.stderr
+
+
+def test_those_who_share_a_store_leave_it_to_its_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = root / "data"
+    with (
+        serving(data, "--create", "--engine", ENGINE) as server,
+        rmqstore.open(data, share=True) as store,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        store.send(Message("t", b"1"))
+        server.terminate()
+        assert server.wait(_PATIENCE_S) == 0
+        sent = threads.submit(store.send, Message("t", b"2"))
+        with serving(data) as next_server:
+            sent.result(_PATIENCE_S)
+            assert not store.is_owner
+            monkeypatch.setattr("rmqstore.server.sharing._SERVER_BACK_S", 0.1)
+            next_server.kill()
+            next_server.wait(_PATIENCE_S)
+            store.send(Message("t", b"3"))
+            assert store.is_owner
+            assert [each.body for each in store.pop("t", "g")] == [b"1", b"2", b"3"]
 
 
 def test_a_worker_makes_no_store(root: Path) -> None:

@@ -27,7 +27,7 @@ from rmqstore.contract import Cell, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in, room_of
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader
 
@@ -239,7 +239,7 @@ def _start_of(pid: int) -> str | None:
 
 def _files(path: Path, in_use: set[str]) -> Iterator[Finding]:
     for engine in sorted(in_use):
-        files, taken = _bytes_in(path / engine)
+        files, taken = room_of(path / engine)
         if files:
             yield Finding("files", Level.OK, f"{engine}: {show.count(files, 'file')}, {size(taken)}")
         else:
@@ -257,7 +257,7 @@ def _settings(path: Path) -> Finding:
 
 
 def _disk(path: Path) -> Finding:
-    _, used = _bytes_in(path)
+    _, used = room_of(path)
     free = shutil.disk_usage(path).free
     text = f"{size(free)} free, the store takes {size(used)}"
     if not os.access(path, os.W_OK):
@@ -333,12 +333,6 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
-
-
-def _bytes_in(directory: Path) -> tuple[int, int]:
-    """Return how many files there are in a directory, and the room that they take."""
-    found = [status.st_blocks * 512 for entry in directory.rglob("*") if entry.is_file() and (status := _status(entry))]
-    return len(found), sum(found)
 
 
 def size(number: int) -> str:

@@ -18,9 +18,10 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -294,6 +295,17 @@ def write_durably(file: Path, content: bytes, suffix: str = ".new") -> None:
         new.unlink(missing_ok=True)
         raise
     sync_path(file.parent)
+
+
+def room_of(directory: Path) -> tuple[int, int]:
+    """Return how many files there are in a directory, and the bytes that they take on the disk."""
+    statuses = []
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # it was removed meanwhile
+                statuses.append(Path(folder, name).lstat())
+    taken = [status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode)]
+    return len(taken), sum(taken)
 
 
 def _this_process() -> str:

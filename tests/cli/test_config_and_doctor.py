@@ -173,7 +173,7 @@ def _need(cli: Command, patch: pytest.MonkeyPatch) -> None:
 def _room(free: int) -> Callable[[Command, pytest.MonkeyPatch], None]:
     def leave(cli: Command, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
-        patch.setattr(doctor, "_bytes_in", lambda path: (1, 10**8))
+        patch.setattr(doctor, "room_of", lambda path: (1, 10**8))
 
     return leave
 

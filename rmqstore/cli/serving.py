@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
+import json
+import logging
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.options import StoreArgument, complete_engine, examples
+from rmqstore.cli.options import StoreArgument, complete_engine, examples, imported
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import SOCKET_NAME
 
 if TYPE_CHECKING:
     import ssl
+
+_T = TypeVar("_T")
 
 _UNIX: Final = "unix"
 
@@ -28,9 +36,16 @@ ListenOption = Annotated[
 ]
 
 
+class LogForm(enum.Enum):
+    """How a server tells what goes on."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 @examples(
     "rmqstore serve data --create",
-    "rmqstore serve data --listen 127.0.0.1:7450",
+    "rmqstore serve data --listen 127.0.0.1:7450 --metrics 127.0.0.1:9464",
     "rmqstore serve data --listen 0.0.0.0:7450 --token-file token --tls-cert server.pem --tls-key server.key",
 )
 def serve(
@@ -45,6 +60,15 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Clients must show a certificate that these have signed."),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Where /metrics is for Prometheus, and /health with it.")
+    ] = None,
+    health: Annotated[
+        str | None, typer.Option("--health", metavar="HOST:PORT", help="Where /health and /health/live are, as with --metrics.")
+    ] = None,
+    log: Annotated[
+        LogForm, typer.Option("--log", metavar="text|json", help="What stderr is: text, or a JSON object a line.", show_default=False)
+    ] = LogForm.TEXT,
     create: Annotated[bool, typer.Option("--create", help="Make the store if there is none.")] = False,
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)
@@ -55,9 +79,14 @@ def serve(
 
     They reach it by `rmqstore.connect`, with the calls of a store that is open in the process; so do the commands of this command line.
     It always listens on the socket `rmqstore.sock` in the store, for processes of the same user. A port that other machines may reach
-    needs a token or certificates. Ctrl-C or SIGTERM ends it: calls under way are answered, pops that wait go on when it is back.
+    needs a token or certificates; those of --metrics and --health, which are for HTTP, ask nobody who they are. Ctrl-C or SIGTERM ends it:
+    calls under way are answered, pops that wait go on when it is back.
     """
     places = [_place(each) for each in listen or () if each != _UNIX]
+    watched = [(option, *_place(each, option)) for option, each in (("--metrics", metrics), ("--health", health)) if each is not None]
+    if metrics is not None:
+        imported("opentelemetry.exporter.prometheus", "--metrics needs OpenTelemetry", "rmqstore[metrics]")
+    tell = show.note if log is LogForm.TEXT else _telling_json()
     token = None if token_file is None else _token(token_file)
     tls = _context(tls_cert, tls_key, tls_ca)
     for host, port in places:
@@ -72,10 +101,18 @@ def serve(
     with open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or [])) as opened:
         import asyncio  # with the server, it is the slower half of a command's start
 
-        asyncio.run(_serve(opened, store, places, token, tls))
+        asyncio.run(_serve(opened, store, places, token, tls, watched, tell))
 
 
-async def _serve(opened: Store, path: Path, places: list[tuple[str, int]], token: str | None, tls: ssl.SSLContext | None) -> None:
+async def _serve(
+    opened: Store,
+    path: Path,
+    places: list[tuple[str, int]],
+    token: str | None,
+    tls: ssl.SSLContext | None,
+    watched: list[tuple[str, str, int]],
+    tell: Callable[[str], None],
+) -> None:
     import asyncio
 
     from rmqstore.server.connection import Address
@@ -86,21 +123,55 @@ async def _serve(opened: Store, path: Path, places: list[tuple[str, int]], token
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
+    async with AsyncExitStack() as watches:
+        try:
+            await server.listen_unix(path / SOCKET_NAME)
+            tell(f"serving {path} at {path / SOCKET_NAME}")
+            for host, port in places:
+                (taken, *_) = await _had(server.listen(host, port, tls), f"--listen {host}:{port}")
+                tell(f"serving {path} at {Address(None, host, taken, tls is not None)}")
+            for option, host, port in watched:
+                from rmqstore.server.watching import Watch, exported
+
+                watch = Watch(opened, watches.enter_context(exported(opened)) if option == "--metrics" else None)
+                watches.push_async_callback(watch.stop)
+                taken = await _had(watch.listen(host, port), f"{option} {host}:{port}")
+                at = f"{f'[{host}]' if ':' in host else host}:{taken}"
+                tell(f"{option[2:]} of {path} at http://{at}/{option[2:]}")
+            _tell_manager("READY=1")
+            await ended.wait()
+            _tell_manager("STOPPING=1")
+        finally:
+            await server.stop()
+    tell("ended; every call that was answered is kept.")
+
+
+async def _had(listening: Awaitable[_T], what: str) -> _T:
     try:
-        await server.listen_unix(path / SOCKET_NAME)
-        show.note(f"serving {path} at {path / SOCKET_NAME}")
-        for host, port in places:
-            try:
-                (taken, *_) = await server.listen(host, port, tls)
-            except OSError as error:
-                raise StorePathError(f"--listen {host}:{port} cannot be had: {error.strerror or error}") from error
-            show.note(f"serving {path} at {Address(None, host, taken, tls is not None)}")
-        _tell_manager("READY=1")
-        await ended.wait()
-        _tell_manager("STOPPING=1")
-    finally:
-        await server.stop()
-    show.note("ended; every call that was answered is kept.")
+        return await listening
+    except OSError as error:
+        raise StorePathError(f"{what} cannot be had: {error.strerror or error}") from error
+
+
+class _JsonLines(logging.Formatter):
+    """Writes a record as a JSON object on a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        return json.dumps(told | ({"error": self.formatException(record.exc_info)} if record.exc_info else {}))
+
+
+def _telling_json() -> Callable[[str], None]:
+    """Log to stderr as JSON from now on; returns what logs a line."""
+    logger, handler = logging.getLogger("rmqstore"), logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return logger.info
 
 
 def _tell_manager(state: str) -> None:
@@ -112,10 +183,11 @@ def _tell_manager(state: str) -> None:
             manager.sendall(state.encode())
 
 
-def _place(text: str) -> tuple[str, int]:
+def _place(text: str, option: str = "--listen") -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise typer.BadParameter(f"{text} is neither unix nor HOST:PORT, as in 127.0.0.1:7450", param_hint="--listen")
+        what = "neither unix nor" if option == "--listen" else "not"
+        raise typer.BadParameter(f"{text} is {what} HOST:PORT, as in 127.0.0.1:7450", param_hint=option)
     return host.strip("[]"), int(port)
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -125,6 +126,44 @@ def test_a_service_manager_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) 
             assert manager.recv(100) == b"READY=1"
             server.send_signal(signal.SIGTERM)
             assert manager.recv(100) == b"STOPPING=1"
+
+
+def page(url: str) -> str:
+    with urlopen(url, timeout=_PATIENCE_S) as answer:
+        return str(answer.read(), "utf-8")
+
+
+def test_a_server_is_watched(root: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.prometheus", reason="the extra metrics is not installed")
+    options = ("--metrics", "127.0.0.1:0", "--health", "127.0.0.1:0", "--log", "json")
+    with serving(root / "data", "--create", "--engine", ENGINE, *options) as server:
+        metrics = json.loads(line(server, "metrics of"))["message"].rpartition(" ")[2]
+        health = json.loads(line(server, "health of"))["message"].rpartition(" ")[2]
+        with rmqstore.connect(root / "data") as store:
+            store.send(Message("t", b"x"))
+            store.pop("t", "g")
+        text = page(metrics)
+        for name, label in {
+            "rocketmq_messages_in_total": 'topic="t"',
+            "rocketmq_messages_out_total": 'consumer_group="g"',
+            "rocketmq_rpc_latency_milliseconds_count": 'request_code="pop"',
+            "rocketmq_consumer_inflight_messages": 'topic="t"',
+            "rmqstore_ready": "store=",
+        }.items():
+            (found,) = [each for each in text.splitlines() if each.startswith(f"{name}{{") and label in each]
+            assert found.endswith(" 1.0"), found
+        assert json.loads(page(health)) == json.loads(page(metrics.replace("/metrics", "/health")))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(_PATIENCE_S) == 0
+        assert server.stderr is not None
+        assert [json.loads(each)["level"] for each in server.stderr.read().splitlines()] == ["info"]
+
+
+def test_metrics_need_what_is_to_be_installed(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)
+    assert "pip install 'rmqstore[metrics]'" in cli.bad(1, "serve", "data", "--metrics", "127.0.0.1:0")
+    assert "HOST:PORT" in cli.bad(2, "serve", "data", "--health", "9464")
 
 
 def test_over_tcp_with_a_token(root: Path) -> None:

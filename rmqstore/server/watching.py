@@ -1,0 +1,129 @@
+"""HTTP for who watches a server: ``/metrics``, ``/health`` and ``/health/live``, on a port of its own (docs/server.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from rmqstore.errors import RmqstoreError
+from rmqstore.services.metrics import observe
+from rmqstore.store import Store
+
+_log = logging.getLogger("rmqstore")
+
+_REQUEST_BYTES: Final = 8192
+_REQUEST_S: Final = 10.0
+"""What a request may hold, and how long it may take to come."""
+
+_CLIENTS: Final = 32
+"""So many connections at a time; what they ask for is read by one thread, one after the other."""
+
+
+class _Answer(NamedTuple):
+    status: HTTPStatus
+    text: bytes
+    kind: str = "text/plain; charset=utf-8"
+
+
+class Watch:
+    """Answers on a port how a store does; lives in an asyncio loop.
+
+    Args:
+        metrics: makes the text of ``/metrics``; without it there is no such page.
+    """
+
+    def __init__(self, store: Store, metrics: Callable[[], bytes] | None = None) -> None:
+        self._store = store
+        self._pages: dict[str, Callable[[], _Answer]] = {"/health": self._ready, "/health/live": self._live}
+        if metrics is not None:
+            self._pages["/metrics"] = lambda: _Answer(HTTPStatus.OK, metrics(), "text/plain; version=0.0.4; charset=utf-8")
+        self._listener: asyncio.Server | None = None
+        self._clients: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rmqstore-watch")
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen on a TCP port, 0 for a free one; returns the port."""
+        self._listener = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES)
+        port_taken: int = self._listener.sockets[0].getsockname()[1]
+        return port_taken
+
+    async def stop(self) -> None:
+        """Take no more requests, and end those that are under way."""
+        if self._listener is not None:
+            self._listener.close()
+        for writer in self._clients.values():
+            writer.transport.abort()
+        if ending := [each for each in self._clients if each is not None]:
+            await asyncio.wait(ending)
+        self._pool.shutdown()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients[asyncio.current_task()] = writer
+        try:
+            if len(self._clients) <= _CLIENTS:
+                with suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+                    await self._exchange(reader, writer)
+        finally:
+            del self._clients[asyncio.current_task()]
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_REQUEST_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        method, path, *_ = [*head.partition(b"\r\n")[0].decode("latin-1").split(" "), ""]
+        answer = await self._answer(method, path.partition("?")[0])
+        fields = f"Content-Type: {answer.kind}\r\nContent-Length: {len(answer.text)}\r\nConnection: close\r\n\r\n"
+        writer.write(f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n{fields}".encode())
+        if method != "HEAD":
+            writer.write(answer.text)
+        async with asyncio.timeout(_REQUEST_S):
+            await writer.drain()
+
+    async def _answer(self, method: str, path: str) -> _Answer:
+        if (page := self._pages.get(path)) is None:
+            return _Answer(HTTPStatus.NOT_FOUND, f"there is {', '.join(self._pages)}\n".encode())
+        if method not in ("GET", "HEAD"):
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET\n")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, page)
+        except Exception:
+            _log.exception("a page for who watches the server failed: %s", path)
+            return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"the log of the server says why\n")
+
+    def _ready(self) -> _Answer:
+        return self._health("ready")
+
+    def _live(self) -> _Answer:
+        return self._health("live")
+
+    def _health(self, wanted: str) -> _Answer:
+        """Tell how the store does; one whose calls raise, as after a failed sync, is not live: only to begin anew helps it."""
+        try:
+            health = self._store.health()
+            told = {"live": True, "ready": health.is_ready, "problems": health.problems}
+        except RmqstoreError as error:
+            told = {"live": False, "ready": False, "problems": [str(error)]}
+        status = HTTPStatus.OK if told[wanted] else HTTPStatus.SERVICE_UNAVAILABLE
+        return _Answer(status, json.dumps(told).encode() + b"\n", "application/json")
+
+
+@contextmanager
+def exported(store: Store) -> Iterator[Callable[[], bytes]]:
+    """Observe a store until the end of the block; gives what makes the text that Prometheus reads, of the store and of this process."""
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from opentelemetry.sdk.metrics import MeterProvider
+    from prometheus_client import REGISTRY, generate_latest
+
+    provider = MeterProvider([PrometheusMetricReader(disable_target_info=True)], shutdown_on_exit=False)
+    try:
+        with observe(store, provider):
+            yield functools.partial(generate_latest, REGISTRY)
+    finally:
+        provider.shutdown()

@@ -1,0 +1,143 @@
+"""HTTP for who watches a server: what each page says, and what it takes no part in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import ManualClock, Message, Store, StorePoisonedError
+from rmqstore.server import watching
+from rmqstore.server.watching import Watch
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_800_000_000_000)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)  # none of this needs it
+    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False) as opened:
+        yield opened
+
+
+async def said(port: int, request: bytes) -> bytes:
+    """Return all that comes back for what is sent, until the other end closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        await closed(writer)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def nothing() -> None:
+    """Do nothing afterwards."""
+
+
+def watched(
+    store: Store,
+    exchange: Callable[[int], Awaitable[object]],
+    metrics: Callable[[], bytes] | None = None,
+    afterwards: Callable[[], Awaitable[object]] = nothing,
+) -> None:
+    async def run() -> None:
+        watch = Watch(store, metrics)
+        port = await watch.listen("127.0.0.1", 0)
+        try:
+            await exchange(port)
+        finally:
+            await watch.stop()
+        await afterwards()
+
+    asyncio.run(run())
+
+
+def pages(store: Store, *paths: str, method: str = "GET", metrics: Callable[[], bytes] | None = None) -> list[tuple[int, bytes]]:
+    """Return status and text of some pages."""
+    found: list[tuple[int, bytes]] = []
+
+    async def exchange(port: int) -> None:
+        for path in paths:
+            head, _, text = (await said(port, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).partition(b"\r\n\r\n")
+            found.append((int(head.split()[1]), text))
+
+    watched(store, exchange, metrics)
+    return found
+
+
+def test_a_store_that_is_late_is_live_and_not_ready(store: Store, clock: ManualClock) -> None:
+    store.send(Message("t", b"x"), delay=timedelta(seconds=1))
+    assert [status for status, _ in pages(store, "/health", "/health/live")] == [200, 200]
+    clock.advance(60_000)
+    (ready, told), (live, _) = pages(store, "/health", "/health/live?verbose")
+    assert (ready, live) == (503, 200)
+    assert json.loads(told) == {"live": True, "ready": False, "problems": ["1 timers are overdue, the first one by 59 s"]}
+
+
+def test_a_poisoned_store_is_not_live(store: Store) -> None:
+    store._poisoned(StorePoisonedError("the disk failed"))
+    for status, told in pages(store, "/health", "/health/live"):
+        assert status == 503
+        assert json.loads(told) == {"live": False, "ready": False, "problems": ["the disk failed"]}
+
+
+def test_pages_that_there_are_not(store: Store) -> None:
+    assert pages(store, "/metrics", "/", "") == [(404, b"there is /health, /health/live\n")] * 3
+    assert pages(store, "/health", method="POST") == [(405, b"GET\n")]
+    assert pages(store, "/health", method="HEAD") == [(200, b"")]
+
+
+def test_a_page_that_fails_says_so(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bytes:
+        raise ZeroDivisionError
+
+    assert pages(store, "/metrics", "/health", metrics=broken)[0] == (500, b"the log of the server says why\n")
+    assert "/metrics" in caplog.text
+
+
+def test_a_client_takes_no_more_than_its_share(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_CLIENTS", 2)
+
+    async def exchange(port: int) -> None:
+        assert await said(port, b"x" * 20_000) == b""
+        assert (await said(port, b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+        silent.extend([await asyncio.open_connection("127.0.0.1", port) for _ in range(2)])
+        assert await said(port, b"GET /health HTTP/1.1\r\n\r\n") == b""
+        monkeypatch.setattr(watching, "_CLIENTS", 3)
+        assert (await said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    async def afterwards() -> None:
+        for reader, writer in silent:
+            assert await reader.read() == b""  # the stop has ended it
+            await closed(writer)
+
+    silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    watched(store, exchange, afterwards=afterwards)
+    assert len(silent) == 2
+
+
+def test_a_client_that_says_nothing_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_REQUEST_S", 0.01)
+
+    async def exchange(port: int) -> None:
+        assert await said(port, b"GET /health") == b""
+
+    watched(store, exchange)

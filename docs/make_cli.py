@@ -19,10 +19,10 @@ Made by `docs/make_cli.py` from the commands in `rmqstore/cli/`; change the text
 
 `rmqstore` works on a store directory, which is the first argument of nearly every command. `rmqstore COMMAND -h` shows what stands here.
 
-Commands that only read (`timers`, `topics list`, `groups list`, `lag`, `peek`, `leases`, `group`, `dlq list`, `config`, `doctor`, `verify`,
-`dump`) work beside a program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect` reads the
-bare files beside whoever owns them. All others own the store for a moment, or go through the program that has it open, where that one
-[serves or shares it](server.md); where it does not, they say who has it.
+Commands that only read (`timers`, `topics list`, `groups list`, `lag`, `top`, `peek`, `leases`, `group`, `dlq list`, `config`, `doctor`,
+`verify`, `dump`) work beside a program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect`
+reads the bare files beside whoever owns them. All others own the store for a moment, or go through the program that has it open, where that
+one [serves or shares it](server.md); where it does not, they say who has it.
 
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
   turns colours off on a terminal, too.
@@ -70,6 +70,13 @@ JSON: dict[str, dict[str, str]] = {
     "rmqstore lag": {
         "lags": "a list of `group`, `topic`, `ready`, `in_flight`, `retry`, `dead`, `expired`, `backing_off`, `queues`; "
         "a queue has `queue_id`, `next_offset`, `end_offset`, `in_flight`",
+    },
+    "rmqstore top": {
+        "store, engines, now_ms, now_iso": "what was looked at, and when",
+        "is_ready, problems, pending, overdue, lateness_ms": "as `store.health()` tells",
+        "due": "an object of how many timers are due `now`, `in 1 min`, `in 1 h`, `in 1 d`, `later`, each without those before",
+        "groups": "a list of `group`, `topic`, `ready`, `in_flight`, `retry`, `dead`, `expired`, `backing_off`",
+        "disk_bytes": "what the directory takes; null for an address",
     },
     "rmqstore peek": {"messages": f"a list of {_STORED}", "next_offset": "where to read on; null at the end"},
     "rmqstore group": {

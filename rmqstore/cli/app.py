@@ -29,6 +29,7 @@ from rmqstore.cli import (
     serving,
     suites,
     timers,
+    top,
     working,
 )
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
@@ -180,6 +181,6 @@ _add(app, engines.config, doctor.doctor, doctor.inspect, suites.conformance)
 app.add_typer(benchmarks, name="bench")
 _add(benchmarks, suites.run, suites.workloads, suites.report)
 _add(app, suites.load_test, engines.new_engine)
-_add(app, serving.serve, working.worker)
+_add(app, serving.serve, working.worker, top.top)
 _add(app, copies.verify, copies.snapshot, copies.restore, copies.dump, copies.load, copies.migrate)
 _add(app, engines.engines, demo.demo, completion)

@@ -42,6 +42,12 @@ complete_group = _in_the_store(lambda store: store.groups.list())
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", parser=checked_path)]
 """Parsed here, since an empty text would become the current directory."""
 
+AddressArgument = Annotated[str, typer.Argument(metavar="STORE|URL", help="Directory of the store, or the address of a server.")]
+TokenOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", exists=True, dir_okay=False, help="The token that the server asks for."),
+]
+
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", autocompletion=complete_topic)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 GroupOption = Annotated[

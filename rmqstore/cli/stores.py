@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import typer
+
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import keyword_of
 from rmqstore.contract import PendingTimer
@@ -127,6 +129,18 @@ def owning(
             raise locked from None
     with store:
         yield store
+
+
+def is_address(store: str) -> bool:
+    """Say whether what was given is the address of a server, and not a directory."""
+    return "://" in store or store.startswith("unix:") or (":" in store and not Path(store).exists())
+
+
+def token_for(store: str, file: Path | None) -> str | None:
+    """Return the token in a file, for a server's address; None when no file was given."""
+    if file is not None and not is_address(store):
+        raise typer.BadParameter("a directory is shared without a token; it is for a server's address", param_hint="--token-file")
+    return None if file is None else file.read_text(encoding="utf-8").strip()
 
 
 def parsed_settings(given: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import typer
 
 import rmqstore
 from rmqstore.cli import show, stores
-from rmqstore.cli.options import TopicArgument, complete_group, examples
+from rmqstore.cli.options import AddressArgument, TokenOption, TopicArgument, complete_group, examples
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.store import Store
@@ -29,7 +29,7 @@ from rmqstore.store import Store
     "rmqstore worker rmqstore://127.0.0.1:7450 orders billing shop.jobs:close",
 )
 def worker(
-    store: Annotated[str, typer.Argument(metavar="STORE|URL", help="Directory of the store, or the address of a server.")],
+    store: AddressArgument,
     topic: TopicArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)],
     handler: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What takes a message; looked for here too.")],
@@ -42,9 +42,7 @@ def worker(
     ] = None,
     order: Annotated[bool, typer.Option("--order", help="Keep the order of message groups.")] = False,
     filter_: Annotated[str, typer.Option("--filter", metavar="EXPRESSION", help="Only what this filter lets through.")] = "*",
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", exists=True, dir_okay=False, help="The token that the server asks for.")
-    ] = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Give messages to a Python function.
 
@@ -56,7 +54,7 @@ def worker(
     longest = None if timeout is None else timedelta(milliseconds=duration_option("--timeout", timeout, minimum=1))
     function = _function(handler)
     with (
-        _opened(store, token_file) as opened,
+        _opened(store, stores.token_for(store, token_file)) as opened,
         _Signals() as told,
         opened.consume(
             topic, group, function, threads=threads, batch=batch, invisible=lease, timeout=longest, order=order, filter=filter_
@@ -74,11 +72,9 @@ def worker(
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this program
 
 
-def _opened(store: str, token_file: Path | None) -> Store:
-    if "://" in store or store.startswith("unix:") or (":" in store and not Path(store).exists()):
-        return rmqstore.connect(store, token=None if token_file is None else token_file.read_text(encoding="utf-8").strip())
-    if token_file is not None:
-        raise typer.BadParameter("a directory is shared without a token; it is for a server's address", param_hint="--token-file")
+def _opened(store: str, token: str | None) -> Store:
+    if stores.is_address(store):
+        return rmqstore.connect(store, token=token)
     stores.require(Path(store))
     return rmqstore.open(store, share=True)
 

@@ -9,7 +9,7 @@ import msgspec
 from rmqstore.contract import Lag
 
 if TYPE_CHECKING:
-    from rmqstore.store.store import Store
+    from rmqstore.store.reader import Reader
 
 LATE_MS: Final = 10_000
 """Timers that wait so long behind their tick are a problem, and not a moment's load."""
@@ -43,7 +43,7 @@ class Health(msgspec.Struct, frozen=True):
     groups: tuple[GroupHealth, ...]
 
 
-def health_of(store: Store, now_ms: int, failure: Exception | None) -> Health:
+def health_of(store: Reader, now_ms: int, failure: Exception | None) -> Health:
     """Return how an open store does; ``failure``: the error of its last tick, while it has not ticked well since."""
     # A timer is due with its tick, which is up to one precision behind its time.
     due_ms = max(now_ms - store.engine.timers.precision_ms, 0)

@@ -35,7 +35,8 @@ from rmqstore.errors import *  # noqa: F403 - every error is public
 from rmqstore.late import schemas
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.server import connect, open  # noqa: A004 - a store opens like a file
-from rmqstore.services.worker import Reject, Retry, Worker
+from rmqstore.services.consuming import Reject, Retry
+from rmqstore.services.worker import Worker
 from rmqstore.store import Store
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.health import GroupHealth, Health

@@ -18,7 +18,8 @@ import asyncio
 import functools
 import os
 import ssl
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +39,9 @@ from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
 from rmqstore.store import Store
 from rmqstore.store.opening import checked_clock, checked_path
 from rmqstore.store.receipts import PoppedMessages
+
+if TYPE_CHECKING:
+    from rmqstore.services.async_worker import AsyncHandler, AsyncWorker
 
 __all__ = ["AsyncStore", "connect", "open"]
 
@@ -221,6 +225,7 @@ class AsyncStore:
         self._lanes = Lanes()
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
+        self._workers: weakref.WeakSet[AsyncWorker] = weakref.WeakSet()
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -256,7 +261,7 @@ class AsyncStore:
                     made = await _Connection.to(self._address, self._token, self._tls)
                 if self._is_closed:  # meanwhile
                     await made.close()
-                    raise StoreClosedError(f"the connection to the store at {self._address} is closed; connect again")
+                self._check_open()
                 self._connection = made
                 if self._own is not None:
                     self._own._met(made.greeting)
@@ -265,8 +270,7 @@ class AsyncStore:
     async def _ask(self, ask: Ask) -> Any:
         call = Underway(ask, self._lanes, self._address, self._patience_s)
         while True:
-            if self._is_closed:
-                raise StoreClosedError(f"the connection to the store at {self._address} is closed; connect again")
+            self._check_open()
             try:
                 connection = await self._connected()
             except (OSError, EOFError) as error:
@@ -292,15 +296,61 @@ class AsyncStore:
             self._taking = asyncio.create_task(asyncio.to_thread(self._own._take_over))  # type: ignore[union-attr]
         await asyncio.shield(self._taking)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(f"the connection to the store at {self._address} is closed; connect again")
+
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        handler: AsyncHandler,
+        *,
+        at_once: int = 1,
+        batch: int = 32,
+        invisible: timedelta = timedelta(seconds=60),
+        timeout: timedelta | None = None,
+        order: bool = False,
+        filter: str = "*",
+    ) -> AsyncWorker:
+        """Start tasks that await ``handler``, an ``async def``, for each message of ``topics``; returns the worker, which goes on until its
+        ``stop``. It is for the loop that runs, and not awaited.
+
+        What becomes of a message is as with :meth:`rmqstore.Store.consume`.
+
+        Args:
+            at_once: so many handlers run at a time, for each topic.
+            batch: how many messages are popped at a time; what does not run yet is leased meanwhile.
+            invisible: at least 1 s; so soon another worker gets what a dead one held. Leases are extended as long as a handler runs.
+            timeout: so long; then the handler is cancelled, which is a failed attempt: the message comes again after the back-off of its
+                group. A handler that suppresses its cancellation goes on.
+            order: as with :meth:`rmqstore.Store.pop`; messages of different queues are handled side by side.
+            filter: as with :meth:`rmqstore.Store.pop`.
+        """
+        from rmqstore.services.async_worker import AsyncWorker  # few programs need it
+
+        self._check_open()
+        made = AsyncWorker(
+            self, topics, group, handler, at_once=at_once, batch=batch, invisible=invisible, timeout=timeout, order=order, filter=filter
+        )
+        self._workers.add(made)
+        return made
+
     async def close(self) -> None:
-        """Close the connection, and the store if this process has it open; idempotent."""
-        self._is_closed = True
-        connection, own = self._connection, self._own
-        self._connection = self._own = None
-        if connection is not None:
-            await connection.close()
-        if own is not None:
-            await asyncio.to_thread(own.close)
+        """Stop the workers, then close the connection, and the store if this process has it open; idempotent."""
+        try:
+            if self._workers:
+                from rmqstore.services.async_worker import end_all
+
+                await end_all(list(self._workers))
+        finally:  # also when nobody waits for handlers any more
+            self._is_closed = True
+            connection, own = self._connection, self._own
+            self._connection = self._own = None
+            if connection is not None:
+                await connection.close()
+            if own is not None:
+                await asyncio.to_thread(own.close)
 
     if TYPE_CHECKING:
 

@@ -49,9 +49,12 @@ def served(tmp_path: Path) -> Any:
 
 
 def with_client(served: Served, work: Callable[[AsyncStore], Awaitable[None]]) -> None:
+    """Do some work with a client; it leaves no task behind."""
+
     async def whole() -> None:
         async with aio.connect(f"unix:{served.socket}") as store:
             await work(store)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(whole())
 

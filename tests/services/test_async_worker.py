@@ -1,0 +1,717 @@
+"""Workers of asyncio: what becomes of a message, by what its handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import (
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    LostCallsError,
+    Message,
+    PoppedMessage,
+    Reject,
+    Retry,
+    RmqstoreError,
+    StoreClosedError,
+    StoreFullError,
+    aio,
+)
+from rmqstore.aio import AsyncStore
+from tests.server.test_aio import run, soon, with_client
+from tests.server.test_serving import Served, waiting
+from tests.services.test_worker import BAD_ARGUMENTS, bodies, nothing_left
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    yield made
+    made.close()
+
+
+async def nothing(message: PoppedMessage) -> None:
+    pass
+
+
+class Handled:
+    """A handler that remembers what it got, and does what it is told to."""
+
+    def __init__(self, does: Callable[[PoppedMessage], Awaitable[object]] = nothing) -> None:
+        self.messages: list[PoppedMessage] = []
+        self.running = 0
+        self.most = 0
+        self._does = does
+
+    async def __call__(self, message: PoppedMessage) -> None:
+        self.messages.append(message)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self._does(message)
+        finally:
+            self.running -= 1
+
+    def seen(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.messages) >= count
+
+
+class Gate:
+    """A handler that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, message: PoppedMessage) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+
+
+def raising(error: BaseException) -> Callable[..., Awaitable[None]]:
+    async def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    return fail
+
+
+def reason(served: Served) -> str:
+    (lease,) = served.store.leases("t", "g")
+    assert lease.is_backing_off
+    return lease.reason
+
+
+def test_each_message_is_handled_and_acked(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(100))
+        handled = Handled()
+        async with store.consume("t", "g", handled, at_once=3, batch=8) as worker:
+            await soon(lambda: nothing_left(served.store))
+            await store.send_batch(bodies(20))
+            await soon(lambda: worker.stats.done == 120)
+        assert nothing_left(served.store)
+        assert sorted(int(each.body) for each in handled.messages) == sorted([*range(100), *range(20)])
+        assert {each.receipt for each in handled.messages} == {None}
+
+    with_client(served, work)
+
+
+def test_on_uvloop(served: Served) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def work() -> None:
+        async with asyncio.timeout(30), aio.connect(f"unix:{served.socket}") as store:
+            assert type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+            await store.send_batch(bodies(50))
+            handled = Handled(lambda message: raising(Reject("no"))() if message.body == b"7" else nothing(message))
+            async with store.consume("t", "g", handled, at_once=4) as worker:
+                await soon(lambda: worker.stats.done == 49)
+        assert [each.reason for each in served.store.dead_letters.list("g")] == ["no"]
+        assert nothing_left(served.store)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())
+
+
+def test_as_many_handlers_run_at_a_time_as_are_wanted_and_one_pop_a_topic(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch([*bodies(30), *bodies(3, "u")])
+        gate = Gate()
+        handled = Handled(gate)
+        async with store.consume(["t", "u"], "g", handled, at_once=20, batch=8):
+            await soon(lambda: handled.running == 23)
+            await soon(lambda: waiting(served) == 1)  # of the topic that has less than may run
+            assert served.store.lag("t", "g").in_flight == 24  # what may run, and the rest of its last batch
+            gate.go_on.set()
+            await soon(lambda: nothing_left(served.store) and nothing_left(served.store, "u"))
+        assert handled.most == 23
+
+    with_client(served, work)
+
+
+def test_a_batch_is_acked_with_the_next_pop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(60))
+        handled = Handled()
+        monkeypatch.setattr(store, "ack", raising(AssertionError("no call of its own")), raising=False)
+        async with store.consume("t", "g", handled, at_once=10, batch=20) as worker:
+            await soon(lambda: worker.stats.done == 60)
+            assert worker.failure is None
+
+    with_client(served, work)
+
+
+def test_an_error_of_a_handler_is_the_reason(served: Served) -> None:
+    async def fail(message: PoppedMessage) -> None:
+        if message.attempt == 1:
+            raise ValueError("no such order")
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        handled = Handled(fail)
+        async with store.consume("t", "g", handled) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+            assert reason(served).startswith("ValueError: no such order (test_async_worker.py:")
+            assert reason(served).endswith("in fail)")
+            served.clock.advance(10_000)  # the first back-off of RocketMQ's table
+            await store.tick()
+            await soon(lambda: worker.stats.done == 1)
+        assert [each.attempt for each in handled.messages] == [1, 2]
+
+    with_client(served, work)
+
+
+def test_the_last_reason_is_that_of_the_dead_letter(served: Served) -> None:
+    served.store.groups.set("g", max_retries=1)
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        async with store.consume("t", "g", Handled(raising(KeyError("x")))) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+            served.clock.advance(10_000)
+            await store.tick()
+            await soon(lambda: worker.stats.retried == 2)
+            served.clock.advance(30_000)  # the second one
+            await store.tick()
+        (letter,) = served.store.dead_letters.list("g")
+        assert letter.reason.startswith("delivered 2 times without an ack: KeyError: 'x' (test_async_worker.py:")
+
+    with_client(served, work)
+
+
+def test_a_handler_may_say_when(served: Served) -> None:
+    async def later(message: PoppedMessage) -> None:
+        if message.attempt == 1:
+            raise Retry(timedelta(seconds=3), "the bank is closed")
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        handled = Handled(later)
+        async with store.consume("t", "g", handled) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+            (lease,) = served.store.leases("t", "g")
+            assert (lease.reason, lease.expiry_ms) == ("the bank is closed", served.clock.now_ms() + 3000)
+            served.clock.advance(3000)
+            await store.tick()
+            await soon(handled.seen(2))
+
+    with_client(served, work)
+
+
+def test_a_handler_may_give_up(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(2))
+        async with store.consume("t", "g", raising(Reject("no such customer"))) as worker:
+            await soon(lambda: worker.stats.rejected == 2)
+        assert [each.reason for each in served.store.dead_letters.list("g")] == ["no such customer"] * 2
+        assert nothing_left(served.store)
+
+    with_client(served, work)
+
+
+def test_a_stop_waits_for_what_runs_and_gives_back_what_was_not_begun_at_once(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(8))
+        gate = Gate()
+        worker = store.consume("t", "g", gate, at_once=2, batch=8)
+        await gate.begun.wait()
+        stopping = asyncio.create_task(worker.stop())
+        await soon(lambda: served.store.lag("t", "g").in_flight == 2)
+        assert not stopping.done()
+        gate.go_on.set()
+        await stopping
+        await worker.stop()
+        await worker.join()
+        assert worker.stats.done == 2
+        lag = served.store.lag("t", "g")
+        assert (lag.in_flight, lag.ready + lag.retry) == (0, 6)
+        assert all(each.attempt == 1 for each in served.store.pop("t", "g"))
+
+    with_client(served, work)
+
+
+def test_a_stop_ends_a_pop_that_waits(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        async with store.consume("t", "g", nothing):
+            await soon(lambda: waiting(served) == 1)
+        await soon(lambda: waiting(served) == 0)
+
+    with_client(served, work)
+
+
+def test_a_stop_that_is_cancelled_goes_on_by_itself(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+        gate = Gate()
+        worker = store.consume("t", "g", gate)
+        await gate.begun.wait()
+        stopping = asyncio.create_task(worker.stop())
+        await soon(lambda: served.store.lag("t", "g").in_flight == 1)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        gate.go_on.set()
+        await worker.join()
+        assert (worker.stats.done, served.store.lag("t", "g").in_flight) == (1, 0)
+
+    with_client(served, work)
+
+
+def test_a_consumer_that_is_cancelled_gives_back(served: Served) -> None:
+    gates: list[Gate] = []
+
+    async def consume(store: AsyncStore) -> None:
+        gates.append(Gate())
+        async with store.consume("t", "g", gates[0]) as worker:
+            await worker.join()
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(5))
+        consuming = asyncio.create_task(consume(store))
+        await soon(lambda: bool(gates) and gates[0].begun.is_set())
+        consuming.cancel()
+        await soon(lambda: served.store.lag("t", "g").in_flight == 1)
+        gates[0].go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await consuming
+        lag = served.store.lag("t", "g")
+        assert (lag.in_flight, lag.ready + lag.retry) == (0, 4)
+
+    with_client(served, work)
+
+
+def test_a_handler_that_somebody_cancels_ends_the_worker(served: Served) -> None:
+    """Its lease ends by itself; as who cancels all tasks wants no calls any more, none is made for it."""
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(2))
+        gate = Gate()
+        worker = store.consume("t", "g", gate)
+        await gate.begun.wait()
+        for task in worker._handlers:
+            task.cancel()
+        await worker.join()
+        assert isinstance(worker.failure, asyncio.CancelledError)
+        with pytest.raises(RmqstoreError, match="ended its worker by CancelledError"):
+            await worker.stop()
+        assert served.store.lag("t", "g").in_flight == 1
+        served.clock.advance(61_000)
+        assert served.store.tick().retried == 1
+
+    with_client(served, work)
+
+
+def test_a_program_that_ends_without_a_stop_loses_nothing(served: Served) -> None:
+    served.store.send_batch(bodies(3))
+
+    async def forgetful() -> None:
+        store = await aio.connect(f"unix:{served.socket}")
+        gate = Gate()
+        store.consume("t", "g", gate)
+        await gate.begun.wait()
+
+    run(forgetful())
+    served.clock.advance(61_000)
+    served.store.tick()
+    assert len(served.store.pop("t", "g")) == 3
+
+
+def test_something_cancelled_that_a_handler_awaits_is_a_failed_attempt(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+
+        async def wait(message: PoppedMessage) -> None:
+            if message.body == b"0":
+                await gone
+
+        await store.send_batch(bodies(2))
+        async with store.consume("t", "g", wait) as worker:
+            await soon(lambda: (worker.stats.retried, worker.stats.done) == (1, 1))
+            assert reason(served).startswith("CancelledError")
+
+    with_client(served, work)
+
+
+def test_leases_are_extended_while_a_handler_runs(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+        gate = Gate()
+        async with store.consume("t", "g", gate, invisible=MINUTE) as worker:
+            await gate.begun.wait()
+            for _ in range(5):
+                served.clock.advance(40_000)
+                await worker.keep(ahead_s=1000)
+                await store.tick()
+            assert served.store.lag("t", "g").in_flight == 3
+            gate.go_on.set()
+            await soon(lambda: nothing_left(served.store))
+        assert (worker.stats.done, worker.stats.lost) == (3, 0)
+
+    with_client(served, work)
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_a_handler_that_ends_while_its_lease_is_extended(served: Served, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """What it has done is told under the receipt that the extension gives."""
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        gate, answered, may_be_told = Gate(), asyncio.Event(), asyncio.Event()
+        change = store.change_invisible
+
+        async def extend(*arguments: Any) -> Any:
+            answer = await change(*arguments)
+            answered.set()
+            await may_be_told.wait()
+            return answer
+
+        async def handle(message: PoppedMessage) -> None:
+            await gate(message)
+            if ends == "badly":
+                raise ValueError
+
+        monkeypatch.setattr(store, "change_invisible", extend, raising=False)
+        async with store.consume("t", "g", handle) as worker:
+            await gate.begun.wait()
+            keeping = asyncio.create_task(worker.keep(ahead_s=1000))
+            await answered.wait()
+            gate.go_on.set()
+            await soon(lambda: not worker._handlers or ends == "badly")
+            may_be_told.set()
+            await keeping
+            await soon(lambda: worker.stats.done + worker.stats.retried == 1)
+        assert worker.stats.lost == 0
+
+    with_client(served, work)
+
+
+def test_what_is_done_is_acked_while_another_handler_runs(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(5))
+        gate = Gate()
+        async with store.consume("t", "g", only({b"4": gate})) as worker:
+            await gate.begun.wait()
+            await worker.keep()
+            assert served.store.lag("t", "g").in_flight == 1
+            gate.go_on.set()
+        assert worker.stats.done == 5
+
+    with_client(served, work)
+
+
+def only(special: dict[bytes, Callable[[PoppedMessage], Awaitable[object]]]) -> Callable[[PoppedMessage], Awaitable[None]]:
+    """Return a handler that does something for some bodies."""
+
+    async def handle(message: PoppedMessage) -> None:
+        if message.body in special:
+            await special[message.body](message)
+
+    return handle
+
+
+def test_what_is_done_while_a_pop_waits_is_acked_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the next round of the keeper: a queue in order stands still until then."""
+    monkeypatch.setattr("rmqstore.services.async_worker.ACK_S", 1000.0)
+    monkeypatch.setattr("rmqstore.services.consuming.WAIT", MINUTE)
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(6)])
+        handled = Handled(lambda message: asyncio.sleep(0.001))
+        async with store.consume("t", "g", handled, at_once=2, batch=2, order=True):
+            await soon(lambda: nothing_left(served.store))
+        assert [int(each.body) for each in handled.messages] == list(range(6))
+
+    with_client(served, work)
+
+
+def test_a_handler_that_takes_too_long_is_cancelled_and_has_failed(served: Served) -> None:
+    async def wait(message: PoppedMessage) -> None:
+        if message.attempt == 1:
+            await asyncio.Event().wait()
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        handled = Handled(wait)
+        async with store.consume("t", "g", handled, timeout=timedelta(milliseconds=5)) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+            assert handled.running == 0
+            assert reason(served).startswith("TimeoutError: cancelled after 0.005 s (locks.py:")
+            served.clock.advance(10_000)
+            await store.tick()
+            await soon(lambda: worker.stats.done == 1)
+
+    with_client(served, work)
+
+
+def test_a_timeout_of_the_handlers_own_keeps_its_words(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        async with store.consume("t", "g", raising(TimeoutError("no answer of the bank")), timeout=MINUTE) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+        assert reason(served).startswith("TimeoutError: no answer of the bank (test_async_worker.py:")
+
+    with_client(served, work)
+
+
+def test_order_is_kept_and_queues_go_side_by_side(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch([Message("t", str(number).encode(), message_group=f"group-{number % 8}") for number in range(80)])
+        handled = Handled(lambda message: asyncio.sleep(0))
+        async with store.consume("t", "g", handled, at_once=4, batch=16, order=True):
+            await soon(handled.seen(80))
+        for group in range(8):
+            mine = [int(each.body) for each in handled.messages if each.message_group == f"group-{group}"]
+            assert mine == list(range(group, 80, 8))
+        assert handled.most > 1
+
+    with_client(served, work)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_what_is_behind_a_failed_message_waits_for_it(served: Served, at_once: int) -> None:
+    async def fail_once(message: PoppedMessage) -> None:
+        if message.body == b"1" and message.attempt == 1:
+            raise ValueError("not yet")
+
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(5)])
+        handled = Handled(fail_once)
+        async with store.consume("t", "g", handled, order=True, at_once=at_once) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+            assert [each.body for each in handled.messages] == [b"0", b"1"]
+            served.clock.advance(10_000)
+            await store.tick()
+            await soon(handled.seen(6))
+        assert [(each.body, each.attempt) for each in handled.messages] == [
+            (b"0", 1),
+            (b"1", 1),
+            (b"1", 2),
+            (b"2", 1),
+            (b"3", 1),
+            (b"4", 1),
+        ]
+
+    with_client(served, work)
+
+
+def test_what_is_behind_a_rejected_message_goes_on(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
+        handled = Handled(only({b"1": raising(Reject("no"))}))
+        async with store.consume("t", "g", handled, order=True):
+            await soon(handled.seen(3))
+        assert [each.body for each in handled.messages] == [b"0", b"1", b"2"]
+        assert len(served.store.dead_letters.list("g")) == 1
+
+    with_client(served, work)
+
+
+def test_what_others_have_is_not_handled(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+        gate = Gate()
+        handled = Handled(gate)
+        worker = store.consume("t", "g", handled, invisible=MINUTE)
+        await gate.begun.wait()
+        served.clock.advance(61_000)
+        assert served.store.tick().retried == 3
+        assert len(served.store.pop("t", "g", invisible=MINUTE)) == 3
+        await worker.keep(ahead_s=1000)
+        gate.go_on.set()
+        await worker.stop()
+        assert len(handled.messages) == 1
+        assert (worker.stats.done, worker.stats.lost) == (0, 3)
+
+    with_client(served, work)
+
+
+def test_a_worker_goes_on_when_the_server_is_back(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(4))
+        gate = Gate()
+        handled = Handled(gate)
+        async with store.consume("t", "g", handled, at_once=2, batch=2) as worker:
+            await soon(handled.seen(2))
+            await asyncio.to_thread(served.thread.stop)
+            gate.go_on.set()  # what they have done is acked when there is somebody again
+            served.start()
+            await soon(lambda: worker.stats.done == 4)
+        assert nothing_left(served.store)
+        assert (worker.failure, worker.stats.lost) == (None, 0)
+
+    with_client(served, work)
+
+
+def test_a_message_whose_failure_cannot_be_told_comes_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(5))
+        monkeypatch.setattr(store, "retry_later", raising(StoreFullError("no room")), raising=False)
+        handled = Handled(only({b"1": raising(ValueError("no"))}))
+        async with store.consume("t", "g", handled) as worker:
+            await soon(lambda: worker.stats.done == 4)
+        assert served.store.lag("t", "g").in_flight == 1
+        served.clock.advance(61_000)
+        assert served.store.tick().retried == 1
+
+    with_client(served, work)
+
+
+def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+        worker = store.consume("t", "g", raising(SystemExit(3)))
+        await worker.join()
+        with pytest.raises(RmqstoreError, match="ended its worker by SystemExit: 3"):
+            await worker.stop()
+        lag = served.store.lag("t", "g")
+        assert (lag.backing_off, lag.ready + lag.retry) == (1, 2)
+        assert reason(served).startswith("SystemExit: 3")
+
+    with_client(served, work)
+
+
+def test_a_handler_may_stop_its_worker_and_close_its_store(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+
+        async def stop(message: PoppedMessage) -> None:
+            await worker.stop()
+            with pytest.raises(IllegalArgumentError, match="its own worker"):
+                await worker.join()
+
+        worker = store.consume("t", "g", stop)
+        await worker.join()
+        assert (worker.stats.done, worker.failure) == (1, None)
+
+        async def close(message: PoppedMessage) -> None:
+            await store.close()
+
+        worker = store.consume("t", "g", close)
+        await worker.join()
+        assert isinstance(worker.failure, StoreClosedError)
+
+    with_client(served, work)
+
+
+def test_a_store_that_is_closed_stops_its_workers_first(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(5))
+        gate = Gate()
+        worker = store.consume("t", "g", gate)
+        await gate.begun.wait()
+        closing = asyncio.create_task(store.close())
+        await soon(lambda: served.store.lag("t", "g").in_flight == 1)
+        gate.go_on.set()
+        await closing
+        assert (worker.failure, worker.stats.done) == (None, 1)
+        assert served.store.lag("t", "g").in_flight == 0
+        with pytest.raises(StoreClosedError):
+            store.consume("t", "g", nothing)
+
+    with_client(served, work)
+
+
+def test_a_close_that_is_cancelled_closes_without_its_handlers(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        gate = Gate()
+        worker = store.consume("t", "g", gate)
+        await gate.begun.wait()
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await soon(lambda: not served.thread._server.clients)
+        gate.go_on.set()
+        await worker.join()
+        served.clock.advance(61_000)
+        assert served.store.tick().retried == 1
+
+    with_client(served, work)
+
+
+def test_lost_calls_are_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: AsyncStore) -> None:
+        monkeypatch.setattr(store, "pop", raising(LostCallsError("no room for what was answered")), raising=False)
+        worker = store.consume("t", "g", nothing)
+        await worker.join()
+        with pytest.raises(LostCallsError):
+            await worker.stop()
+
+    with_client(served, work)
+
+
+def test_a_full_disk_is_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(1))
+        pop, failures = store.pop, [StoreFullError("no room")] * 2
+
+        async def pop_at_last(*arguments: Any, **named: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await pop(*arguments, **named)
+
+        monkeypatch.setattr(store, "pop", pop_at_last, raising=False)
+        handled = Handled()
+        async with store.consume("t", "g", handled) as worker:
+            await soon(handled.seen(1))
+            assert worker.failure is None
+        assert "a worker of group g waits 0.1 s: no room" in caplog.text
+        assert "a worker of group g waits 0.2 s: no room" in caplog.text
+
+    with_client(served, work)
+
+
+def _plain(message: PoppedMessage) -> None:
+    pass
+
+
+async def _lazily(message: PoppedMessage) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"at_once": 0}, "at_once must be an int of 1 to 1024"),
+        *BAD_ARGUMENTS,
+        ({"handler": _plain}, "is no async function.*write it with `async def`"),
+        ({"handler": functools.partial(_plain)}, "is no async function"),
+        ({"handler": _lazily}, "is no async function"),
+    ],
+)
+def test_bad_arguments_are_refused(served: Served, options: dict[str, Any], error: str) -> None:
+    async def work(store: AsyncStore) -> None:
+        with pytest.raises(IllegalArgumentError, match=error) as raised:
+            store.consume(**{"topics": "t", "group": "g", "handler": nothing, **options})
+        assert isinstance(raised.value, IllegalArgumentTypeError) or "handler" not in options
+
+    with_client(served, work)
+
+
+def test_opened_by_this_process_under_a_clock_that_stands_still(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = rmqstore.ManualClock(0)
+        async with aio.open(tmp_path / "s", engine="memory", clock=clock, services=False) as store:
+            await store.send(Message("t", b"x"), delay=timedelta(days=1))
+            handled = Handled()
+            async with store.consume("t", "g", handled) as worker:
+                clock.advance(timedelta(hours=23))
+                await store.tick()
+                clock.advance(timedelta(hours=1))
+                await store.tick()
+                await soon(lambda: worker.stats.done == 1)
+
+    run(work())

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import typer
 
@@ -15,6 +15,9 @@ from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.plugins import get_plugins
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader
+
+if TYPE_CHECKING:
+    import ssl
 
 
 def _in_the_store(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
@@ -93,3 +96,23 @@ def imported(module: str, what_fails: str, distribution: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise IllegalArgumentError(f"{what_fails} ({error}): pip install '{distribution}'") from error
+
+
+def certificates(others: Literal["CLIENT_AUTH", "SERVER_AUTH"], cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext:
+    """Return what ``--tls-cert``, ``--tls-key`` and ``--tls-ca`` ask for; ``others`` are who is known by the last.
+
+    Raises:
+        IllegalArgumentError: a file holds something else.
+    """
+    import ssl  # few commands need it
+
+    try:
+        context = ssl.create_default_context(ssl.Purpose[others], cafile=ca)
+    except (ssl.SSLError, OSError) as error:
+        raise IllegalArgumentError(f"--tls-ca {ca} cannot be used: {error}") from error
+    if cert is not None:
+        try:
+            context.load_cert_chain(cert, key)
+        except (ssl.SSLError, OSError) as error:
+            raise IllegalArgumentError(f"--tls-cert {cert} cannot be used: {error}") from error
+    return context

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.options import StoreArgument, complete_engine, examples, imported
+from rmqstore.cli.options import StoreArgument, certificates, complete_engine, examples, imported
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import SOCKET_NAME
@@ -210,13 +210,9 @@ def _context(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLCon
         if key is not None or ca is not None:
             raise typer.BadParameter("TLS needs a certificate of this server: give --tls-cert", param_hint="--tls-cert")
         return None
-    import ssl
-
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    context = certificates("CLIENT_AUTH", cert, key, ca)
     if ca is not None:
+        import ssl
+
         context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_cert_chain(cert, key)
-    except (ssl.SSLError, OSError) as error:
-        raise IllegalArgumentError(f"--tls-cert {cert} cannot be used: {error}") from error
     return context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from rmqstore import Message
 from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE, Command
 from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
+from tests.server.test_serving import soon
 
 HANDLER = """
 from rmqstore import Reject
@@ -184,14 +186,15 @@ def test_over_tcp_with_a_token(root: Path) -> None:
         (("--listen", "nonsense"), "neither unix nor HOST:PORT"),
         (("--tls-key", "FILE"), "give --tls-cert"),
         (("--token-file", "FILE"), "can be guessed"),
-        (("--listen", "127.0.0.1:0", "--tls-cert", "FILE"), "cannot be used"),
+        (("--listen", "127.0.0.1:0", "--tls-cert", "FILE"), "--tls-cert FILE cannot be used"),
+        (("--listen", "127.0.0.1:0", "--tls-cert", "FILE", "--tls-ca", "FILE"), "--tls-ca FILE cannot be used"),
     ],
 )
-def test_what_cannot_be_served_is_refused(cli: Command, tmp_path: Path, options: tuple[str, ...], told: str) -> None:
-    (tmp_path / "file").write_text("short")
-    result = cli("serve", "data", "--create", *(str(tmp_path / "file") if each == "FILE" else each for each in options))
+def test_what_cannot_be_served_is_refused(cli: Command, options: tuple[str, ...], told: str) -> None:
+    file = cli.file("file", "short")
+    result = cli("serve", "data", "--create", *(file if each == "FILE" else each for each in options))
     assert result.code != 0
-    assert told in " ".join(result.err.split())
+    assert told.replace("FILE", file) in " ".join(result.err.split())
     assert not cli.data.exists()
 
 
@@ -211,9 +214,11 @@ def hangups() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    handler = HANDLER.replace("def", kind)
     monkeypatch.chdir(root)
-    (root / "jobs.py").write_text(HANDLER.replace("VERSION", "first"))
+    (root / "jobs.py").write_text(handler.replace("VERSION", "first"))
     with (
         rmqstore.open(root / "data", share=True, engine=ENGINE) as store,
         started("worker", root / "data", "t", "g", "jobs:handle", "--invisible", "10s") as process,
@@ -222,7 +227,7 @@ def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, mon
         line(process, "consumes t as g")
         store.send(Message("t", b"one"))
         assert process.stdout.readline() == b"first one\n"
-        (root / "jobs.py").write_text(HANDLER.replace("VERSION", "another"))
+        (root / "jobs.py").write_text(handler.replace("VERSION", "another"))
         process.send_signal(signal.SIGHUP)
         line(process, "1 done")
         line(process, "consumes t as g")
@@ -233,6 +238,71 @@ def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, mon
         assert process.wait(_PATIENCE_S) == 0
         assert [each.reason for each in store.dead_letters.list("g")] == ["bad body"]
         assert store.pop("t", "g", wait=timedelta(0)) == []
+
+
+WAITING = """
+import asyncio
+from pathlib import Path
+
+async def handle(message):
+    gate = Path(message.body.decode())
+    print(gate, flush=True)
+    await asyncio.to_thread(gate.read_text)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_ends_behind_the_async_handlers_that_run(root: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.chdir(root)
+    (root / "jobs.py").write_text(WAITING)
+    gates = [root / f"gate-{number}" for number in range(5)]
+    for gate in gates:
+        os.mkfifo(gate)
+    with (
+        rmqstore.open(root / "data", share=True, engine=ENGINE) as store,
+        started("worker", root / "data", "t", "g", "jobs:handle", "--threads", "2") as process,
+    ):
+        assert process.stdout is not None
+        line(process, "consumes t as g, 2 at a time")
+        store.send_batch([Message("t", gate.name.encode()) for gate in gates])
+        begun = [process.stdout.readline().decode().strip() for _ in range(2)]
+        process.send_signal(number)
+        soon(lambda: store.lag("t", "g").in_flight == 2)  # what was not begun is given back
+        for name in begun:
+            (root / name).write_text("")
+        assert "2 done, 0 to be tried again" in line(process, "done")
+        assert process.wait(_PATIENCE_S) == 0
+        assert len(store.pop("t", "g")) == 3
+
+
+def test_an_async_handler_that_ends_its_worker(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    (root / "jobs.py").write_text("async def handle(message):\n    raise SystemExit('no more')\n")
+    with (
+        rmqstore.open(root / "data", share=True, engine=ENGINE) as store,
+        started("worker", root / "data", "t", "g", "jobs:handle") as process,
+    ):
+        store.send(Message("t", b"x"))
+        assert "a handler ended its worker by SystemExit: no more" in line(process, "rmqstore:")
+        assert process.wait(_PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("store", "option", "told"),
+    [
+        ("data", "--tls-ca", "a directory is shared without tokens and certificates"),
+        ("data", "--token-file", "a directory is shared without tokens and certificates"),
+        ("rmqstore://127.0.0.1:1", "--tls-cert", "TLS is for an address of the form rmqstores://HOST:PORT"),
+        ("rmqstores://127.0.0.1:1", "--tls-key", "give --tls-cert"),
+        ("rmqstores://127.0.0.1:1", "--tls-cert", "--tls-cert FILE cannot be used"),
+        ("rmqstores://127.0.0.1:1", "--tls-ca", "--tls-ca FILE cannot be used"),
+    ],
+)
+def test_options_of_a_worker_that_contradict_each_other(cli: Command, store: str, option: str, told: str) -> None:
+    file = cli.file("file", "short")
+    result = cli("worker", store, "t", "g", "json:loads", option, file)
+    assert result.code != 0
+    assert told.replace("FILE", file) in " ".join(result.err.split())
 
 
 @pytest.mark.parametrize(

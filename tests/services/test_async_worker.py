@@ -140,13 +140,20 @@ def test_as_many_handlers_run_at_a_time_as_are_wanted_and_one_pop_a_topic(served
 
 
 def test_a_batch_is_acked_with_the_next_pop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.services.async_worker.ACK_S", 1000.0)
+
     async def work(store: AsyncStore) -> None:
         await store.send_batch(bodies(60))
-        handled = Handled()
-        monkeypatch.setattr(store, "ack", raising(AssertionError("no call of its own")), raising=False)
-        async with store.consume("t", "g", handled, at_once=10, batch=20) as worker:
+        ack, alone = store.ack, []
+
+        async def count(leased: list[PoppedMessage]) -> Any:
+            alone.append(leased)
+            return await ack(leased)
+
+        monkeypatch.setattr(store, "ack", count, raising=False)
+        async with store.consume("t", "g", nothing, at_once=30, batch=20) as worker:
             await soon(lambda: worker.stats.done == 60)
-            assert worker.failure is None
+        assert alone == []
 
     with_client(served, work)
 
@@ -581,18 +588,27 @@ def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served) -> Non
     with_client(served, work)
 
 
-def test_a_handler_may_stop_its_worker_and_close_its_store(served: Served) -> None:
+@pytest.mark.parametrize("order", [False, True])
+def test_a_handler_may_stop_its_worker(served: Served, order: bool) -> None:
     async def work(store: AsyncStore) -> None:
-        await store.send_batch(bodies(3))
+        await store.send_batch([Message("t", b"x", message_group="m")] * 3)
 
         async def stop(message: PoppedMessage) -> None:
             await worker.stop()
             with pytest.raises(IllegalArgumentError, match="its own worker"):
                 await worker.join()
 
-        worker = store.consume("t", "g", stop)
+        worker = store.consume("t", "g", stop, order=order)
         await worker.join()
         assert (worker.stats.done, worker.failure) == (1, None)
+        assert served.store.lag("t", "g").in_flight == 0
+
+    with_client(served, work)
+
+
+def test_a_handler_may_close_its_store(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
 
         async def close(message: PoppedMessage) -> None:
             await store.close()

@@ -194,7 +194,7 @@ class _Parts:
 
 
 class AsyncStore:
-    """The calls of :class:`rmqstore.Store`, each of which is awaited; made by :func:`open` and :func:`connect`.
+    """The calls of :class:`rmqstore.Store`, each of which is awaited, but for :meth:`consume`; made by :func:`open` and :func:`connect`.
 
     A call whose connection breaks is made again as with :func:`rmqstore.connect`. One that is cancelled may have been done, but for a pop:
     what that had leased is released.

@@ -290,8 +290,8 @@ def test_an_async_handler_that_ends_its_worker(root: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("store", "option", "told"),
     [
-        ("data", "--tls-ca", "a directory is shared without tokens and certificates"),
-        ("data", "--token-file", "a directory is shared without tokens and certificates"),
+        ("data", "--tls-ca", "a directory is shared without"),
+        ("data", "--token-file", "a directory is shared without"),
         ("rmqstore://127.0.0.1:1", "--tls-cert", "TLS is for an address of the form rmqstores://HOST:PORT"),
         ("rmqstores://127.0.0.1:1", "--tls-key", "give --tls-cert"),
         ("rmqstores://127.0.0.1:1", "--tls-cert", "--tls-cert FILE cannot be used"),

@@ -6,12 +6,11 @@ It needs the right to mount one.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from rmqstore import AckOutcome, ManualClock, Message, PoppedMessage, Store, StoreFullError
 from rmqstore.errors import LostCallsError
+from rmqstore_conformance.faults.filling import SmallDisk, small_disk
 from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, Step, open_script
 from rmqstore_conformance.faults.showing import Shown, difference, show
@@ -29,39 +29,14 @@ from rmqstore_conformance.targets import Target
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(300)]
 
 
-class SmallDisk:
-    """A file system of 96 MiB, and a file in it that takes what is left."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.store = path / "store"
-        self._filler = path / "filler"
-
-    def fill(self) -> None:
-        """Leave no byte free."""
-        with open(self._filler, "ab", buffering=0) as file:
-            for size in (1 << 20, 4096, 1):
-                try:
-                    while True:
-                        file.write(bytes(size))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-
-    def free(self) -> None:
-        """Give the room back."""
-        self._filler.unlink(missing_ok=True)
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(path)], capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"not run: a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    yield SmallDisk(path)
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with ExitStack() as ending:
+        try:
+            made = ending.enter_context(small_disk(tmp_path / "disk"))
+        except OSError as error:
+            pytest.skip(f"not run: {error.strerror}")
+        yield made
 
 
 def _open(disk: SmallDisk, pair: Pair, target: Target, clock: ManualClock, **settings: Any) -> Store:

@@ -15,6 +15,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
 # Many tests wait for the disk, a JVM or a child, so one more than there are cores.
 TEST_WORKERS ?= 3
+SECONDS_EACH ?= 60
+ENGINES ?= wheel rocksdb lmdb
 CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 # Cases that draw disk states by chance.
 STATE_CASES := test_power_loss and not test_r2
@@ -32,7 +34,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-threads bench-peers grid grid-small load-test crash clean
+.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-threads bench-peers grid grid-small load-test soak crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -120,6 +122,9 @@ bench-peers: $(DEV)  ## beside Redis, beanstalkd, PostgreSQL, SQLite, litequeue,
 load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every message accounted for; options by ARGS="..."
 	@echo "== load test"
 	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--engine wheel --engine rocksdb --messages 4000 --shards 2)
+
+soak: $(DEV)  ## kill a served store and its clients, account for every message; SECONDS_EACH=60 ENGINES="wheel lmdb" SEED=7
+	@$(BIN)/python -m tests.soak.run --seconds-each $(SECONDS_EACH) --engines $(ENGINES) $(if $(SEED),--seed $(SEED))
 
 grid-small: $(DEV)  ## the grid of engines in small, with its report; under two minutes
 	@echo "== grid"

@@ -35,7 +35,7 @@ def snapshot(
 ) -> None:
     """Write a consistent copy of a store.
 
-    The copy opens like any store. It needs the store for itself; a program that has the store open takes snapshots by `Store.snapshot`.
+    The copy opens like any store. Where the store is shared or served, its owner writes it, and goes on meanwhile.
     """
     with stores.owning(store) as opened:
         path = opened.snapshot(dest)

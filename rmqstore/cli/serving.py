@@ -89,10 +89,13 @@ def serve(
     tell = show.note if log is LogForm.TEXT else _telling_json()
     token = None if token_file is None else _token(token_file)
     tls = _context(tls_cert, tls_key, tls_ca)
-    for host, port in places:
+    given = _given_sockets()
+    open_to = [(f"--listen {host}:{port}", host) for host, port in places]
+    open_to += [(f"the socket {name[0]}:{name[1]}", name[0]) for each in given if isinstance(name := each.getsockname(), tuple)]
+    for what, host in open_to:
         if not _is_loopback(host) and token is None and tls_ca is None:
             raise IllegalArgumentError(
-                f"--listen {host}:{port} lets other machines in, who are not asked who they are; give --token-file, or --tls-ca with "
+                f"{what} lets other machines in, who are not asked who they are; give --token-file, or --tls-ca with "
                 "--tls-cert and --tls-key"
             )
     if not create:
@@ -101,13 +104,14 @@ def serve(
     with open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or [])) as opened:
         import asyncio  # with the server, it is the slower half of a command's start
 
-        asyncio.run(_serve(opened, store, places, token, tls, watched, tell))
+        asyncio.run(_serve(opened, store, places, given, token, tls, watched, tell))
 
 
 async def _serve(
     opened: Store,
     path: Path,
     places: list[tuple[str, int]],
+    given: list[socket.socket],
     token: str | None,
     tls: ssl.SSLContext | None,
     watched: list[tuple[str, str, int]],
@@ -130,6 +134,11 @@ async def _serve(
             for host, port in places:
                 (taken, *_) = await _had(server.listen(host, port, tls), f"--listen {host}:{port}")
                 tell(f"serving {path} at {Address(None, host, taken, tls is not None)}")
+            for each in given:
+                await server.listen_at(each, tls)
+                name = each.getsockname()
+                where = Address(None, name[0], name[1], tls is not None) if isinstance(name, tuple) else Address(Path(name))
+                tell(f"serving {path} at {where}")
             for option, host, port in watched:
                 from rmqstore.server.watching import Watch, exported
 
@@ -172,6 +181,13 @@ def _telling_json() -> Callable[[str], None]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     return logger.info
+
+
+def _given_sockets() -> list[socket.socket]:
+    """Return the sockets on which the service manager that started this process listens for it (systemd's ``sd_listen_fds``)."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    return [socket.socket(fileno=3 + number) for number in range(int(os.environ.get("LISTEN_FDS", "0")))]
 
 
 def _tell_manager(state: str) -> None:

@@ -174,6 +174,14 @@ class Server:
         self._listeners.append(listener)
         return [each.getsockname()[1] for each in listener.sockets]
 
+    async def listen_at(self, made: socket, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on a socket that somebody else has bound, and who keeps what comes while this server is not there."""
+        limit_s = HELLO_S if tls is not None and made.family != AF_UNIX else None
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: Client(self), sock=made, ssl=None if made.family == AF_UNIX else tls, backlog=1024, ssl_handshake_timeout=limit_s
+        )
+        self._listeners.append(listener)
+
     async def stop(self) -> None:
         """Take no more calls, answer those that are under way, and close; waiting pops go on at the next owner."""
         self.is_stopping = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -166,6 +167,30 @@ def test_metrics_need_what_is_to_be_installed(cli: Command, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)
     assert "pip install 'rmqstore[metrics]'" in cli.bad(1, "serve", "data", "--metrics", "127.0.0.1:0")
     assert "HOST:PORT" in cli.bad(2, "serve", "data", "--health", "9464")
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_a_service_manager_listens_for_it(root: Path, monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily) -> None:
+    with socket.socket(family) as made, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        made.bind(str(root / "shop.sock") if family == socket.AF_UNIX else ("127.0.0.1", 0))
+        made.listen()
+        where = f"unix:{root / 'shop.sock'}" if family == socket.AF_UNIX else f"rmqstore://127.0.0.1:{made.getsockname()[1]}"
+        manager.bind(str(root / "notify"))
+        manager.settimeout(_PATIENCE_S)
+        serve = shlex.join([*RMQSTORE, "serve", str(root / "data"), "--create", "--engine", ENGINE])
+        for number in range(2):
+            command = ["bash", "-c", f"exec 3<&{made.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ NOTIFY_SOCKET={root}/notify exec {serve}"]
+            with subprocess.Popen(command, pass_fds=[made.fileno()]) as server:
+                try:
+                    assert manager.recv(100) == b"READY=1"
+                    with rmqstore.connect(where) as store:
+                        store.send(Message("t", b"x"))
+                        assert store.lag("t", "g").ready == number + 1
+                    server.terminate()
+                    assert server.wait(_PATIENCE_S) == 0
+                    assert manager.recv(100) == b"STOPPING=1"
+                finally:
+                    server.kill()
 
 
 def test_over_tcp_with_a_token(root: Path) -> None:

@@ -41,6 +41,7 @@ from rmqstore.store import Store
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
+from rmqstore.store.pauses import Flow, Pause
 from rmqstore.store.reader import ReadStore, StoreStats
 from rmqstore.store.schedules import Schedule
 from rmqstore.store.sending import SendReceipt
@@ -73,6 +74,7 @@ __all__ = [
     "ChangeResult",
     "Clock",
     "DeadLetter",
+    "Flow",
     "GroupHealth",
     "GroupSettings",
     "Health",
@@ -83,6 +85,7 @@ __all__ = [
     "ManualClock",
     "Message",
     "MessageBatch",
+    "Pause",
     "PendingCounts",
     "PoppedMessage",
     "ReadStore",

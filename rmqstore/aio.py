@@ -30,9 +30,8 @@ from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
 from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError
 from rmqstore.server import PATIENCE
-from rmqstore.server.calls import CALLS, GIVE_UP, METHODS
+from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, short_name, sockets
-from rmqstore.server.remote import RemoteStore
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
@@ -204,6 +203,7 @@ class AsyncStore:
     groups: _Parts
     dead_letters: _Parts
     schedules: _Parts
+    pauses: _Parts
     transfer: _Parts
 
     def __init__(
@@ -376,14 +376,9 @@ def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in CALLS:
     setattr(AsyncStore, _name, _method(_name, getattr(Store, _name)))
-for _part in ("topics", "groups", "dead_letters", "schedules", "transfer"):
-    _base: Any = getattr(RemoteStore, _part).fget(object.__new__(RemoteStore)).__class__
-    _kind = type(f"Async{_part.title().replace('_', '')}", (_Parts,), {})
-    for _call in METHODS:
-        if _call.startswith(f"{_part}."):
-            _name = _call.removeprefix(f"{_part}.")
-            setattr(_kind, _name, _method(_call, getattr(_base, _name)))
-    setattr(AsyncStore, _part, property(_kind))
+for _part, _base in PARTS.items():
+    _methods = {name: _method(call, getattr(_base, name)) for name, call in calls_of(_part).items()}
+    setattr(AsyncStore, _part, property(type(f"Async{_base.__name__}", (_Parts,), _methods)))
 
 
 def connect(

@@ -1,4 +1,4 @@
-"""``rmqstore topics`` and ``rmqstore groups``: what there is, and how it is made, moved and removed."""
+"""``rmqstore topics`` and ``groups``: what there is, and how it is made, moved and removed; ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rmqstore.cli.times import clock_time
 from rmqstore.contract import InitMode, Subscription, TopicInfo
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import MAX_QUEUES
+from rmqstore.store.pauses import Flow
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -148,6 +149,38 @@ def reset_offset(
         opened.groups.reset_offset(topic, group, place, queue=queue)
         lag = opened.lag(topic, group)
     show.line(f"group {group} has {show.count(lag.ready, 'message')} ready in {topic}.")
+
+
+FlowArgument = Annotated[Flow, typer.Argument(metavar="sends|hand-over", help="What to hold up.")]
+
+
+@examples('rmqstore pause data hand-over --reason "the bank is down"', "rmqstore pause data sends")
+def pause(
+    store: StoreArgument,
+    flow: FlowArgument,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who looks at it later.")] = "",
+) -> None:
+    """Hold up sends, or the hand-over of what is due.
+
+    Sends are refused then; what is due waits, and can still be cancelled. Pops and acks go on. It holds until `rmqstore resume`, also when
+    the store is closed meanwhile.
+    """
+    with stores.owning(store) as opened:
+        opened.pauses.begin(flow, reason=reason)
+        (found,) = [each for each in opened.pauses.list() if each.flow is flow]
+    show.line(f"{found}.")
+
+
+@examples("rmqstore resume data hand-over")
+def resume(store: StoreArgument, flow: FlowArgument) -> None:
+    """Let go on what `rmqstore pause` has held up.
+
+    What is due by then is handed over.
+    """
+    with stores.owning(store) as opened:
+        found = [each for each in opened.pauses.list() if each.flow is flow]
+        opened.pauses.end(flow)
+    show.line(f"{found[0]}; it goes on." if found else f"{flow.value} was not paused.")
 
 
 def _place(text: str) -> int | InitMode:

@@ -10,12 +10,16 @@ from msgspec.structs import astuple
 
 from rmqstore.batch import MessageBatch
 from rmqstore.store import Store
+from rmqstore.store.administration import Groups, Part, Topics, Transfer
+from rmqstore.store.dead_letters import DeadLetters
+from rmqstore.store.pauses import Pauses
+from rmqstore.store.schedules import Schedules
 
 QUICK: Final = frozenset(
     (
         "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms confirm_clock_step "
         "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake "
-        "schedules.list schedules.put schedules.delete"
+        "schedules.list schedules.put schedules.delete pauses.list pauses.begin pauses.end"
     ).split()
 )
 """Calls that the server's loop makes itself."""
@@ -32,6 +36,16 @@ LONG: Final = frozenset(
 POPS: Final = frozenset(("pop", "pop_batch"))
 """Calls that may wait, which takes no thread. They are given topic, group, receipts to ack, and whether their attempt is the first one;
 all else by name."""
+
+PARTS: Final[dict[str, type[Part]]] = {
+    "topics": Topics,
+    "groups": Groups,
+    "dead_letters": DeadLetters,
+    "schedules": Schedules,
+    "pauses": Pauses,
+    "transfer": Transfer,
+}
+"""The parts of a store."""
 
 CALLS: Final = sorted(name for name in QUICK | LONG | POPS if "." not in name)
 """The calls of a store itself; the others are those of its parts."""
@@ -52,6 +66,11 @@ GIVE_UP: Final = "give_up"
 def _unchecked(batch: Any) -> Any:
     """Return what a client gives to ``send_batch`` so that the store checks it: as a batch it would count as checked."""
     return batch.columns if isinstance(batch, MessageBatch) else batch
+
+
+def calls_of(part: str) -> dict[str, str]:
+    """Return the calls of a part of a store, by what they are called there."""
+    return {call.removeprefix(f"{part}."): call for call in sorted(QUICK | LONG) if call.startswith(f"{part}.")}
 
 
 METHODS: Final[dict[str, Callable[[Store], Callable[..., Any]]]] = {

@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from rmqstore.errors import RmqstoreError, StoreClosedError, StoreUnavailableError, UnsupportedOperationError
-from rmqstore.server.calls import CALLS, METHODS
+from rmqstore.server.calls import CALLS, PARTS, calls_of
 from rmqstore.server.connection import Address, Pool
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
-from rmqstore.store.administration import Groups, Part, Topics, Transfer
-from rmqstore.store.dead_letters import DeadLetters
-from rmqstore.store.schedules import Schedules
+from rmqstore.store.administration import Part
 from rmqstore.store.store import Store
 
 if TYPE_CHECKING:
     from rmqstore.store.opening import OwnedEngines
+
+
+_Part = TypeVar("_Part", bound=Part)
 
 
 class RemoteStore(Store):
@@ -85,25 +86,8 @@ class RemoteStore(Store):
         """Return the store to make the call on when its owner is gone; None to ask again."""
         return None
 
-    @property
-    def topics(self) -> Topics:
-        return _RemoteTopics(self)
-
-    @property
-    def groups(self) -> Groups:
-        return _RemoteGroups(self)
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        return _RemoteDeadLetters(self)
-
-    @property
-    def schedules(self) -> Schedules:
-        return _RemoteSchedules(self)
-
-    @property
-    def transfer(self) -> Transfer:
-        return _RemoteTransfer(self)
+    def _part(self, kind: type[_Part]) -> _Part:
+        return cast("_Part", _PARTS[kind](self))
 
     if not TYPE_CHECKING:
 
@@ -127,26 +111,6 @@ class RemoteStore(Store):
             raise StoreClosedError(f"the connection to store {self._path} is closed; connect again")
 
 
-class _RemoteTopics(Topics):
-    """As its base has it."""
-
-
-class _RemoteGroups(Groups):
-    """As its base has it."""
-
-
-class _RemoteDeadLetters(DeadLetters):
-    """As its base has it."""
-
-
-class _RemoteSchedules(Schedules):
-    """As its base has it."""
-
-
-class _RemoteTransfer(Transfer):
-    """As its base has it."""
-
-
 def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of a store, or of a part of it, that makes a call."""
     begin = asking(call)
@@ -166,14 +130,8 @@ def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in CALLS:
     setattr(RemoteStore, _name, _method(_name, getattr(Store, _name)))
-for _start, _part in {
-    "topics": _RemoteTopics,
-    "groups": _RemoteGroups,
-    "dead_letters": _RemoteDeadLetters,
-    "schedules": _RemoteSchedules,
-    "transfer": _RemoteTransfer,
-}.items():
-    for _call in METHODS:
-        if _call.startswith(f"{_start}."):
-            _name = _call.removeprefix(f"{_start}.")
-            setattr(_part, _name, _method(_call, getattr(_part, _name)))
+_PARTS: Final[dict[type[Part], type[Part]]] = {
+    kind: type(f"Remote{kind.__name__}", (kind,), {name: _method(call, getattr(kind, name)) for name, call in calls_of(part).items()})
+    for part, kind in PARTS.items()
+}
+"""The parts of a store whose calls go over the wire, by those that they stand for."""

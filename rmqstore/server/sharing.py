@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from rmqstore.clock import Clock
 from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError
@@ -24,13 +24,11 @@ from rmqstore.server.calls import CALLS
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.serving import ServerThread
 from rmqstore.store import open as open_store
+from rmqstore.store.administration import Part
 from rmqstore.store.directory import SOCKET_NAME
 from rmqstore.store.store import Store
 
-if TYPE_CHECKING:
-    from rmqstore.store.administration import Groups, Topics, Transfer
-    from rmqstore.store.dead_letters import DeadLetters
-    from rmqstore.store.schedules import Schedules
+_Part = TypeVar("_Part", bound=Part)
 
 
 _SERVER_BACK_S: Final = 15.0
@@ -173,25 +171,8 @@ class SharedStore(Store):
 
     # ------------------------------------------------------------ calls and parts
 
-    @property
-    def topics(self) -> Topics:
-        return self._current().topics
-
-    @property
-    def groups(self) -> Groups:
-        return self._current().groups
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        return self._current().dead_letters
-
-    @property
-    def schedules(self) -> Schedules:
-        return self._current().schedules
-
-    @property
-    def transfer(self) -> Transfer:
-        return self._current().transfer
+    def _part(self, kind: type[_Part]) -> _Part:
+        return self._current()._part(kind)
 
 
 def _passed_on(name: str) -> Callable[..., Any]:

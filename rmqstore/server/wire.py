@@ -34,6 +34,7 @@ from rmqstore.message import Message, PoppedMessage
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
+from rmqstore.store.pauses import Flow, Pause
 from rmqstore.store.reader import StoreStats
 from rmqstore.store.receipts import PoppedMessages
 from rmqstore.store.schedules import Schedule
@@ -78,6 +79,7 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     GroupHealth,
     Health,
     Schedule,
+    Pause,
 )
 """A struct's code is its place here; a new one goes to the end."""
 
@@ -91,6 +93,7 @@ _ENUMS: Final[tuple[type[enum.Enum], ...]] = (
     contract.ReleaseOutcome,
     contract.MessageState,
     contract.InitMode,
+    Flow,
 )
 """As with structs."""
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -40,15 +40,19 @@ from rmqstore.message import (
     check_topic,
     check_word,
 )
-from rmqstore.store.administration import Groups, Topics, Transfer
+from rmqstore.store.administration import Groups, Part, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
 from rmqstore.store.lookup import Wanted, Whereabouts, look_up
 from rmqstore.store.opening import Engines, ReadEngines
+from rmqstore.store.pauses import Pauses
 from rmqstore.store.schedules import Schedules
 from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
     from rmqstore.store.store import Store
+
+
+_Part = TypeVar("_Part", bound=Part)
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -81,30 +85,39 @@ class Reader:
         """The directory of the store."""
         return self._path
 
+    def _part(self, kind: type[_Part]) -> _Part:
+        """Return some of the calls, under a name of their own."""
+        return kind(self)
+
     @property
     def topics(self) -> Topics:
         """The topics: list, create, delete."""
-        return Topics(self)
+        return self._part(Topics)
 
     @property
     def groups(self) -> Groups:
         """The groups: list, settings, positions, subscriptions."""
-        return Groups(self)
+        return self._part(Groups)
 
     @property
     def dead_letters(self) -> DeadLetters:
         """What groups gave up, and what cannot be read: list, resend, drop."""
-        return DeadLetters(self)
+        return self._part(DeadLetters)
 
     @property
     def schedules(self) -> Schedules:
         """What sends messages again and again: list, put, delete."""
-        return Schedules(self)
+        return self._part(Schedules)
+
+    @property
+    def pauses(self) -> Pauses:
+        """What is held up for a while, sends or the hand-over: list, begin, end."""
+        return self._part(Pauses)
 
     @property
     def transfer(self) -> Transfer:
         """The state of the store as a whole: digest, dump."""
-        return Transfer(self)
+        return self._part(Transfer)
 
     def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
         """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""

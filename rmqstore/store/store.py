@@ -44,6 +44,7 @@ from rmqstore.contract import (
 )
 from rmqstore.delays import RETRY_BACKOFF_MS, backoff_ms, backoff_table, batch_without_requests, without_requests
 from rmqstore.errors import (
+    FlowControlError,
     IllegalArgumentError,
     IllegalArgumentTypeError,
     IllegalMessageError,
@@ -73,6 +74,7 @@ from rmqstore.message import (
 from rmqstore.store.handover import HandOver
 from rmqstore.store.health import Health, health_of
 from rmqstore.store.opening import OwnedEngines, checked_path
+from rmqstore.store.pauses import Held
 from rmqstore.store.reader import Reader
 from rmqstore.store.receipts import (
     NOTHING_GIVEN,
@@ -153,7 +155,8 @@ class Store(Reader):
         self._snapshot_lock = threading.RLock()
         self._hand_over = HandOver(self._timers, self._pops, one_log=engine.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
         self._scheduler = Scheduler(self._pops, self._completer, config.hand_over_limit)
-        self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._settle)
+        self._held = Held(self._pops)
+        self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._held, self._settle)
         self._ticker_wake = Signal()
         self._unsubscribe: Callable[[], None] | None = None
         if (subscribe := getattr(clock, "subscribe", None)) is not None:
@@ -263,6 +266,8 @@ class Store(Reader):
         the timers: either it is there already, from when the message was due later; or no copy of the call can store a timer any more.
         ``groups``: the topics of messages with a message group.
         """
+        if self._held.sends is not None:
+            raise FlowControlError(f"{self._held.sends}; pauses.end lets them in again")
         group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
         batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
         is_later = latest_ms is not None and latest_ms > now_ms
@@ -713,7 +718,8 @@ class Store(Reader):
 
     def next_wake_ms(self) -> int | None:
         """Return in how many ms something may be due, 0 or less when it is; None when nothing is waiting."""
-        due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms(), self._scheduler.next_ms) if at is not None]
+        moving = () if self._held.hand_over else (self._timers.next_tick_ms(), self._scheduler.next_ms)
+        due = [at for at in (*moving, self._pops.next_expiry_ms()) if at is not None]
         return min(due) - self._clock.now_ms() if due else None
 
     def health(self) -> Health:

@@ -12,6 +12,7 @@ from rmqstore.config import Config
 from rmqstore.contract import Expired, PopStore, Side, Ticket, TimerStore
 from rmqstore.errors import ClockStepError
 from rmqstore.store.handover import HandOver
+from rmqstore.store.pauses import Held
 from rmqstore.store.schedules import Scheduler
 
 _log = logging.getLogger("rmqstore")
@@ -58,12 +59,14 @@ class Ticking:
         config: Config,
         hand_over: HandOver,
         scheduler: Scheduler,
+        held: Held,
         settle: Callable[[Side, Ticket], None],
     ) -> None:
         self._timers = timers
         self._pops = pops
         self._hand_over = hand_over
         self._scheduler = scheduler
+        self._held = held
         self._settle = settle
         self._max_step_ms = config.clock_max_step_ms
         self._revive_turn = Turn(config.revive_interval_ms)
@@ -78,7 +81,7 @@ class Ticking:
             ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
         """
         self._check_step(now_ms)
-        moved, ticket = self._hand_over.run(now_ms)
+        moved, ticket = (0, None) if self._held.hand_over else self._hand_over.run(now_ms)
         report = TickReport(handed_over=moved)
         if self._revive_turn.take(now_ms) or always:
             report, ticket = self._revive(report, now_ms, ticket)
@@ -91,7 +94,7 @@ class Ticking:
                 _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
                 report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
         self._last_ms = now_ms
-        if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms:
+        if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and not self._held.hand_over:
             scheduled, ticket = self._scheduler.run(now_ms)
             self._settle(self._pops, ticket)
             report = msgspec.structs.replace(report, scheduled=scheduled)
@@ -105,6 +108,8 @@ class Ticking:
         expiry_ms = self._pops.next_expiry_ms()
         if expiry_ms is not None:
             expiry_ms = max(expiry_ms, self._revive_turn.next_ms(now_ms))
+        if self._held.hand_over:
+            return expiry_ms
         return min((at for at in (self._timers.next_tick_ms(), expiry_ms, self._scheduler.next_ms) if at is not None), default=None)
 
     def confirm(self, now_ms: int) -> None:

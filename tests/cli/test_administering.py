@@ -61,3 +61,15 @@ def test_a_group_is_moved(shop: Command, to: str, ready: int) -> None:
     said = shop.good("groups", "reset-offset", "data", "orders", "billing", "--to", to, "--queue", "0", "--yes")
     assert said.out == f"group billing has {ready} message{'' if ready == 1 else 's'} ready in orders.\n"
     assert "none of min, max and an offset" in shop.bad(2, "groups", "reset-offset", "data", "orders", "billing", "--to", "x")
+
+
+def test_a_flow_is_paused_and_resumed(cli: Command) -> None:
+    cli.send()
+    assert cli.good("pause", "data", "sends", "--reason", "moving house").out == (
+        "sends are paused since 2023-11-14T22:13:20.000+00:00, moving house.\n"
+    )
+    assert "moving house" in cli.bad(1, "send", "data", "orders", "x")
+    assert "it goes on." in cli.good("resume", "data", "sends").out
+    assert cli.good("resume", "data", "hand-over").out == "hand-over was not paused.\n"
+    cli.send()
+    assert cli(*("pause", "data", "pops")).code == 2

@@ -16,7 +16,7 @@ import rmqstore
 from rmqstore import Message, MessageBatch, errors
 from rmqstore.contract import AckOutcome, InitMode, Receipt, TimerHandle, TimerReceipts, WriteStatus
 from rmqstore.server import wire
-from rmqstore.server.calls import CALLS, LONG, POPS, QUICK, REPEATABLE
+from rmqstore.server.calls import CALLS, LONG, PARTS, POPS, QUICK, REPEATABLE
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, frame, unpack
@@ -187,12 +187,11 @@ def test_every_struct_that_a_call_gives_is_known() -> None:
 
 def test_every_public_call_of_a_store_is_one_of_the_wire() -> None:
     public = {name for name in dir(rmqstore.Store) if not name.startswith("_")} - {"close", "consume", "engine", "path"}
-    parts = {"topics", "groups", "dead_letters", "schedules", "transfer"}
-    assert public - parts == set(CALLS)
+    assert public - PARTS.keys() == set(CALLS)
     for kind in (RemoteStore, SharedStore):
         assert set(CALLS) <= set(vars(kind)), kind
     with_store: Any = object.__new__(RemoteStore)
-    for part in parts:
+    for part in PARTS:
         calls = {name for name in dir(getattr(with_store, part)) if not name.startswith("_")}
         assert {f"{part}.{name}" for name in calls} <= QUICK | LONG
     assert REPEATABLE <= QUICK | LONG | POPS

@@ -1,0 +1,108 @@
+"""``store.pauses``: what is held up, until when, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import CancelOutcome, Flow, FlowControlError, IllegalArgumentTypeError, ManualClock, Message, MessageBatch, Pause, Store
+from rmqstore.transfer import dump, load_into
+from rmqstore_conformance.stores import Pair
+from tests.pairs import DURABLE_PAIRS, ENGINES
+
+START_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, services=False) as opened:
+        yield opened
+
+
+def test_what_is_due_waits_and_can_be_cancelled(store: Store, clock: ManualClock) -> None:
+    sent = [store.send(Message("t", b"%d" % number), delay_ms=1000) for number in range(3)]
+    store.schedules.put("s", timedelta(seconds=1), Message("t", b"again"), catch_up=False)
+    store.pauses.begin(Flow.HAND_OVER, reason="the bank is down")
+    clock.advance(15_000)
+    assert store.tick().moved == 0
+    assert store.next_wake_ms() is None
+    assert store.cancel(sent[1]) is CancelOutcome.CANCELLED
+    health = store.health()
+    assert not health.is_ready
+    assert "the hand-over is paused since 2027-01-15T08:00:00.000+00:00, the bank is down" in health.problems
+    store.pauses.end(Flow.HAND_OVER)
+    assert store.next_wake_ms() is not None
+    report = store.tick()
+    assert (report.handed_over, report.scheduled) == (2, 1)
+    assert [each.body for each in store.pop("t", "g")] == [b"0", b"2", b"again"]
+
+
+def test_pops_acks_and_revives_go_on(store: Store, clock: ManualClock) -> None:
+    store.send_batch([Message("t", b"x")] * 2)
+    for flow in Flow:
+        store.pauses.begin(flow)
+    (first, _) = store.pop("t", "g", invisible=timedelta(seconds=1))
+    store.ack(first)
+    clock.advance(2000)
+    assert store.tick().retried == 1
+    assert len(store.pop("t", "g")) == 1
+
+
+def test_sends_are_refused_and_store_nothing(store: Store) -> None:
+    store.pauses.begin(Flow.SENDS, reason="moving house")
+    for send in (
+        lambda: store.send(Message("t", b"x")),
+        lambda: store.send(Message("t", b"x"), delay_ms=1000, marks=[b"m"]),
+        lambda: store.send_batch(MessageBatch.of([Message("t", b"x")] * 3).columns),
+    ):
+        with pytest.raises(FlowControlError, match=r"sends are paused since .* moving house"):
+            send()
+    assert store.topics.list() == []
+    store.pauses.end(Flow.SENDS)
+    assert not store.send(Message("t", b"x"), delay_ms=1000, marks=[b"m"]).repeated
+    assert store.pending().total == 1
+
+
+@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
+def test_it_holds_for_later_owners_and_in_a_copy(tmp_path: Path, clock: ManualClock, pair: Pair) -> None:
+    engines = {"timer_engine": pair.timers, "pop_engine": pair.pops}
+    with rmqstore.open(tmp_path / "s", clock=clock, services=False, **engines) as store:
+        store.send(Message("t", b"x"), delay_ms=1000)
+        store.pauses.begin(Flow.HAND_OVER)
+    clock.advance(1000)
+    with rmqstore.open(tmp_path / "s", clock=clock, services=False) as store:
+        assert store.tick().handed_over == 0
+        dump(store, tmp_path / "d")
+        with rmqstore.open(tmp_path / "copy", engine=ENGINES[0], clock=clock, services=False) as copy:
+            load_into(tmp_path / "d", copy)
+            assert copy.tick().handed_over == 0
+            copy.pauses.end(Flow.HAND_OVER)
+            assert copy.tick().handed_over == 1
+    with rmqstore.open(tmp_path / "s", read_only=True) as reader:
+        assert reader.pauses.list() == [Pause(Flow.HAND_OVER, START_MS)]
+
+
+def test_the_owner_of_a_connection_is_paused(tmp_path: Path, clock: ManualClock) -> None:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, share=True) as store, rmqstore.connect(tmp_path / "s") as client:
+        client.pauses.begin(Flow.SENDS, reason="r")
+        assert client.pauses.list() == [Pause(Flow.SENDS, START_MS, "r")] == store.pauses.list()
+        with pytest.raises(FlowControlError, match="paused"):
+            client.send(Message("t", b"x"))
+        client.pauses.end(Flow.SENDS)
+        client.send(Message("t", b"x"))
+
+
+def test_what_is_no_flow_is_refused(store: Store) -> None:
+    with pytest.raises(IllegalArgumentTypeError, match=r"Flow\.HAND_OVER"):
+        store.pauses.begin("sends")  # type: ignore[arg-type]
+    store.pauses.end(Flow.SENDS)
+    assert store.pauses.list() == []

@@ -133,7 +133,7 @@ def take_page(
     """
     page: list[tuple[bytes, bytes]] = []
     room_bytes = page_bytes
-    step = 16
+    step = max(1, min(16, page_bytes >> 15))
     while (wanted := min(step, limit - len(page))) > 0:
         chunk = list(islice(entries, wanted))
         if past is not None and chunk and past(chunk[-1][0]):

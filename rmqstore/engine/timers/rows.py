@@ -17,7 +17,7 @@ import msgspec
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.engine.floors import Floors
-from rmqstore.engine.kv.base import OrderedKV, WriteBatch, is_last
+from rmqstore.engine.kv.base import PAGE_BYTES, OrderedKV, WriteBatch, is_last
 from rmqstore.engine.records import decode_message, deliver_at_of, encode_message, has_keys
 from rmqstore.engine.runs import (
     ONE,
@@ -42,6 +42,10 @@ _FORGET_PAGE: Final = 4096
 """So many runs a ``forget`` removes in one write."""
 
 _READ_PAGE: Final = 512
+_EACH_BYTES: Final = 128
+"""So much ``due`` reads first for each timer that it wants, as a run may hold one or thousands."""
+_LEAST: Final = 63
+"""So many runs it reads at least."""
 _FIND_PAGE: Final = 32
 _FIND_BYTES: Final = 1024 * 1024
 """Runs of more bytes together are looked up one by one, since a body may be of some MiB."""
@@ -216,8 +220,11 @@ class TimerRuns:
         """
         at = self._start_of(start) if start[1] else PAIR.pack(*start)
         stop = U64.pack(seen.until_ms + 1)
-        while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
-            at = stop if is_last(page, limit + 1) else page[-1][0] + b"\x00"
+        page_bytes = min(_EACH_BYTES * limit, PAGE_BYTES)
+        while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1, page_bytes=page_bytes)):
+            at = stop if is_last(page, limit + 1, page_bytes) else page[-1][0] + b"\x00"
+            limit = max(limit - len(page), _LEAST)
+            page_bytes = min(4 * page_bytes, PAGE_BYTES)
             yield from self._live_of(page, seen)
 
     def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen) -> Iterator[tuple[int, int, bytes]]:
@@ -257,9 +264,15 @@ class TimerRuns:
         kept = self._kv.scan_all(TIMERS, U64.pack(low_tick), U64.pack(tick + 1))
         return any(PAIR.unpack(key)[1] <= seq for key, _ in kept)
 
-    def removals(self, low_tick: int, upto: TimerCursor) -> Iterator[Removal]:
-        """Yield, page by page, what ``upto`` covers from ``low_tick`` on; a page is written before the next one is asked for."""
+    def removals(self, low_tick: int, upto: TimerCursor, *, ends_within: bool) -> Iterator[Removal]:
+        """Yield, page by page, what ``upto`` covers from ``low_tick`` on; a page is written before the next one is asked for.
+
+        ``ends_within`` its largest tick: what is left of that, which may be millions, is not looked at.
+        """
         start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
+        if ends_within:
+            tick, seq = upto.corners[0]
+            stop = PAIR.pack(tick, seq + 1)
         while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
             start = stop if is_last(page, _FORGET_PAGE) else page[-1][0] + b"\x00"
             removal = Removal(upto, partial(self._holes_of, page), checked=not self.met_damage)

@@ -242,13 +242,15 @@ class OrderedTimers(TimerSide):
             return
         with self._lock, self._call:
             kept_ticks: list[int] = []
-            for removal in self._runs.removals(self._low_tick, upto):
+            corners = upto.corners
+            ends_within = len(corners) > 1 and corners[1][0] == corners[0][0] - 1  # as the cursor of a batch that leaves something
+            for removal in self._runs.removals(self._low_tick, upto, ends_within=ends_within):
                 if removal:
                     self._write_removal(removal)
                 if removal.kept_tick is not None:
                     kept_ticks.append(removal.kept_tick)
             if self._low_tick <= (highest := upto.highest_tick):
-                self._low_tick = min(kept_ticks, default=highest + 1)
+                self._low_tick = min(kept_ticks, default=highest if ends_within else highest + 1)
             # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
             self._forgotten = upto
             if upto == self._final:

@@ -5,13 +5,23 @@ The steps and their order are those of the explicit-state model in tests/model; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rmqstore.contract import MAX_CORNERS, PopTxn
 
 if TYPE_CHECKING:
     from rmqstore.contract import PopStore, Ticket, TimerStore
+
+HAND_OVER: Final = 0
+"""Stands for the hand-over among the threads that do something in steps."""
+
+_SMALL: Final = 512
+"""Messages in a batch of a tick in which others call; a batch of thousands keeps them waiting for 10 to 30 ms."""
+
+_GIVE_WAY_S: Final = 0.0002
+"""So long it waits between two batches then. The lock of an engine is not fair: without that nobody else would get it."""
 
 _UNSYNCED_BATCHES = 32
 """After so many batches of one tick a sync lets the timers be reclaimed, so that a backlog is not on disk twice."""
@@ -24,22 +34,35 @@ class HandOver:
         one_log: both sides live in one atomic log, so its order replaces the sync between them.
         limit: messages in one batch.
         sync: whether a tick ends with what it moved being durable.
+        in_steps: who does something in steps; the hand-over is one of them from its second batch of a tick on.
+
+    Attributes:
+        meets_others: somebody has called the store while it was in steps; from then on it goes in small ones.
     """
 
-    def __init__(self, timers: TimerStore, pops: PopStore, *, one_log: bool, limit: int, sync: bool) -> None:
+    def __init__(self, timers: TimerStore, pops: PopStore, *, one_log: bool, limit: int, sync: bool, in_steps: set[int]) -> None:
         self._timers = timers
         self._pops = pops
         self._one_log = one_log
         self._limit = limit
         self._sync = sync
+        self._in_steps = in_steps
+        self.meets_others = False
 
     def run(self, now_ms: int) -> tuple[int, Ticket | None]:
         """Hand over all that is due at ``now_ms``; returns how many messages moved, and the ticket of the last batch."""
         moved = 0
         ticket: Ticket | None = None
-        for step in self.steps(now_ms):
-            if isinstance(step, tuple):
-                moved, ticket = step
+        try:
+            for step in self.steps(now_ms):
+                if isinstance(step, tuple):
+                    moved, ticket = step
+                    self._in_steps.add(HAND_OVER)
+                    if self.meets_others:
+                        time.sleep(_GIVE_WAY_S)
+        finally:
+            self._in_steps.discard(HAND_OVER)
+            self.meets_others = False
         return moved, ticket
 
     def steps(self, now_ms: int) -> Generator[str | tuple[int, Ticket], None, None]:
@@ -52,10 +75,11 @@ class HandOver:
         yield "seal"
         moved = batches = 0
         while True:
-            batch = timers.due(pops.timer_cursor(), self._limit)
+            limit = min(self._limit, _SMALL) if self.meets_others else self._limit
+            batch = timers.due(pops.timer_cursor(), limit)
             if len(batch.cursor.corners) > MAX_CORNERS:
                 self._shorten()
-                batch = timers.due(pops.timer_cursor(), self._limit)
+                batch = timers.due(pops.timer_cursor(), limit)
             yield "due"
             count = len(batch.messages)
             if not count:

@@ -71,7 +71,7 @@ from rmqstore.message import (
     dlq_topic,
     reason_text,
 )
-from rmqstore.store.handover import HandOver
+from rmqstore.store.handover import HAND_OVER, HandOver
 from rmqstore.store.health import Health, health_of
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.pauses import Held
@@ -153,7 +153,14 @@ class Store(Reader):
         self._round: Round | None = None
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
-        self._hand_over = HandOver(self._timers, self._pops, one_log=engine.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
+        self._hand_over = HandOver(
+            self._timers,
+            self._pops,
+            one_log=engine.one_log,
+            limit=config.hand_over_limit,
+            sync=self._sync_calls,
+            in_steps=self._in_steps,
+        )
         self._scheduler = Scheduler(self._pops, self._completer, config.hand_over_limit)
         self._held = Held(self._pops)
         self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._held, self._settle)
@@ -765,9 +772,16 @@ class Store(Reader):
 
     def _check_open(self) -> None:
         if self._in_steps:
-            time.sleep(_STAND_BACK_S)
+            self._meet_steps()
         if self._refusal is not None or self._untold is not None or os.getpid() != self._pid or self.engine.directory.is_removed:
             self._refuse()
+
+    def _meet_steps(self) -> None:
+        """Let a long call of somebody else have its turn, or have one of the hand-over's."""
+        if self._in_steps == {HAND_OVER}:
+            self._hand_over.meets_others = True
+        else:
+            time.sleep(_STAND_BACK_S)
 
     def _refuse(self) -> None:
         super()._refuse()

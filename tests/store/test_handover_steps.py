@@ -1,0 +1,69 @@
+"""A hand-over of many batches: how large they are when others call, and that what is left of a tick is not looked at again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import ManualClock, Message, MessageBatch, Store
+from rmqstore.contract import PopTxn
+from tests.pairs import ENGINES
+
+MANY = MessageBatch.of([Message("t", b"x", queue_id=0)] * 2000)
+
+
+def batches(store: Store, monkeypatch: pytest.MonkeyPatch, *, called_behind: int) -> list[int]:
+    """Return how many messages each step of a tick has; behind one of them somebody calls the store."""
+    apply, sizes = store.engine.pops.apply, list[int]()
+
+    def noted(txn: PopTxn, now_ms: int) -> Any:
+        sizes.append(len(txn.appends or ()))
+        if len(sizes) == called_behind:
+            store.pending()
+        return apply(txn, now_ms)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.engine.pops, "apply", noted)
+        store.tick()
+    return sizes
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tick_in_which_others_call_goes_in_small_steps(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(1_800_000_000_000)
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, hand_over_limit=1500) as store:
+        for called_behind, expected in ((0, [1500, 1500, 1000]), (2, [1500, 1500, 512, 488]), (0, [1500, 1500, 1000])):
+            for _ in range(2):
+                store.send_batch(MANY.columns, delay_ms=1000)
+            clock.advance(1000)
+            assert batches(store, monkeypatch, called_behind=called_behind) == expected
+            assert store.verify() == []
+
+
+@pytest.mark.parametrize("engine", [each for each in ENGINES if each != "wheel"])
+def test_what_is_left_of_a_tick_is_not_read_at_each_step(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another call may make each step durable; what that lets the timers forget is what was handed over, and not looked for in the rest."""
+    clock = ManualClock(1_800_000_000_000)
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, hand_over_limit=500) as store:
+        for _ in range(20):
+            store.send_batch(MANY.columns, delay_ms=1000)
+        clock.advance(1000)
+        kv = store.engine.timers._shared.kv  # type: ignore[attr-defined]
+        scan, read = kv.scan, [0]
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            page = scan(*arguments, **named)
+            read[0] += sum(len(value) for _, value in page)
+            return page
+
+        monkeypatch.setattr(kv, "scan", counted)
+        stored_bytes = sum(len(value) for _, value in kv.scan_all(1, b"", None))
+        read[0] = 0
+        for step in store._hand_over.steps(clock.now_ms()):
+            if isinstance(step, tuple):
+                store.engine.pops.sync(step[1])
+        assert store.pending().total == 0
+        assert read[0] < 8 * stored_bytes

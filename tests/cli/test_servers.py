@@ -23,7 +23,7 @@ from rmqstore import Message
 from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE, Command
 from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
-from tests.server.test_serving import soon
+from tests.server.served import soon
 
 HANDLER = """
 from rmqstore import Reject

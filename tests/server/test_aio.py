@@ -16,7 +16,7 @@ from rmqstore import AckOutcome, IllegalArgumentTypeError, ManualClock, Message,
 from rmqstore.aio import AsyncStore
 from rmqstore.server.calls import CALLS, METHODS
 from tests.pairs import DURABLE_PAIRS
-from tests.server.test_serving import ENGINE, Served, waiting
+from tests.server.served import ENGINE, Served, waiting
 
 NOW = Message("t", b"x")
 MINUTE = timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""A store over a connection: calls, waits, limits, and what a broken connection does."""
+"""A store over a connection: calls, waits, limits, and who may connect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -23,13 +22,9 @@ from rmqstore import (
     FormatVersionError,
     IllegalArgumentError,
     IllegalMessageError,
-    ManualClock,
     Message,
     MessageBatch,
     PollingFullError,
-    Store,
-    StoreClosedError,
-    StoreUnavailableError,
     UnsupportedOperationError,
 )
 from rmqstore.server.clients import Limits
@@ -38,60 +33,7 @@ from rmqstore.server.requests import Ask
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
-
-ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else "memory"
-SECOND = timedelta(seconds=1)
-NOW = Message("t", b"x")
-
-
-class Served:
-    """A store that is served on a unix socket, and clients of it."""
-
-    def __init__(self, root: Path, **options: Any) -> None:
-        self.clock = ManualClock(1_800_000_000_000)
-        self.store = rmqstore.open(root / "store", engine=ENGINE, clock=self.clock, services=False)
-        self.socket = root / "socket"
-        self.options = options
-        self.clients: list[Store] = []
-        self.start()
-
-    def start(self) -> None:
-        """Serve it."""
-        self.thread = ServerThread(self.store, lambda server: server.listen_unix(self.socket), **self.options)
-
-    def connect(self, **options: Any) -> Store:
-        """Return a new client."""
-        self.clients.append(rmqstore.connect(f"unix:{self.socket}", **options))
-        return self.clients[-1]
-
-    def close(self) -> None:
-        """Close everything."""
-        for client in self.clients:
-            client.close()
-        self.thread.stop()
-        self.store.close()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    made = Served(tmp_path)
-    yield made
-    made.close()
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    """Wait until another thread has done something."""
-    done = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        done.wait(0.005)
-    raise AssertionError("it did not happen in ten seconds")
-
-
-def waiting(served: Served) -> int:
-    """Return how many pops wait at the server."""
-    return served.thread._server._waiting
+from tests.server.served import NOW, SECOND, Served, soon, waiting
 
 
 def test_a_message_goes_in_and_comes_out(served: Served) -> None:
@@ -414,203 +356,6 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     connection.close()
     assert served.connect().lag("t", "g").ready == 8
     served.close()
-
-
-# ---------------------------------------------------------------- broken connections
-
-
-class Breaking:
-    """Passes on what a client sends, and loses the answer to the next call when told to."""
-
-    def __init__(self, target: Path, path: Path) -> None:
-        self.target = target
-        self.loses = False
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
-
-    def _pass_on(self, client: socket.socket) -> None:
-        with client, socket.socket(socket.AF_UNIX) as server:
-            server.connect(str(self.target))
-            asked, answered = client.makefile("rb"), server.makefile("rb")
-            while head := asked.read(4):
-                server.sendall(head + asked.read(HEAD.unpack(head)[0]))
-                head = answered.read(4)
-                answer = head + answered.read(HEAD.unpack(head)[0])
-                if self.loses:
-                    self.loses = False
-                    return
-                client.sendall(answer)
-
-
-@pytest.fixture
-def breaking(served: Served, tmp_path: Path) -> Iterator[tuple[Breaking, Store]]:
-    between = Breaking(served.socket, tmp_path / "between")
-    client = rmqstore.connect(f"unix:{tmp_path / 'between'}", patience=timedelta(seconds=5))
-    yield between, client
-    client.close()
-    between.listener.close()
-
-
-@pytest.mark.parametrize("later", [{}, {"delay_ms": 1000}, {"deliver_at_ms": 5}, {"marks": []}])
-def test_a_send_whose_answer_is_lost_is_stored_once(served: Served, breaking: tuple[Breaking, Store], later: dict[str, int]) -> None:
-    between, client = breaking
-    between.loses = True
-    sent = client.send(NOW, **later)  # type: ignore[arg-type]
-    assert sent.repeated
-    between.loses = True
-    assert len(client.send_batch([NOW, NOW], **later)) == 2  # type: ignore[arg-type]
-    served.clock.advance(1000)
-    served.store.tick()
-    assert len(served.store.pop("t", "g")) == 3
-
-
-def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(
-    served: Served, breaking: tuple[Breaking, Store], monkeypatch: Any
-) -> None:
-    """The first call stores a timer; when the repeat comes, its time has passed, and the repeat would go to the topic at once."""
-    between, client = breaking
-    put = served.store._timers.put
-
-    def put_and_wait(*arguments: Any) -> Any:
-        answer = put(*arguments)
-        served.clock.advance(2000)
-        return answer
-
-    monkeypatch.setattr(served.store._timers, "put", put_and_wait)
-    between.loses = True
-    sent = client.send(NOW, deliver_at_ms=served.clock.now_ms() + 1000)
-    assert sent.repeated
-    assert sent.handle is not None
-    served.store.tick()
-    assert len(served.store.pop("t", "g")) == 1
-
-
-def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, breaking: tuple[Breaking, Store], monkeypatch: Any) -> None:
-    """K1: the clock is set back between a call for now and its repeat."""
-    between, client = breaking
-    append = served.store._pops.append
-
-    def append_and_go_back(*arguments: Any) -> Any:
-        answer = append(*arguments)
-        served.clock.set(served.clock.now_ms() - 5000)
-        return answer
-
-    monkeypatch.setattr(served.store._pops, "append", append_and_go_back)
-    between.loses = True
-    assert client.send(NOW, deliver_at_ms=served.clock.now_ms() - 1000).repeated
-    served.clock.advance(10_000)
-    served.store.tick()
-    assert len(served.store.pop("t", "g")) == 1
-
-
-def test_a_wait_survives_outages_that_are_shorter_than_the_patience(served: Served) -> None:
-    client = served.connect(patience=timedelta(milliseconds=300))
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
-        for _ in range(2):
-            soon(lambda: waiting(served) == 1)
-            threading.Event().wait(0.4)  # real time, as the patience is
-            served.thread.stop()
-            served.start()
-        soon(lambda: waiting(served) == 1)
-        served.store.send(NOW)
-        assert len(found.result(10)) == 1
-
-
-def test_a_call_of_a_client_that_is_closed_ends(served: Served) -> None:
-    client = served.connect()
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        client.close()
-        served.thread.stop()
-        with pytest.raises(StoreClosedError):
-            found.result(10)
-    assert client._pool._idle == []  # type: ignore[attr-defined]
-    served.start()
-
-
-def test_a_pop_whose_answer_is_lost_gives_the_same_messages(served: Served, breaking: tuple[Breaking, Store]) -> None:
-    between, client = breaking
-    served.store.send_batch([NOW] * 5)
-    between.loses = True
-    popped = client.pop("t", "g", max_messages=2)
-    assert [each.attempt for each in popped] == [1, 1]
-    assert served.store.lag("t", "g").in_flight == 2
-    between.loses = True
-    assert client.ack(popped) == [rmqstore.AckOutcome.ALREADY_ACKED] * 2
-    assert served.store.lag("t", "g").in_flight == 0
-
-
-def test_a_change_whose_answer_is_lost_says_so(served: Served, breaking: tuple[Breaking, Store]) -> None:
-    between, client = breaking
-    served.store.send(NOW)
-    (popped,) = client.pop("t", "g")
-    between.loses = True
-    with pytest.raises(StoreUnavailableError, match=r"release was under way.*may have been done"):
-        client.release(popped)
-
-
-def test_a_client_goes_on_when_the_server_is_back(served: Served) -> None:
-    client = served.connect()
-    client.send(NOW)
-    served.thread.stop()
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g")
-        served.start()
-        assert len(found.result(10)) == 1
-
-
-def test_a_wait_goes_on_when_the_server_is_back(served: Served) -> None:
-    client = served.connect()
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.thread.stop()
-        served.start()
-        soon(lambda: waiting(served) == 1)
-        served.store.send(NOW)
-        assert len(found.result(10)) == 1
-
-
-def test_a_server_that_stays_away_is_told(served: Served, tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
-        rmqstore.connect(tmp_path / "nowhere")
-    client = served.connect(patience=timedelta(0))
-    served.thread.stop()
-    with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
-        client.topics.list()
-
-
-def test_a_closed_client_says_so(served: Served) -> None:
-    client = served.connect()
-    client.close()
-    client.close()
-    with pytest.raises(StoreClosedError, match="connect again"):
-        client.pending()
-    assert "closed" in repr(client)
-
-
-def test_a_store_that_is_closed_while_it_is_served(served: Served) -> None:
-    client = served.connect(patience=timedelta(0))
-    served.store.close()
-    with pytest.raises(StoreUnavailableError):
-        client.pending()
-    with pytest.raises(StoreUnavailableError):
-        client.send(NOW)
-
-
-# ---------------------------------------------------------------- around
 
 
 def test_a_forked_child_has_connections_of_its_own(served: Served) -> None:

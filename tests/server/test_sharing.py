@@ -20,7 +20,7 @@ from rmqstore import IllegalArgumentError, IllegalArgumentTypeError, Message, St
 from rmqstore.server.sharing import SharedStore
 from rmqstore.store.directory import SOCKET_NAME
 from tests.pairs import DURABLE_PAIRS
-from tests.server.test_serving import soon
+from tests.server.served import soon
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 ROOT = Path(__file__).parents[2]

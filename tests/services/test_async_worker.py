@@ -26,8 +26,8 @@ from rmqstore import (
     aio,
 )
 from rmqstore.aio import AsyncStore
+from tests.server.served import Served, waiting
 from tests.server.test_aio import run, soon, with_client
-from tests.server.test_serving import Served, waiting
 from tests.services.test_worker import BAD_ARGUMENTS, bodies, nothing_left
 
 MINUTE = timedelta(minutes=1)

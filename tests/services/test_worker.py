@@ -28,7 +28,7 @@ from rmqstore import (
     Worker,
 )
 from tests.pairs import ENGINES
-from tests.server.test_serving import soon
+from tests.server.served import soon
 
 MINUTE = timedelta(minutes=1)
 

@@ -10,7 +10,7 @@ import pytest
 import rmqstore
 from rmqstore import ManualClock, Message, Store, StoreClosedError, StoreFullError
 from tests.pairs import ENGINES
-from tests.server.test_serving import soon
+from tests.server.served import soon
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""A store that is served in the process, for tests of what goes over a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import rmqstore
+from rmqstore import (
+    ManualClock,
+    Message,
+    Store,
+)
+from rmqstore.server.serving import ServerThread
+from tests.pairs import DURABLE_PAIRS
+
+ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else "memory"
+SECOND = timedelta(seconds=1)
+NOW = Message("t", b"x")
+
+
+class Served:
+    """A store that is served on a unix socket, and clients of it."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.clock = ManualClock(1_800_000_000_000)
+        self.store = rmqstore.open(root / "store", engine=ENGINE, clock=self.clock, services=False)
+        self.socket = root / "socket"
+        self.options = options
+        self.clients: list[Store] = []
+        self.start()
+
+    def start(self) -> None:
+        """Serve it."""
+        self.thread = ServerThread(self.store, lambda server: server.listen_unix(self.socket), **self.options)
+
+    def connect(self, **options: Any) -> Store:
+        """Return a new client."""
+        self.clients.append(rmqstore.connect(f"unix:{self.socket}", **options))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        """Close everything."""
+        for client in self.clients:
+            client.close()
+        self.thread.stop()
+        self.store.close()
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Wait until another thread has done something."""
+    done = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        done.wait(0.005)
+    raise AssertionError("it did not happen in ten seconds")
+
+
+def waiting(served: Served) -> int:
+    """Return how many pops wait at the server."""
+    return served.thread._server._waiting

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
-from rmqstore.errors import IllegalArgumentError, StoreUnavailableError, UnsupportedOperationError
+from rmqstore.errors import FlowControlError, IllegalArgumentError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessage
 from rmqstore.server.calls import METHODS, POPS, REPEATABLE
 from rmqstore.server.connection import Address
@@ -232,6 +232,7 @@ class Underway:
         self._begun_s = time.time()  # a machine that sleeps goes on with it
         self._tried_s = time.monotonic()
         self._lost: Exception | None = None
+        self._may_be_done = False
         self._lost_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
 
@@ -242,6 +243,7 @@ class Underway:
             StoreUnavailableError: the call may have been done, and does harm when it is made again.
         """
         self._lost = error
+        self._may_be_done |= may_be_done
         now_s = time.monotonic()
         is_too_old = self._lane is not None and time.time() - self._begun_s >= _NAME_S
         if (may_be_done and self.call not in REPEATABLE) or is_too_old:
@@ -270,18 +272,28 @@ class Underway:
         return pause_s
 
     def answered(self, answer: object) -> Any:
-        """Return the answer, or raise the error that it is."""
+        """Return the answer, or raise the error that it is.
+
+        Raises:
+            StoreUnavailableError: a repeat was refused because sends are paused by now; a copy before it may have been done.
+        """
         if self._lane is not None:
             self._lanes.give_back(self._lane)
             self._lane = None
+        if isinstance(answer, FlowControlError) and self._may_be_done:
+            raise StoreUnavailableError(f"{answer}; the connection broke before while {self.call} was under way, so it may have been done")
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def make_on(self, store: Store) -> Any:
         """Make the call on a store of this process."""
+        answer: object
         if self.call not in POPS:
-            answer = METHODS[self.call](store)(*self.arguments, **self.named)
+            try:
+                answer = METHODS[self.call](store)(*self.arguments, **self.named)
+            except FlowControlError as error:
+                answer = error
         else:
             topic, group, acks, _ = self.arguments
             if self.call == "pop":

@@ -14,10 +14,12 @@ import pytest
 
 import rmqstore
 from rmqstore import (
+    Flow,
     Store,
     StoreClosedError,
     StoreUnavailableError,
 )
+from rmqstore.errors import FlowControlError
 from rmqstore.server.wire import HEAD
 from tests.server.served import NOW, SECOND, Served, soon, waiting
 
@@ -75,6 +77,27 @@ def test_a_send_whose_answer_is_lost_is_stored_once(served: Served, breaking: tu
     served.clock.advance(1000)
     served.store.tick()
     assert len(served.store.pop("t", "g")) == 3
+
+
+def test_a_repeat_that_meets_a_pause_says_that_the_send_may_have_been_done(
+    served: Served, breaking: tuple[Breaking, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between, client = breaking
+    append = served.store._pops.append
+
+    def append_and_pause(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        answer = append(*arguments)
+        served.store.pauses.begin(Flow.SENDS)
+        between.loses = True
+        return answer
+
+    monkeypatch.setattr(served.store._pops, "append", append_and_pause)
+    with pytest.raises(StoreUnavailableError, match=r"sends are paused since .* it may have been done"):
+        client.send(NOW)
+    with pytest.raises(FlowControlError, match="paused"):
+        client.send(NOW)
+    assert len(served.store.pop("t", "g")) == 1
 
 
 def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(

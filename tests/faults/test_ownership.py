@@ -6,15 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message, RmqstoreError, Store, StoreForkedError, StoreLockedError
-from rmqstore.store.administration import Groups, Topics, Transfer
-from rmqstore.store.dead_letters import DeadLetters
+from rmqstore import Flow, ManualClock, Message, RmqstoreError, Store, StoreForkedError, StoreLockedError
+from rmqstore.server.calls import PARTS
 
 NOW_MS = 1_700_000_000_000
 ENGINES = [
@@ -101,6 +101,12 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "verify": lambda s, p: s.verify(),
     "snapshot": lambda s, p: s.snapshot(p),
     "flush": lambda s, p: s.flush(),
+    "schedules.list": lambda s, p: s.schedules.list(),
+    "schedules.put": lambda s, p: s.schedules.put("s", timedelta(hours=1), Message("t", b"x")),
+    "schedules.delete": lambda s, p: s.schedules.delete("s"),
+    "pauses.list": lambda s, p: s.pauses.list(),
+    "pauses.begin": lambda s, p: s.pauses.begin(Flow.SENDS),
+    "pauses.end": lambda s, p: s.pauses.end(Flow.SENDS),
     "transfer.wake": lambda s, p: s.transfer.wake(),
     "close": lambda s, p: s.close(),
 }
@@ -124,9 +130,8 @@ def in_child(act: Callable[[], str]) -> str:
 
 
 def test_every_public_call_is_in_the_table() -> None:
-    parts = {"topics": Topics, "groups": Groups, "dead_letters": DeadLetters, "transfer": Transfer}
-    public = {name for name in dir(Store) if not name.startswith("_")} - {"path", *parts}
-    public |= {f"{part}.{name}" for part, kind in parts.items() for name in dir(kind) if not name.startswith("_")}
+    public = {name for name in dir(Store) if not name.startswith("_")} - {"path", *PARTS}
+    public |= {f"{part}.{name}" for part, kind in PARTS.items() for name in dir(kind) if not name.startswith("_")}
     assert public == {name for name in CALLS if not name.startswith("_")} - {"send later"}
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import Message, ReadStore, StoreClosedError, StoreForkedError, StorePathError, UnsupportedOperationError
+from rmqstore import Flow, Message, ReadStore, StoreClosedError, StoreForkedError, StorePathError, UnsupportedOperationError
 from rmqstore.contract import PopStore, TimerStore
 from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
@@ -124,6 +125,12 @@ def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> N
         calls |= {
             "dead_letters.resend": partial(reader.dead_letters.resend, []),
             "dead_letters.drop": partial(reader.dead_letters.drop, []),
+        }
+        calls |= {
+            "schedules.put": partial(reader.schedules.put, "s", timedelta(hours=1), message(0)),
+            "schedules.delete": partial(reader.schedules.delete, "s"),
+            "pauses.begin": partial(reader.pauses.begin, Flow.SENDS),
+            "pauses.end": partial(reader.pauses.end, Flow.SENDS),
         }
         calls |= {"transfer.wake": partial(reader.transfer.wake)}
         for name, call in calls.items():

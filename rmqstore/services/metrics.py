@@ -226,6 +226,7 @@ class Observation:
 
     def _ticked(self, report: TickReport, *_: object) -> None:
         self._instruments.handed_over.add(report.handed_over, self.labels)
+        self._instruments.scheduled.add(report.scheduled, self.labels)
         self._instruments.retried.add(report.retried, self.labels)
         self._instruments.dead.add(report.dead, self.labels)
         self._instruments.parked.add(report.parked, self.labels)
@@ -273,6 +274,7 @@ class _Instruments:
         self.messages_in = counter("rocketmq_messages_in_total", description="Messages that were sent.")
         self.messages_out = counter("rocketmq_messages_out_total", description="Messages that were popped.")
         self.handed_over = counter("rocketmq_timer_dequeue_total", description="Timers that were handed over.")
+        self.scheduled = counter("rmqstore_scheduled_messages_total", description="Messages that schedules have sent.")
         self.retried = counter("rocketmq_pop_revive_retry_messages_total", description="Leases that ended, whose messages come again.")
         self.dead = counter("rocketmq_send_to_dlq_messages_total", description="Messages that went to a dead letter queue.")
         self.parked = counter("rmqstore_parked_messages_total", description="Entries that could not be read, and were put aside.")

@@ -86,6 +86,7 @@ def test_messages_are_counted_by_topic_and_kind(store: Store, told: Told) -> Non
 def test_timers_are_gauged_and_handed_over(store: Store, told: Told, clock: ManualClock) -> None:
     with observe(store, told.provider):
         store.send_batch([Message("t", b"x")] * 3, delay=MINUTE)
+        store.schedules.put("s", MINUTE, Message("t", b"x"))
         assert told.value("rocketmq_timing_messages") == 3
         assert told.value("rocketmq_timer_dequeue_lag") == told.value("rocketmq_timer_dequeue_latency") == 0
         assert told.value("rmqstore_ready") == 1
@@ -95,6 +96,7 @@ def test_timers_are_gauged_and_handed_over(store: Store, told: Told, clock: Manu
         assert told.value("rmqstore_ready") == 0
         store.tick()
         assert told.value("rocketmq_timer_dequeue_total") == 3
+        assert told.value("rmqstore_scheduled_messages_total") == 1
         assert told.value("rocketmq_timing_messages") == 0
         assert told.value("rmqstore_ready") == 1
 

@@ -258,7 +258,8 @@ def unpack(data: bytes | memoryview) -> Any:
     """
     try:
         return _decode(data)
-    except (msgspec.DecodeError, ValueError, TypeError, LookupError, OSError, RecursionError) as error:  # OSError: Arrow's
+    # OSError: Arrow's; OverflowError: of a duration that is too long
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, OSError, OverflowError, RecursionError) as error:
         raise IllegalArgumentError(f"what came over the wire is no value of it: {error}") from error
 
 

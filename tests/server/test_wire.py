@@ -87,6 +87,14 @@ def test_a_damaged_frame_is_a_value_or_is_refused(value: object, data: st.DataOb
         pass
 
 
+def test_a_duration_that_no_timedelta_has_is_refused() -> None:
+    longest = pack(timedelta.max)
+    too_long = longest.replace(b"\xce\x3b\x9a\xc9\xff", b"\xce\x3b\x9a\xca\x00")  # 999,999,999 days, and one more
+    assert too_long != longest
+    with pytest.raises(errors.IllegalArgumentError, match="no value"):
+        unpack(too_long)
+
+
 def test_the_head_is_the_length() -> None:
     data = frame([1, "x"])
     assert wire.HEAD.unpack_from(data) == (len(data) - 4,)

@@ -70,7 +70,8 @@ class AsyncWorker(Consumer):
     async def stop(self) -> None:
         """Begin no message more, wait for the handlers that run, ack what is done, and give back what was not begun. Idempotent.
 
-        Called by a handler it waits for nobody. When it is cancelled, the worker goes on to its end by itself.
+        Called by a handler it waits for nobody; a task that a handler awaits must not call it. When it is cancelled, the worker goes on to its
+        end by itself.
 
         Raises:
             RmqstoreError: the one that ended the worker before, if one did.
@@ -169,7 +170,9 @@ class AsyncWorker(Consumer):
             if limit.expired():
                 where = error.__cause__ or error  # the cancellation tells where the handler was
                 failure = TimeoutError(f"cancelled after {self._timeout_s:g} s").with_traceback(where.__traceback__)
-        except (Exception, asyncio.CancelledError, SystemExit) as error:
+        except GeneratorExit:  # the loop is gone
+            raise
+        except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 batch.states[place] = State.GONE
@@ -180,7 +183,7 @@ class AsyncWorker(Consumer):
             batch.end(place)
             return
         await self._do(self._give_up(batch, place, failure))
-        if isinstance(failure, SystemExit):
+        if not isinstance(failure, Exception | asyncio.CancelledError):
             self._fail(failure)
 
     async def _do(self, steps: Steps[_T]) -> _T:

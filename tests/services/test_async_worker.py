@@ -574,16 +574,21 @@ def test_a_message_whose_failure_cannot_be_told_comes_again(served: Served, monk
     with_client(served, work)
 
 
-def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served) -> None:
+class Stopped(BaseException):
+    """As test frameworks and task groups raise."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Stopped(3)])
+def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served, error: BaseException) -> None:
     async def work(store: AsyncStore) -> None:
         await store.send_batch(bodies(3))
-        worker = store.consume("t", "g", raising(SystemExit(3)))
+        worker = store.consume("t", "g", raising(error))
         await worker.join()
-        with pytest.raises(RmqstoreError, match="ended its worker by SystemExit: 3"):
+        with pytest.raises(RmqstoreError, match=f"ended its worker by {type(error).__name__}: 3"):
             await worker.stop()
         lag = served.store.lag("t", "g")
         assert (lag.backing_off, lag.ready + lag.retry) == (1, 2)
-        assert reason(served).startswith("SystemExit: 3")
+        assert reason(served).startswith(f"{type(error).__name__}: 3")
 
     with_client(served, work)
 

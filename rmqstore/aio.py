@@ -283,6 +283,8 @@ class AsyncStore:
                 except OSError as error:
                     call.lost(error, may_be_done=True)
                 else:
+                    if self._own is not None:
+                        self._own._met(connection.greeting)
                     if not isinstance(answer, StoreUnavailableError):
                         return call.answered(answer)
                     call.lost(answer, may_be_done=False)

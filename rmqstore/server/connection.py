@@ -239,7 +239,7 @@ class Pool:
     """The connections of a client; each call has one for itself, so as many calls go on side by side as there are threads that call.
 
     Attributes:
-        met: told what the server says of itself, whenever one is reached.
+        met: told what the server says of itself, whenever one is reached, or has answered.
     """
 
     def __init__(self, address: Address, token: str | None, tls: ssl.SSLContext | None) -> None:
@@ -273,7 +273,9 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection for the next call."""
+        """Keep a connection, on which a call was answered, for the next call."""
+        if self.met is not None:
+            self.met(connection.greeting)
         with self._lock:
             if not self._is_closed:
                 self._idle.append(connection)

@@ -111,7 +111,7 @@ class SharedStore(Store):
         self._mine = self._server = None
 
     def _met(self, greeting: Mapping[str, Any]) -> None:
-        """Note what an owner says of itself."""
+        """Note that there is an owner, and what it says of itself."""
         self._is_served = greeting["is_server"]
         self._missed_since_s = None
 

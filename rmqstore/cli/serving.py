@@ -129,15 +129,16 @@ async def _serve(
         loop.add_signal_handler(number, ended.set)
     async with AsyncExitStack() as watches:
         try:
-            await server.listen_unix(path / SOCKET_NAME)
-            tell(f"serving {path} at {path / SOCKET_NAME}")
+            if all(each.getsockname() != str((path / SOCKET_NAME).absolute()) for each in given):
+                await server.listen_unix(path / SOCKET_NAME)
+                tell(f"serving {path} at {path / SOCKET_NAME}")
             for host, port in places:
                 (taken, *_) = await _had(server.listen(host, port, tls), f"--listen {host}:{port}")
                 tell(f"serving {path} at {Address(None, host, taken, tls is not None)}")
             for each in given:
                 await server.listen_at(each, tls)
                 name = each.getsockname()
-                where = Address(None, name[0], name[1], tls is not None) if isinstance(name, tuple) else Address(Path(name))
+                where = Address(None, name[0], name[1], tls is not None) if isinstance(name, tuple) else Address(Path(os.fsdecode(name)))
                 tell(f"serving {path} at {where}")
             for option, host, port in watched:
                 from rmqstore.server.watching import Watch, exported
@@ -185,9 +186,14 @@ def _telling_json() -> Callable[[str], None]:
 
 def _given_sockets() -> list[socket.socket]:
     """Return the sockets on which the service manager that started this process listens for it (systemd's ``sd_listen_fds``)."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+    number = os.environ.get("LISTEN_FDS", "0")
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or not number.isdecimal():
         return []
-    return [socket.socket(fileno=3 + number) for number in range(int(os.environ.get("LISTEN_FDS", "0")))]
+    given = [socket.socket(fileno=3 + each) for each in range(int(number))]
+    for each in given:
+        if each.type != socket.SOCK_STREAM:
+            raise IllegalArgumentError(f"the socket {each.getsockname()} of the service manager carries no streams; use ListenStream=")
+    return given
 
 
 def _tell_manager(state: str) -> None:

@@ -169,15 +169,17 @@ def test_metrics_need_what_is_to_be_installed(cli: Command, monkeypatch: pytest.
     assert "HOST:PORT" in cli.bad(2, "serve", "data", "--health", "9464")
 
 
-@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
-def test_a_service_manager_listens_for_it(root: Path, monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily) -> None:
+@pytest.mark.parametrize("name", ["shop.sock", "data/rmqstore.sock", ""])
+def test_a_service_manager_listens_for_it(root: Path, name: str) -> None:
+    rmqstore.open(root / "data", engine=ENGINE, services=False).close()
+    family = socket.AF_UNIX if name else socket.AF_INET
     with socket.socket(family) as made, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        made.bind(str(root / "shop.sock") if family == socket.AF_UNIX else ("127.0.0.1", 0))
+        made.bind(str(root / name) if name else ("127.0.0.1", 0))
         made.listen()
-        where = f"unix:{root / 'shop.sock'}" if family == socket.AF_UNIX else f"rmqstore://127.0.0.1:{made.getsockname()[1]}"
+        where = f"unix:{root / name}" if name else f"rmqstore://127.0.0.1:{made.getsockname()[1]}"
         manager.bind(str(root / "notify"))
         manager.settimeout(_PATIENCE_S)
-        serve = shlex.join([*RMQSTORE, "serve", str(root / "data"), "--create", "--engine", ENGINE])
+        serve = shlex.join([*RMQSTORE, "serve", str(root / "data")])
         for number in range(2):
             command = ["bash", "-c", f"exec 3<&{made.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ NOTIFY_SOCKET={root}/notify exec {serve}"]
             with subprocess.Popen(command, pass_fds=[made.fileno()]) as server:

@@ -472,8 +472,8 @@ class PopStore(Side):
         """Return the settings of every group that has any of its own, by name."""
 
     @abstractmethod
-    def notes(self) -> dict[str, bytes]:
-        """Return every note that ``apply`` has kept, by name (I2)."""
+    def notes(self) -> Mapping[str, bytes]:
+        """Return every note that ``apply`` has kept, by name (I2); the same object as long as no note has changed, which is not changed."""
 
     @abstractmethod
     def subscriptions(self, group: str | None = None) -> list[Subscription]:

@@ -19,7 +19,7 @@ QUICK: Final = frozenset(
     (
         "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms confirm_clock_step "
         "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake "
-        "schedules.list schedules.put schedules.delete pauses.list pauses.begin pauses.end"
+        "schedules.list pauses.list"
     ).split()
 )
 """Calls that the server's loop makes itself."""
@@ -28,7 +28,7 @@ LONG: Final = frozenset(
     (
         "send_batch tick health snapshot flush pending scan leases read get where stats verify "
         "topics.delete groups.delete groups.reset_offset dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop "
-        "transfer.digest transfer.dump"
+        "transfer.digest transfer.dump schedules.put schedules.delete pauses.begin pauses.end"
     ).split()
 )
 """Calls that have a thread of its pool."""

@@ -140,7 +140,4 @@ class Transfer(Part):
 
     def wake(self) -> None:
         """Let everything that waits look again, after messages came in by another way than a call of the store."""
-        store = self._store._as_owner("transfer.wake")
-        store._scheduler.reload()
-        store._held.reload()
-        store._clock_moved()
+        self._store._as_owner("transfer.wake")._clock_moved()

@@ -13,6 +13,7 @@ from rmqstore.contract import MAX_CORNERS, PopTxn
 
 if TYPE_CHECKING:
     from rmqstore.contract import PopStore, Ticket, TimerStore
+    from rmqstore.store.pauses import Held
 
 HAND_OVER: Final = 0
 """Stands for the hand-over among the threads that do something in steps."""
@@ -35,18 +36,22 @@ class HandOver:
         limit: messages in one batch.
         sync: whether a tick ends with what it moved being durable.
         in_steps: who does something in steps; the hand-over is one of them from its second batch of a tick on.
+        held: whether it may go on; asked between two batches.
 
     Attributes:
         meets_others: somebody has called the store while it was in steps; from then on it goes in small ones.
     """
 
-    def __init__(self, timers: TimerStore, pops: PopStore, *, one_log: bool, limit: int, sync: bool, in_steps: set[int]) -> None:
+    def __init__(
+        self, timers: TimerStore, pops: PopStore, *, one_log: bool, limit: int, sync: bool, in_steps: set[int], held: Held
+    ) -> None:
         self._timers = timers
         self._pops = pops
         self._one_log = one_log
         self._limit = limit
         self._sync = sync
         self._in_steps = in_steps
+        self._held = held
         self.meets_others = False
 
     def run(self, now_ms: int) -> tuple[int, Ticket | None]:
@@ -96,6 +101,8 @@ class HandOver:
                 yield "pops.sync"
             timers.forget(pops.durable_cursor())
             yield "forget"
+            if not self._held.is_moving:
+                return
             if self._sync and not batch.more:
                 # The last ``forget`` of the tick tells the timers that nothing is due; without a sync only an empty ``due`` does.
                 return

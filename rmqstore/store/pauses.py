@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import builtins
 import enum
+import threading
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from rmqstore.contract import PopStore, PopTxn, Ticket
+from rmqstore.contract import PopStore, PopTxn
 from rmqstore.errors import IllegalArgumentTypeError
 from rmqstore.message import reason_text
 from rmqstore.store.administration import Part
@@ -50,7 +52,7 @@ class Pauses(Part):
     def begin(self, flow: Flow, *, reason: str = "") -> None:
         """Refuse sends, with :class:`FlowControlError`, or hand nothing over, so that what is due waits and can still be cancelled.
 
-        It holds until :meth:`end`, also for later owners.
+        It holds until :meth:`end`, also for later owners. A send that is under way in another thread may still be stored.
         """
         store = self._store._as_owner("pauses.begin")
         self._set(flow, Pause(_checked(flow), store._clock.now_ms(), reason_text(reason)))
@@ -61,8 +63,18 @@ class Pauses(Part):
 
     def _set(self, flow: Flow, pause: Pause | None) -> None:
         store = self._store._as_owner("pauses.end")
-        with store._tick_lock:  # behind it no hand-over is under way
-            store._settle(store.engine.pops, store._held.set(flow, pause, store._clock.now_ms()))
+        value = None if pause is None else msgspec.msgpack.encode(pause)
+        pops, held = store.engine.pops, store._held
+        try:
+            _, ticket = pops.apply(PopTxn(notes={_PREFIX + flow.value: value}), store._clock.now_ms())
+            held.look()
+            store._settle(pops, ticket)
+        except BaseException:
+            held.look()  # a disk that is full may have let go of it
+            raise
+        if not held.is_moving:
+            with store._tick_lock:  # behind it no step of a hand-over is under way
+                pass
         store._ticker_wake.notify()
 
 
@@ -71,31 +83,44 @@ class Held:
 
     Attributes:
         sends, hand_over: the pause of each; None while it goes on.
+        is_moving: whether a hand-over that goes in steps may take the next one: it is not paused, and the store does not close.
     """
 
     def __init__(self, pops: PopStore) -> None:
         self._pops = pops
+        self._lock = threading.Lock()  # what is looked at last is the latest
+        self._seen: Mapping[str, bytes] = {}
+        self._is_closing = False
         self.sends: Pause | None = None
         self.hand_over: Pause | None = None
-        self.reload()
+        self.is_moving = True
+        self.look()
 
-    def reload(self) -> None:
-        """Read the notes anew, as others may have come in."""
-        found = {each.flow: each for each in pauses_in(self._pops)}
-        self.sends, self.hand_over = found.get(Flow.SENDS), found.get(Flow.HAND_OVER)
+    def look(self) -> Mapping[str, bytes]:
+        """Know what the notes of the store say by now, and return them."""
+        with self._lock:
+            notes = self._pops.notes()
+            if notes is not self._seen:
+                found = {each.flow: each for each in _pauses_of(notes)}
+                self.sends, self.hand_over = found.get(Flow.SENDS), found.get(Flow.HAND_OVER)
+                self.is_moving = self.hand_over is None and not self._is_closing
+                self._seen = notes
+            return notes
 
-    def set(self, flow: Flow, pause: Pause | None, now_ms: int) -> Ticket:
-        """Hold something up, or let it go on."""
-        value = None if pause is None else msgspec.msgpack.encode(pause)
-        _, ticket = self._pops.apply(PopTxn(notes={_PREFIX + flow.value: value}), now_ms)
-        self.reload()
-        return ticket
+    def close(self) -> None:
+        """Let no hand-over begin another step."""
+        with self._lock:
+            self._is_closing = True
+            self.is_moving = False
 
 
 def pauses_in(pops: PopStore) -> list[Pause]:
     """Return what is paused, as the notes of a store have it."""
-    notes = sorted(pops.notes().items())
-    return [msgspec.msgpack.decode(value, type=Pause) for name, value in notes if name.startswith(_PREFIX)]
+    return _pauses_of(pops.notes())
+
+
+def _pauses_of(notes: Mapping[str, bytes]) -> list[Pause]:
+    return [msgspec.msgpack.decode(value, type=Pause) for name, value in sorted(notes.items()) if name.startswith(_PREFIX)]
 
 
 def _checked(flow: Flow) -> Flow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count, islice, takewhile
 from operator import attrgetter
@@ -33,11 +33,15 @@ from rmqstore.message import (
     check_name,
 )
 from rmqstore.store.administration import Part
+from rmqstore.store.pauses import Held
 from rmqstore.store.sending import Completer
 from rmqstore.when import timedelta_ms
 
 _PREFIX: Final = "schedule/"
 _SHORTEST_MS: Final = 1000
+_STEP_BYTES: Final = 8 * 1024 * 1024
+"""So much one step sends at most, or one message."""
+
 _MESSAGE_BYTES: Final = MAX_NOTE_BYTES - 2048
 """What a schedule leaves of a note for its message."""
 
@@ -83,12 +87,13 @@ class Schedules(Part):
     def list(self) -> builtins.list[Schedule]:
         """List the schedules by name."""
         self._store._check_open()
-        return _schedules_in(self._store.engine.pops)
+        return _schedules_in(self._store.engine.pops.notes())
 
     def put(self, name: str, when: str | timedelta, message: Message, *, zone: str = "UTC", catch_up: bool = True) -> Schedule:
         """Send a message at each time of a cron expression, or every so often, until :meth:`delete`; kept in the store.
 
-        A program may do that at each start: a schedule that is there with the same times goes on with them, and has the new message.
+        A program may do that at each start: a schedule that is there with the same times goes on with them, and has the new message. One
+        with other times begins anew; what was due of those before is sent first, unless the hand-over is paused.
 
         Args:
             when: five fields as in crontab (minute, hour, day of month, month, day of week), or a ``timedelta`` of at least 1 s, the
@@ -129,72 +134,89 @@ class Schedules(Part):
 class Scheduler:
     """Sends what schedules have due; their notes change here alone, one at a time.
 
+    What is in memory follows from the notes, and is looked up again whenever they are other ones: a step that failed, was interrupted or
+    was lost with its disk has left what it has left.
+
     Args:
         limit: messages in one step.
 
     Attributes:
-        next_ms: when the first one is due, ms since the epoch; None when there is none.
+        seen: the notes that were looked at last.
+        next_ms: when the first one is due by them, ms since the epoch; None when there is none.
     """
 
-    def __init__(self, pops: PopStore, completer: Completer, limit: int) -> None:
+    def __init__(self, pops: PopStore, completer: Completer, held: Held, limit: int) -> None:
         self._pops = pops
         self._completer = completer
+        self._held = held
         self._limit = limit
         self._lock = threading.Lock()
+        self.seen: Mapping[str, bytes] = {}
+        self._all: dict[str, Schedule] = {}
         self.next_ms: int | None = None
-        self.reload()
+        self.look(pops.notes())
 
-    def reload(self) -> None:
-        """Read the schedules anew, as others may have come in."""
-        with self._lock:
-            self._all = {each.name: each for each in _schedules_in(self._pops)}
-            self._look()
-
-    def _look(self) -> None:
-        self.next_ms = min((each.next_ms for each in self._all.values()), default=None)
+    def look(self, notes: Mapping[str, bytes]) -> None:
+        """Know what the notes of the store say by now."""
+        if notes is not self.seen:
+            self._all = {each.name: each for each in _schedules_in(notes)}
+            self.next_ms = min((each.next_ms for each in self._all.values()), default=None)
+            self.seen = notes
 
     def put(self, made: Schedule, now_ms: int) -> tuple[Schedule, Ticket]:
-        """Keep a schedule, which begins from now, unless it has the times of the one that has its name."""
-        with self._lock:
-            known = self._all.get(made.name)
-            if known is not None and (known.cron, known.zone, known.every_ms) == (made.cron, made.zone, made.every_ms):
-                made = structs.replace(made, next_ms=known.next_ms)
-            else:
-                next_ms = next(made.times(now_ms), None)
-                if next_ms is None:
+        """Keep a schedule, which begins from now, unless it has the times of the one that has its name.
+
+        What is due of the times that it had before is sent first.
+        """
+        while True:
+            with self._lock:
+                self.look(self._pops.notes())
+                known = self._all.get(made.name)
+                if known is not None and (known.cron, known.zone, known.every_ms) == (made.cron, made.zone, made.every_ms):
+                    made = structs.replace(made, next_ms=known.next_ms)
+                elif known is not None and known.next_ms <= now_ms and self._held.is_moving:
+                    self._send(known, now_ms)
+                    continue
+                elif (next_ms := next(made.times(now_ms), None)) is not None:
+                    made = structs.replace(made, next_ms=next_ms)
+                else:
                     raise IllegalArgumentError(f"the cron expression {made.cron!r} names no time within 50 years")
-                made = structs.replace(made, next_ms=next_ms)
-            ticket = self._step(made.name, made, (), now_ms)
-            return made, ticket
+                return made, self._step(made.name, made, (), now_ms)
 
     def delete(self, name: str, now_ms: int) -> tuple[bool, Ticket]:
         """End a schedule."""
         with self._lock:
+            self.look(self._pops.notes())
             was_there = name in self._all
             return was_there, self._step(name, None, (), now_ms)
 
     def run(self, now_ms: int) -> tuple[int, Ticket]:
-        """Send all that is due; returns how many messages that were, and the ticket of the last step."""
+        """Send all that is due; returns how many messages that were, and the ticket of the last step. Other calls come between steps."""
         sent, ticket = 0, Ticket(0)
-        with self._lock:
-            while (schedule := self._due(now_ms)) is not None:
-                due = [schedule.next_ms]
-                after: Schedule | None
-                if schedule.catch_up:
-                    later = takewhile(lambda at: at <= now_ms, schedule.times(schedule.next_ms))
-                    due += islice(later, self._limit - 1)
-                    after = schedule.on(due[-1])
-                else:
-                    after = schedule.on(now_ms)
-                ticket = self._step(schedule.name, after, [_copy(schedule, at) for at in due], now_ms)
-                sent += len(due)
+        while self._held.is_moving:
+            with self._lock:
+                self.look(self._pops.notes())
+                first = min(self._all.values(), key=attrgetter("next_ms"), default=None)
+                if first is None or first.next_ms > now_ms:
+                    break
+                number, ticket = self._send(first, now_ms)
+                sent += number
         return sent, ticket
 
-    def _due(self, now_ms: int) -> Schedule | None:
-        first = min(self._all.values(), key=attrgetter("next_ms"), default=None)
-        return first if first is not None and first.next_ms <= now_ms else None
+    def _send(self, schedule: Schedule, now_ms: int) -> tuple[int, Ticket]:
+        """Send what one schedule has due, or as much as a step holds."""
+        due = [schedule.next_ms]
+        after: Schedule | None
+        if schedule.catch_up:
+            later = takewhile(lambda at: at <= now_ms, schedule.times(schedule.next_ms))
+            due += islice(later, min(self._limit, max(_STEP_BYTES // len(schedule.message.body), 1)) - 1)
+            after = schedule.on(due[-1])
+        else:
+            after = schedule.on(now_ms)
+        assert after is None or after.next_ms > due[-1], f"the times of schedule {schedule.name} rise"
+        return len(due), self._step(schedule.name, after, [_copy(schedule, at) for at in due], now_ms)
 
-    def _step(self, name: str, after: Schedule | None, messages: builtins.list[Message] | tuple[()], now_ms: int) -> Ticket:
+    def _step(self, name: str, after: Schedule | None, messages: Sequence[Message], now_ms: int) -> Ticket:
         """Send messages, and note how the schedule is behind them; None lets go of it."""
         notes = {_PREFIX + name: None if after is None else msgspec.msgpack.encode(after)}
         while True:
@@ -204,17 +226,12 @@ class Scheduler:
             batch = self._completer.batch(MessageBatch(messages=messages), None, now_ms, (), queues) if messages else None
             result, ticket = self._pops.apply(PopTxn(appends=batch, notes=notes, group_queues=queues), now_ms)
             if result.status is not WriteStatus.MOVED:
-                break
-        if after is None:
-            self._all.pop(name, None)
-        else:
-            self._all[name] = after
-        self._look()
-        return ticket
+                self.look(self._pops.notes())
+                return ticket
 
 
-def _schedules_in(pops: PopStore) -> builtins.list[Schedule]:
-    found = (value for name, value in pops.notes().items() if name.startswith(_PREFIX))
+def _schedules_in(notes: Mapping[str, bytes]) -> builtins.list[Schedule]:
+    found = (value for name, value in notes.items() if name.startswith(_PREFIX))
     return sorted((msgspec.msgpack.decode(value, type=Schedule) for value in found), key=lambda each: each.name)
 
 
@@ -256,7 +273,15 @@ def _times_of(expression: str, zone: tzinfo, after_ms: int) -> Iterator[int]:
     from cronsim import CronSim, CronSimError  # few programs need it
 
     try:
+        if len(expression.split()) != 5:
+            raise ValueError("it has another number of fields")
         times = CronSim(expression, datetime.fromtimestamp(after_ms / 1000, zone))
     except (CronSimError, ValueError, OverflowError) as error:
         raise IllegalArgumentError(f"{expression!r} is no cron expression of five fields, such as '0 3 * * *': {error}") from error
-    return (int(each.timestamp()) * 1000 for each in times)
+    try:
+        for each in times:
+            # In an hour that comes twice it begins with the first one again.
+            if (at_ms := int(each.timestamp()) * 1000) > after_ms:
+                yield at_ms
+    except OverflowError:  # the end of what a datetime can say
+        return

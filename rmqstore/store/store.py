@@ -153,6 +153,7 @@ class Store(Reader):
         self._round: Round | None = None
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
+        self._held = Held(self._pops)
         self._hand_over = HandOver(
             self._timers,
             self._pops,
@@ -160,9 +161,9 @@ class Store(Reader):
             limit=config.hand_over_limit,
             sync=self._sync_calls,
             in_steps=self._in_steps,
+            held=self._held,
         )
-        self._scheduler = Scheduler(self._pops, self._completer, config.hand_over_limit)
-        self._held = Held(self._pops)
+        self._scheduler = Scheduler(self._pops, self._completer, self._held, config.hand_over_limit)
         self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._held, self._settle)
         self._ticker_wake = Signal()
         self._unsubscribe: Callable[[], None] | None = None
@@ -756,6 +757,7 @@ class Store(Reader):
     def _end(self) -> None:
         """Make everything durable and let go of the directory."""
         self._stop_workers()
+        self._held.close()
         if self._ticker is not None:
             self._ticker.stop()
         if self._unsubscribe is not None:
@@ -778,9 +780,11 @@ class Store(Reader):
 
     def _meet_steps(self) -> None:
         """Let a long call of somebody else have its turn, or have one of the hand-over's."""
-        if self._in_steps == {HAND_OVER}:
+        others = len(self._in_steps)
+        if HAND_OVER in self._in_steps:
             self._hand_over.meets_others = True
-        else:
+            others -= 1
+        if others:
             time.sleep(_STAND_BACK_S)
 
     def _refuse(self) -> None:

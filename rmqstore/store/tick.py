@@ -81,7 +81,9 @@ class Ticking:
             ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
         """
         self._check_step(now_ms)
-        moved, ticket = (0, None) if self._held.hand_over else self._hand_over.run(now_ms)
+        if (notes := self._held.look()) is not self._scheduler.seen:
+            self._scheduler.look(notes)
+        moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
         report = TickReport(handed_over=moved)
         if self._revive_turn.take(now_ms) or always:
             report, ticket = self._revive(report, now_ms, ticket)
@@ -94,7 +96,7 @@ class Ticking:
                 _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
                 report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
         self._last_ms = now_ms
-        if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and not self._held.hand_over:
+        if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and self._held.is_moving:
             scheduled, ticket = self._scheduler.run(now_ms)
             self._settle(self._pops, ticket)
             report = msgspec.structs.replace(report, scheduled=scheduled)

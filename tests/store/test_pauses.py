@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +107,25 @@ def test_what_is_no_flow_is_refused(store: Store) -> None:
         store.pauses.begin("sends")  # type: ignore[arg-type]
     store.pauses.end(Flow.SENDS)
     assert store.pauses.list() == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pause_stops_a_hand_over_between_two_steps(
+    tmp_path: Path, clock: ManualClock, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, hand_over_limit=10) as store:
+        store.send_batch([Message("t", b"x")] * 30, delay_ms=1000)
+        store.schedules.put("s", timedelta(seconds=1), Message("t", b"x"))
+        clock.advance(1000)
+        forget = store.engine.timers.forget
+
+        def paused(*arguments: Any) -> None:
+            monkeypatch.undo()
+            forget(*arguments)
+            store.pauses.begin(Flow.HAND_OVER)
+
+        monkeypatch.setattr(store.engine.timers, "forget", paused)
+        assert store.tick().moved == 10
+        assert store.pending().total == 20
+        store.pauses.end(Flow.HAND_OVER)
+        assert store.tick().moved == 21

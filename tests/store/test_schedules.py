@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 import rmqstore
 from rmqstore import (
+    Flow,
     IllegalArgumentError,
     IllegalArgumentTypeError,
     IllegalMessageError,
@@ -24,6 +26,7 @@ from rmqstore import (
     UnsupportedOperationError,
     aio,
 )
+from rmqstore.contract import PopTxn
 from rmqstore.transfer import dump, load_into
 from rmqstore_conformance.stores import Pair
 from tests.pairs import DURABLE_PAIRS, ENGINES
@@ -185,3 +188,87 @@ def test_a_dump_and_a_reader_have_them(tmp_path: Path, clock: ManualClock, pair:
         load_into(tmp_path / "d", copy)
         clock.advance(DAY)
         assert copy.tick().scheduled == 1
+
+
+@pytest.mark.parametrize("catch_up", [True, False])
+def test_an_hour_that_comes_twice_sends_once(store: Store, clock: ManualClock, catch_up: bool) -> None:
+    """Late, in the second pass of the hour, the time of the first pass is not the next one again."""
+    clock.set(datetime(2026, 10, 24, 12, tzinfo=UTC))
+    store.schedules.put("s", "30 2 * * *", Message("t", b"x"), zone="Europe/Berlin", catch_up=catch_up)
+    clock.set(datetime(2026, 10, 25, 1, 5, tzinfo=UTC))
+    assert store.tick().scheduled == 1
+    made = store.schedules.put("other", "30 2 * * *", Message("t", b"x"), zone="Europe/Berlin")
+    assert [each.next_ms for each in store.schedules.list()] == [made.next_ms] * 2
+    assert made.next_ms == int(datetime(2026, 10, 26, 1, 30, tzinfo=UTC).timestamp() * 1000)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StoreFullError])
+def test_a_step_that_is_interrupted_was_done_or_was_not(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, engine: str, error: type[BaseException]
+) -> None:
+    """What is in memory follows what is stored, also behind a step that told nobody how it ended."""
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False) as store:
+        store.schedules.put("s", timedelta(seconds=10), Message("t", b"x"))
+        apply = store.engine.pops.apply
+
+        def interrupted(*arguments: Any) -> Any:
+            apply(*arguments)
+            raise error("no room")
+
+        clock.advance(timedelta(seconds=10))
+        with monkeypatch.context() as patch:
+            patch.setattr(store.engine.pops, "apply", interrupted)
+            with pytest.raises(error):
+                store.tick()
+        store.tick()
+        clock.advance(timedelta(seconds=10))
+        store.tick()
+        assert [at for _, at in sent(store)] == [BEGIN + timedelta(seconds=10), BEGIN + timedelta(seconds=20)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_refused_is_not_known(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """A disk that is full when a call is made durable may take back what the call had written."""
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False) as store:
+        store.schedules.put("s", timedelta(hours=1), Message("t", b"x"))
+        state, notes = store.engine.pops._state, store.engine.pops.notes()  # type: ignore[attr-defined]
+
+        def taken_back(*arguments: Any) -> None:
+            monkeypatch.undo()
+            state.notes = notes
+            raise StoreFullError("no room")
+
+        for call in (
+            lambda: store.schedules.put("other", timedelta(hours=1), Message("t", b"x")),
+            lambda: store.schedules.delete("s"),
+            lambda: store.pauses.begin(Flow.HAND_OVER),
+        ):
+            monkeypatch.setattr(store, "_settle", taken_back)
+            with pytest.raises(StoreFullError):
+                call()
+        clock.advance(timedelta(hours=1))
+        assert store.tick().scheduled == 1
+
+
+def test_other_times_begin_behind_what_is_due(store: Store, clock: ManualClock) -> None:
+    store.schedules.put("s", timedelta(seconds=10), Message("t", b"x"))
+    clock.advance(timedelta(seconds=25))
+    store.schedules.put("s", timedelta(seconds=20), Message("t", b"x"))
+    clock.advance(timedelta(seconds=20))
+    store.tick()
+    assert [(at - BEGIN).seconds for _, at in sent(store)] == [10, 20, 45]
+
+
+def test_a_step_is_bounded_by_its_bytes(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, sizes = store.engine.pops.apply, list[int]()
+
+    def noted(txn: PopTxn, now_ms: int) -> Any:
+        sizes.append(len(txn.appends or ()))
+        return apply(txn, now_ms)
+
+    store.schedules.put("s", timedelta(seconds=1), Message("t", bytes(60_000)))
+    clock.advance(timedelta(seconds=300))
+    monkeypatch.setattr(store.engine.pops, "apply", noted)
+    assert store.tick().scheduled == 300
+    assert max(sizes) == 8 * 1024 * 1024 // 60_000

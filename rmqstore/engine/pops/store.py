@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -264,9 +264,9 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call:
             return dict(self._state.group_settings)
 
-    def notes(self) -> dict[str, bytes]:
+    def notes(self) -> Mapping[str, bytes]:
         with self._lock, self._call:
-            return dict(self._state.notes)
+            return self._state.notes
 
     def subscriptions(self, group: str | None = None) -> list[Subscription]:
         with self._lock, self._call:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.needs("read_only_open")
 _READS = {
     *("due", "get", "pending", "scan", "next_tick_ms", "stats", "verify", "durable_position", "sync", "close"),
     *("ready", "timer_cursor", "durable_cursor", "topic", "topics", "groups", "offsets", "read", "lag", "next_expiry_ms"),
-    *("leases", "progress", "subscriptions", "group_settings", "export_state"),
+    *("leases", "progress", "subscriptions", "group_settings", "notes", "export_state"),
 }
 """What does not change a store; everything else that the contract asks for must be refused."""
 

@@ -70,8 +70,8 @@ class AsyncWorker(Consumer):
     async def stop(self) -> None:
         """Begin no message more, wait for the handlers that run, ack what is done, and give back what was not begun. Idempotent.
 
-        Called by a handler it waits for nobody; a task that a handler awaits must not call it. When it is cancelled, the worker goes on to its
-        end by itself.
+        Called by a handler it waits for nobody; a task that a handler awaits must not call it. When it is cancelled, the worker goes on to
+        its end by itself.
 
         Raises:
             RmqstoreError: the one that ended the worker before, if one did.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from rmqstore.config import Config
-from rmqstore.contract import Expired, PopStore, Side, Ticket, TimerStore
+from rmqstore.contract import Expired, Flush, PopStore, Side, Ticket, TimerStore
 from rmqstore.errors import ClockStepError
 from rmqstore.store.handover import HandOver
 from rmqstore.store.pauses import Held
@@ -71,6 +71,8 @@ class Ticking:
         self._max_step_ms = config.clock_max_step_ms
         self._revive_turn = Turn(config.revive_interval_ms)
         self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
+        self._is_async = config.flush is Flush.ASYNC  # then what was handed over becomes durable, and may be forgotten, behind its tick
+        self._keeps_handed_over = False
         self._has_more = False
         self._last_ms: int | None = None
 
@@ -90,6 +92,10 @@ class Ticking:
         if ticket is not None:
             self._settle(self._pops, ticket)
             self._timers.forget(self._pops.durable_cursor())
+            self._keeps_handed_over = self._is_async
+        elif self._keeps_handed_over:
+            self._timers.forget(durable := self._pops.durable_cursor())
+            self._keeps_handed_over = durable != self._pops.timer_cursor()
         if self._upkeep_turn.take(now_ms) or self._has_more or always:
             expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
             if expired:

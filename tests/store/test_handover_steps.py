@@ -68,3 +68,17 @@ def test_what_is_left_of_a_tick_is_not_read_at_each_step(tmp_path: Path, engine:
                 store.engine.pops.sync(step[1])
         assert store.pending().total == 0
         assert read[0] < 8 * stored_bytes
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_timers_that_are_handed_over_are_let_go_of(tmp_path: Path, engine: str, flush: str) -> None:
+    """Under flush = async that can be known only behind the tick that has handed them over."""
+    clock = ManualClock(1_800_000_000_000)
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, flush=flush) as store:
+        store.send_batch(MANY.columns, delay_ms=1000)
+        clock.advance(1000)
+        store.tick()
+        store.flush()
+        store.tick()
+        assert store.engine.timers.pending().total == 0

@@ -5,6 +5,7 @@
     jobs/<job>/staged/<name>.arrow    phase 1: what the tasks checked and set aside, split by shard; no store is touched
     jobs/<job>/job.json               the commit: names the files that count; from now on the messages belong to the data set
     jobs/<job>/shard-00000.json       phase 2: a shard takes its chunks in; begun, and later done
+    jobs/<job>/done.json              every shard has everything, or the job was given up; takes the place of job.json
 
 Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a task writes a file of its own, so attempts, also ones that
 run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
@@ -22,7 +23,7 @@ mark is not there was not sent. *Begun* is written when the witness is durable, 
 has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness.
 
 A job with the same id after the commit skips phase 1, completes what is missing, and refuses rows that are others than it had; before the
-commit it starts again.
+commit it starts again. Of the jobs that came to their end the newest are known (:data:`KEPT_JOBS`); the id of an older one is a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +48,12 @@ from rmqstore.store.directory import StoreDirectory
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD: Final = "job.json"
+_DONE: Final = "done.json"
+_LOCK: Final = ".lock"
+_GONE: Final = ".gone"
+
+KEPT_JOBS: Final = 10_000
+"""So many finished jobs of a data set are known at least; a tenth more, and the oldest go."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +167,7 @@ class Job:
             if record is None or self.record() != record or record.is_done:
                 raise TransferError(f"there is no half done job {self.id!r} in {self.dataset.path} to give up")
             found = {shard: self.progress(shard) for shard in self.dataset.shards if record.rows_of(shard)}
-            self._write(_RECORD, msgspec.structs.replace(record, is_done=True, is_dropped=True))
-        shutil.rmtree(self.staged, ignore_errors=True)
+            self._close(msgspec.structs.replace(record, is_dropped=True))
         return found
 
     def check_not_dropped(self, record: JobRecord) -> None:
@@ -195,8 +201,14 @@ class Job:
 
     def record(self) -> JobRecord | None:
         """Return what was committed; None before the commit."""
-        found: JobRecord | None = self._read(_RECORD, JobRecord)
+        # In this order, since the second one is there before the first one goes.
+        found: JobRecord | None = self._read(_RECORD, JobRecord) or self._read(_DONE, JobRecord)
         return found
+
+    def is_unfinished(self) -> bool:
+        """Say whether the job was committed and not finished; of one that is finished, nothing is read."""
+        record = self._read(_RECORD, JobRecord)
+        return record is not None and not record.is_done
 
     # ------------------------------------------------------------ phase 2
 
@@ -244,13 +256,28 @@ class Job:
         return [shard for shard, progress in found.items() if progress is None or not progress.is_done]
 
     def finish(self) -> None:
-        """Note that every shard has everything, and remove the staged files; the record stays, so that the job can be asked for again."""
+        """Note that every shard has everything, and remove the staged files; the record stays, until there are many newer ones."""
         record = self.record()
         if record is None or self.missing_shards():
             return
+        self._close(record)
+        prune(self.dataset)
+
+    def _close(self, record: JobRecord) -> None:
         if not record.is_done:
-            self._write(_RECORD, msgspec.structs.replace(record, is_done=True))
+            self._write(_DONE, msgspec.structs.replace(record, is_done=True))
+            (self.path / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(self.staged, ignore_errors=True)
+
+    def forget(self) -> None:
+        """Remove what is known of a finished job, in one step; of any other, everything stays."""
+        gone = self.path.with_name(f".{self.id}.{secrets.token_hex(4)}{_GONE}")
+        with self._locked():
+            record = self.record()
+            if record is None or not record.is_done:
+                return
+            self.path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def has_leftovers(self) -> bool:
         """Say whether there are staged files though the job came to its end, as a task leaves them that ended later."""
@@ -302,9 +329,8 @@ class Job:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let what decides about a job happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
-        # No id begins with a dot.
-        with open(self.path.with_name(f".{self.id}.lock"), "a", encoding="ascii") as handle:
+        """Let what decides about jobs happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
+        with open(self.path.with_name(_LOCK), "a", encoding="ascii") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
@@ -351,13 +377,31 @@ def job_of_write(dataset: Dataset, job_id: str | None) -> Job:
 def jobs_of(dataset: Dataset) -> list[Job]:
     """Return the jobs of a data set, by id."""
     folder = dataset.path / "jobs"
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [Job(dataset, entry.name) for entry in entries if entry.is_dir() and _ID.fullmatch(entry.name)]
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        # No id begins with a dot, as the lock and what is on its way out do.
+        return [Job(dataset, name) for name in sorted(entry.name for entry in entries if _ID.fullmatch(entry.name) and entry.is_dir())]
 
 
 def unfinished_jobs(dataset: Dataset) -> list[Job]:
     """Return the jobs that were committed and not finished."""
-    return [job for job in jobs_of(dataset) if (record := job.record()) is not None and not record.is_done]
+    return [job for job in jobs_of(dataset) if job.is_unfinished()]
+
+
+def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
+    """Forget the oldest of the finished jobs when there are a tenth more than ``kept``; those that were given up stay."""
+    folder = dataset.path / "jobs"
+    if sum(1 for _ in folder.iterdir()) <= kept + kept // 10:
+        return
+    for left in folder.glob(f".*{_GONE}"):
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(FileNotFoundError):  # another driver is at it, too
+        ended = [((job.path / _DONE).stat().st_mtime_ns, job) for job in jobs_of(dataset) if (job.path / _DONE).is_file()]
+        for _, job in sorted(ended, key=lambda each: each[0])[: max(len(ended) - kept, 0)]:
+            record = job.record()
+            if record is not None and not record.is_dropped:
+                job.forget()
 
 
 def check_no_job_waits(dataset: Dataset) -> None:

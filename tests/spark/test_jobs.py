@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
 from rmqstore.spark.columns import check_columns, ddl_type, taken
 from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
-from rmqstore.spark.jobs import Job
+from rmqstore.spark.jobs import Job, job_of_write, jobs_of, prune, unfinished_jobs
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
 from rmqstore.spark.staging import stage
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
@@ -114,6 +115,30 @@ def test_a_second_run_of_a_committed_job_brings_nothing_new(dataset: Dataset) ->
     assert len(list(job.staged.iterdir())) == 1
     ingested(job)
     assert sorted(timers_of(dataset.path)) == list(range(20))
+
+
+def test_of_finished_jobs_the_newest_are_known(dataset: Dataset) -> None:
+    done = [committed(dataset, f"job-{number:02}", rows(number, 1)) for number in range(20)]
+    dropped, left = committed(dataset, "a-dropped", rows(20, 1)), committed(dataset, "b-left", rows(21, 1))
+    dropped.drop()
+    for job in done:
+        ingested(job)
+    for age, job in enumerate([dropped, *done]):
+        os.utime(job.path / "done.json", (age, age))
+    prune(dataset, 21)
+    assert len(jobs_of(dataset)) == 22
+    (dataset.path / "jobs" / ".job-99.0123abcd.gone").mkdir()
+    prune(dataset, 10)
+    assert [job.id for job in jobs_of(dataset)] == ["a-dropped", "b-left", *(f"job-{number}" for number in range(10, 20))]
+    assert [job.id for job in unfinished_jobs(dataset)] == ["b-left"]
+    left.forget()
+    with pytest.raises(rmqstore.TransferError, match=r"'b-left' .* not come to its end"):
+        job_of_write(dataset, None)
+    assert list((dataset.path / "jobs").glob(".*")) == [dataset.path / "jobs" / ".lock"]
+    # One of which the end was noted, and the commit not yet removed.
+    (done[19].path / "done.json").rename(done[19].path / "job.json")
+    assert [job.id for job in unfinished_jobs(dataset)] == ["b-left"]
+    assert ingest_shard(done[19], 0).repeated == ingest_shard(done[19], 0).rows
 
 
 def test_a_run_whose_files_were_taken_away_does_not_commit(dataset: Dataset) -> None:

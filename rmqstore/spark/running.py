@@ -57,6 +57,7 @@ class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     dead: int = 0
     parked: int = 0
     expired: int = 0
+    scheduled: int = 0
 
 
 class HandOverReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,6 +149,20 @@ class TimerHandle(msgspec.Struct, frozen=True, gc=False):
         data = _HANDLE.pack(_HANDLE_VERSION, self.store_tag, self.epoch, self.seq, self.tick)
         return binascii.b2a_base64(data + zlib.crc32(data).to_bytes(4, "big") + b"\0")[:_TEXT_CHARACTERS].translate(_URL_SAFE).decode()
 
+    @staticmethod
+    def texts(store_tags: NDArray[np.int64], epochs: NDArray[np.int64], seqs: NDArray[np.int64], ticks: NDArray[np.int64]) -> bytes:
+        """Return what :meth:`text` gives of many handles, one behind the other; all are equally long."""
+        rows = np.zeros(
+            len(seqs), [("version", "u1"), ("tag", ">u4"), ("epoch", ">u4"), ("seq", ">u8"), ("tick", ">u8"), ("crc", ">u4"), ("0", "u1")]
+        )
+        rows["version"] = _HANDLE_VERSION
+        for name, column in (("tag", store_tags), ("epoch", epochs), ("seq", seqs), ("tick", ticks)):
+            rows[name] = column
+        data = rows.tobytes()
+        rows["crc"] = [zlib.crc32(data[at : at + _HANDLE.size]) for at in range(0, len(data), _SUMMED_HANDLE.size)]
+        texts = binascii.b2a_base64(rows.tobytes(), newline=False).translate(_URL_SAFE)
+        return np.frombuffer(texts, "u1").reshape(len(rows), _TEXT_CHARACTERS + 1)[:, :_TEXT_CHARACTERS].tobytes()
+
     @classmethod
     def parse(cls, text: str) -> TimerHandle | None:
         """Read a text form; None when it is not one (garbage, truncated, tampered with)."""

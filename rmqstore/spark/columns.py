@@ -15,7 +15,7 @@ from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 
 _NULL: Final = "void"
 _AS_MS: Final = "write unix_millis({}) AS {}"
-_READ_ONLY: Final = "shard"
+_READ_ONLY: Final = ("shard", "handle")
 DELIVER_AT: Final = "deliver_at"
 """A column of Spark's type ``timestamp`` that stands for ``deliver_at_ms``."""
 
@@ -54,7 +54,7 @@ def check_columns(columns: Iterable[tuple[str, str]]) -> None:
     for name, kind in given:
         if names.count(name) > 1:
             raise IllegalMessageError(f"column {name!r} is there more than once")
-        if name not in (*OUT_SCHEMA.names, DELIVER_AT, _READ_ONLY):
+        if name not in (*OUT_SCHEMA.names, DELIVER_AT, *_READ_ONLY):
             raise IllegalMessageError(f"column {name!r} is unknown; a message has {', '.join(IN_SCHEMA.names)}, or {DELIVER_AT}")
         if name == DELIVER_AT and kind != "timestamp":
             raise IllegalMessageTypeError(f"column {name!r} must be timestamp, not {kind}; numbers of milliseconds go to deliver_at_ms")

@@ -7,7 +7,7 @@ by different tasks may be of different states while somebody writes; a snapshot,
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.contract import LeaseInfo
-from rmqstore.contract.state import timers_from
+from rmqstore.contract import LeaseInfo, TimerHandle
+from rmqstore.contract.state import Adopted, timers_from
+from rmqstore.engine.state import giver_of
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
@@ -46,7 +47,7 @@ class View(enum.Enum):
 
 
 SCHEMAS: Final[dict[View, pa.Schema]] = {
-    View.TIMERS: pa.schema([_SHARD, *IN_SCHEMA, pa.field("store_ms", pa.int64())]),
+    View.TIMERS: pa.schema([_SHARD, *IN_SCHEMA, pa.field("store_ms", pa.int64()), pa.field("handle", pa.string())]),
     View.MESSAGES: pa.schema([_SHARD, *OUT_SCHEMA]),
     View.LEASES: pa.schema(
         [
@@ -216,12 +217,13 @@ def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets."""
     schema = wanted.schema()
     with ReadStore(Path(part.path), {}) as view:
+        made: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
+            "shard": lambda rows: pa.repeat(pa.scalar(part.shard, pa.int32()), len(rows)),
+            "handle": lambda rows: _handles(view, rows),
+        }
         for rows in _READERS[wanted.view](view, part, wanted):
-            columns = [
-                pa.repeat(pa.scalar(part.shard, pa.int32()), len(rows)) if field.name == "shard" else rows.column(field.name)
-                for field in schema
-            ]
             if len(rows):
+                columns = [made[name](rows) if name in made else rows.column(name) for name in schema.names]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -235,6 +237,17 @@ def _timers(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBa
         yield _chosen(page, wanted)
         if last >= part.behind:
             return
+
+
+def _handles(view: ReadStore, rows: pa.RecordBatch) -> pa.Array:
+    """Return the handles of timers, as a send gave them."""
+    pages = State(view.engine.timers, view.engine.pops).rows("timer_adopted")
+    adopted = {row["store_tag"]: Adopted.from_bytes(row["record"]) for row in pages}
+    epochs, seqs, ticks = (rows.column(name).to_numpy() for name in ("epoch", "seq", "tick"))
+    tags = np.array([giver_of(seq, view.engine.store_id, adopted) for seq in seqs.tolist()] if adopted else view.engine.store_id)
+    texts = TimerHandle.texts(tags, epochs, seqs, ticks)
+    offsets = np.arange(len(rows) + 1, dtype=np.int32) * (len(texts) // len(rows))
+    return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(texts)])
 
 
 def _messages(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
 from rmqstore.spark.running import tick_shard
 from rmqstore.spark.staging import stage
+from rmqstore.transfer import migrate
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
@@ -52,6 +53,20 @@ def test_timers_of_the_last_tick_are_read(tmp_path: Path, engine: str, precision
     assert timers_of(dataset.path, from_ms=last_ms) == [2]
     assert timers_of(dataset.path, from_ms=last_ms, to_ms=last_ms + 1) == [2]
     assert timers_of(dataset.path, from_ms=last_ms + 1) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_timers_are_read_with_the_handles_that_their_sends_gave(tmp_path: Path, engine: str) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine)
+    with dataset.open_shard(0, now_ms=NOW_MS) as store:
+        sent = store.send_batch(rows(0, 50))
+    migrate(dataset.shard_path(0), engine=ENGINES[0] if engine != ENGINES[0] else ENGINES[-1])
+    with rmqstore.open(dataset.shard_path(0), services=False, clock=rmqstore.ManualClock(NOW_MS)) as store:
+        later = store.send_batch(rows(50, 50))
+    asked = Wanted(view=View.TIMERS, columns=("handle", "body"))
+    found = [row for part in plan(str(dataset.path), asked, 30) for batch in read(part, asked) for row in batch.to_pylist()]
+    handles = [each.handle for receipts in (sent, later) for each in receipts]
+    assert {row["handle"]: int(row["body"]) for row in found} == {handle: number for number, handle in enumerate(handles)}
 
 
 def test_messages_leases_and_lag_are_read_by_shard(dataset: Dataset) -> None:

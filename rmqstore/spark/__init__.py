@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rmqstore.schemas import IN_SCHEMA
+from rmqstore.spark.cancels import cancel
 from rmqstore.spark.columns import ddl, shard_of
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.ingest import ShardReport
@@ -25,6 +26,7 @@ __all__ = [
     "HandOverReport",
     "ScheduleReport",
     "ShardReport",
+    "cancel",
     "hand_over",
     "migrate",
     "register",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _ANSWER = "answer string"
 
 _Report = TypeVar("_Report", bound=msgspec.Struct)
+_Answer = TypeVar("_Answer")
 _Batches = Iterator[pa.RecordBatch]
 
 
@@ -254,8 +255,13 @@ def _row(answer: str) -> pa.RecordBatch:
 
 def _collected(answers: Any) -> list[str]:
     """Run the job and return what its tasks answered; the one action, so that every task runs once."""
+    return [row.answer for row in as_typed(answers.collect)]
+
+
+def as_typed(action: Callable[[], _Answer]) -> _Answer:
+    """Run a job, and raise the error of ours that its tasks ended with."""
     try:
-        return [row.answer for row in answers.collect()]
+        return action()
     except Exception as error:
         found = typed(error)
         if found is error:

@@ -6,45 +6,43 @@ the driver's machine, sends them, a process a shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 
 from rmqstore.config import keyword_of
-from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError, UnsupportedOperationError
+from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError
 from rmqstore.message import check_time_ms
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
+from rmqstore.spark.catalog import check_written, options_of, options_of_creation, with_options, without_handles
 from rmqstore.spark.columns import check_columns, ddl, taken
-from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
+from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import check_delays, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
 from rmqstore.spark.running import answered, partition_here
 from rmqstore.spark.staging import StagedFile, counted, stage
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+from rmqstore.store.directory import read_manifest
 
 NAME: Final = "rmqstore"
 _READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows")
 _WRITE_OPTIONS: Final = ("path", "shards", "engine", "job_id", "now_ms", "lock_wait_ms")
 _SETTING: Final = "set."
-_TABLES: Final = (
-    "Spark does not hand the path of a table on to a Python data source; "
-    f"CREATE TEMPORARY VIEW name USING {NAME} OPTIONS (path '…') gives SQL a name to read, and .save(path) writes"
-)
+_NOT_OF_TABLES: Final = ("columns", "job_id")
 
 
 class RmqstoreSource(DataSource):
@@ -54,15 +52,35 @@ class RmqstoreSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    def schema(self) -> str:
-        if "provider" in self.options:  # only CREATE TABLE gives it
-            raise UnsupportedOperationError(f"a table of Spark's catalog cannot be of this source: {_TABLES}")
-        return ddl(self._wanted().schema())
+    def schema(self) -> StructType | str:
+        given = options_of_creation(self.options)
+        if given is None:
+            return ddl(self._wanted().schema())
+        known = [name for name in dict.fromkeys(_READ_OPTIONS + _WRITE_OPTIONS) if name not in _NOT_OF_TABLES]
+        _refuse_unknown([name for name in given if not name.startswith(_SETTING)], known, "tables")
+        place = place_of(_path(given))
+        if read_manifest(place) is None:  # a single store is only read
+            _dataset(given)
+        self.options = {name: text for name, text in given.items() if name in _READ_OPTIONS}
+        return with_options(self._wanted().schema(), given | {"path": str(place)})
+
+    def _take_up(self, schema: StructType, known: Sequence[str]) -> dict[str, str]:
+        """Take the options of a table, which came with its schema, where the call names no path; what it names wins. Returns the former."""
+        noted = options_of(schema)
+        if "path" not in self.options:
+            own = {name: text for name, text in noted.items() if name in known or (name.startswith(_SETTING) and "shards" in known)}
+            # The names that Spark gives are in whatever case their user wrote.
+            self.options = CaseInsensitiveDict({**own, **self.options})
+        return noted
 
     def reader(self, schema: StructType) -> ViewReader:
+        self._take_up(schema, _READ_OPTIONS)
         return ViewReader(*self._reading(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
+        path = self.options.get("path")
+        noted = self._take_up(schema, _WRITE_OPTIONS)
+        check_written(noted, path)
         options = self.options
         _refuse_unknown([name for name in options if not name.startswith(_SETTING)], _WRITE_OPTIONS, "writes")
         if overwrite:
@@ -71,15 +89,10 @@ class RmqstoreSource(DataSource):
         now_ms, lock_wait_ms = _number(options, "now_ms"), _number(options, "lock_wait_ms")
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        known = known_settings(get_plugins().engine_settings())
-        settings: dict[str, Value] = {}
-        for name, text in options.items():
-            if name.startswith(_SETTING):
-                settings |= keyword_of(name.removeprefix(_SETTING), text, name, known)
-        dataset = Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
+        dataset = _dataset(options)
         dataset.check_ready()
         job = job_of_write(dataset, options.get("job_id"))
-        return JobWriter(job, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms)
+        return JobWriter(job, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms, is_table=path is None)
 
     def _wanted(self) -> Wanted:
         options = self.options
@@ -140,12 +153,15 @@ class Staged(WriterCommitMessage):
 class JobWriter(DataSourceArrowWriter):
     """Writes a job: tasks stage, the commit sends."""
 
-    def __init__(self, job: Job, now_ms: int | None, lock_wait_ms: int) -> None:
+    def __init__(self, job: Job, now_ms: int | None, lock_wait_ms: int, *, is_table: bool = False) -> None:
         self.job = job
         self._now_ms = now_ms
         self._lock_wait_ms = lock_wait_ms
+        self._is_table = is_table
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if self._is_table:
+            iterator = map(without_handles, iterator)
         batches = map(taken, iterator)
         if self.job.record() is not None:
             return Staged(answered(lambda: counted(batches)))
@@ -173,17 +189,27 @@ class JobWriter(DataSourceArrowWriter):
         self.job.discard()
 
 
-def _path(options: Any) -> str:
+def _dataset(options: Mapping[str, str]) -> Dataset:
+    """Open the data set that the options of a write name, or make it."""
+    known = known_settings(get_plugins().engine_settings())
+    settings: dict[str, Value] = {}
+    for name, text in options.items():
+        if name.startswith(_SETTING):
+            settings |= keyword_of(name.removeprefix(_SETTING), text, name, known)
+    return Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
+
+
+def _path(options: Mapping[str, str]) -> str:
     path = options.get("path")
     if not path:
         raise IllegalArgumentError(
-            "option path is missing: name the directory of the data set, as in .save(path) or .load(path); "
-            f"a table of Spark's catalog will not do: {_TABLES}"
+            "option path is missing: name the directory of the data set, as in .save(path) or .load(path); a table has it when it was made "
+            f"by CREATE TABLE name USING {NAME} OPTIONS (path '…'), without columns and without AS SELECT"
         )
-    return str(path)
+    return path
 
 
-def _number(options: Any, name: str) -> int | None:
+def _number(options: Mapping[str, str], name: str) -> int | None:
     text = options.get(name)
     if text is None:
         return None

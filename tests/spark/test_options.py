@@ -32,14 +32,3 @@ def test_a_time_that_is_none_is_refused_before_anything_is_made(tmp_path: Path) 
 def test_a_task_need_not_wait_for_a_lock(tmp_path: Path) -> None:
     assert writer(tmp_path / "data", lock_wait_ms="0")._lock_wait_ms == 0
     assert writer(tmp_path / "data")._lock_wait_ms == 600_000
-
-
-def test_a_table_of_the_catalog_is_refused_with_what_works() -> None:
-    # As Spark 4.3 gives them for CREATE TABLE, and for reading and writing one: without the path.
-    made = RmqstoreSource({"owner": "root", "path": "file:/data", "location": "file:/data", "provider": "rmqstore"})
-    with pytest.raises(rmqstore.UnsupportedOperationError, match="CREATE TEMPORARY VIEW"):
-        made.schema()
-    with pytest.raises(rmqstore.IllegalArgumentError, match="CREATE TEMPORARY VIEW"):
-        RmqstoreSource({}).reader(SCHEMA)
-    with pytest.raises(rmqstore.IllegalArgumentError, match="CREATE TEMPORARY VIEW"):
-        RmqstoreSource({}).writer(SCHEMA, overwrite=False)

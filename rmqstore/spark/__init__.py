@@ -12,7 +12,7 @@ from rmqstore.spark.cancels import cancel
 from rmqstore.spark.columns import ddl, shard_of
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.ingest import ShardReport
-from rmqstore.spark.running import HandOverReport, ScheduleReport, hand_over, migrate, schedule
+from rmqstore.spark.running import HandOverReport, ScheduleReport, hand_over, migrate, read, schedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +29,7 @@ __all__ = [
     "cancel",
     "hand_over",
     "migrate",
+    "read",
     "register",
     "schedule",
     "shard_of",

@@ -65,6 +65,18 @@ SCHEMAS: Final[dict[View, pa.Schema]] = {
 """The columns of each view; all may be null as far as Spark knows."""
 
 
+def view_of(name: str) -> View:
+    """Return the view of a name.
+
+    Raises:
+        IllegalArgumentError: there is none.
+    """
+    views = [view.value for view in View]
+    if name not in views:
+        raise IllegalArgumentError(f"view {name!r} is unknown; there are {', '.join(views)}")
+    return View(name)
+
+
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader asks for.
 

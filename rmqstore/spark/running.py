@@ -1,4 +1,4 @@
-"""What a driver calls: write, hand over, migrate. Each runs jobs of Spark whose tasks own one shard at a time.
+"""What a driver calls: write, read, hand over, migrate. Each runs jobs of Spark whose tasks own one shard at a time.
 
 Nothing here touches ``sparkContext``, RDDs or accumulators, so that it works over Spark Connect as well.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -16,11 +17,12 @@ import pyarrow as pa
 from rmqstore.clock import SystemClock
 from rmqstore.settings import Value
 from rmqstore.spark import migrating
-from rmqstore.spark.columns import check_columns, taken, written_columns
+from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, unfinished_jobs
+from rmqstore.spark.readout import View, Wanted, stores_at, view_of
 from rmqstore.spark.staging import StagedFile, counted, stage
 from rmqstore.when import time_ms
 
@@ -141,6 +143,32 @@ def _staged(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
         job.discard()
         raise
     return files
+
+
+def read(
+    spark: SparkSession, path: str | os.PathLike[str], view: str = View.TIMERS.value, *, columns: Sequence[str] = (), **options: object
+) -> DataFrame:
+    """Read a view of a data set, shard by shard: a condition on the column ``shard`` leaves the other shards out of the plan.
+
+    A source that is written in Python takes part in no plan: what Spark pushes down to it stays in the frame, and the next query gets rows
+    of the one before. So each shard is a scan of its own here, beside its number, and Spark itself drops those that a condition excludes.
+
+    Args:
+        columns: names in their order; by default all of the view. Spark prunes none of them.
+        options: of the format ``rmqstore``, such as ``topic`` or ``from_ms``.
+
+    Raises:
+        IllegalArgumentError: there is no such view, or the view has no such column.
+        StorePathError: there is nothing to read at ``path``.
+    """
+    from pyspark.sql import functions as sf
+
+    schema = Wanted(view=view_of(view), columns=tuple(columns)).schema()
+    reader = spark.read.format("rmqstore").schema(ddl(schema)).options(view=view, **options)  # type: ignore[arg-type]
+    scans = [reader.option("shard", shard).load(os.fspath(path)) for shard, _ in stores_at(os.fspath(path))]
+    if "shard" in schema.names:
+        scans = [scan.withColumn("shard", sf.lit(shard)) for shard, scan in enumerate(scans)]
+    return reduce(type(scans[0]).union, scans)
 
 
 def hand_over(

@@ -33,7 +33,7 @@ from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import check_delays, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
-from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
+from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read, view_of
 from rmqstore.spark.running import answered, partition_here
 from rmqstore.spark.staging import StagedFile, counted, stage
 from rmqstore.store.directory import read_manifest
@@ -97,14 +97,11 @@ class RmqstoreSource(DataSource):
     def _wanted(self) -> Wanted:
         options = self.options
         _refuse_unknown(options, _READ_OPTIONS, "reads")
-        views = [view.value for view in View]
-        if options.get("view", View.TIMERS.value) not in views:
-            raise IllegalArgumentError(f"view {options['view']!r} is unknown; there are {', '.join(views)}")
         system = options.get("system", "false").lower()
         if system not in ("true", "false"):
             raise IllegalArgumentError(f"option system must be true or false, not {system!r}")
         return Wanted(
-            view=View(options.get("view", View.TIMERS.value)),
+            view=view_of(options.get("view", View.TIMERS.value)),
             columns=tuple(name.strip() for name in options.get("columns", "").split(",") if name.strip()),
             shard=_number(options, "shard"),
             topic=options.get("topic"),

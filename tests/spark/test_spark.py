@@ -133,6 +133,29 @@ def test_conditions_and_options_give_the_same_rows(spark: SparkSession, timers: 
     assert view(spark, path, shard=1).count() == whole.where("shard = 1").count()
 
 
+def scans(frame: DataFrame) -> int:
+    return str(frame._jdf.queryExecution().executedPlan().toString()).count("BatchScan rmqstore")
+
+
+def test_a_condition_on_the_shard_leaves_the_others_out_of_the_plan(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    rmqspark.schedule(timers, path, shards=3, engine=ENGINE, now_ms=NOW_MS)
+    read = rmqspark.read(spark, path)
+    assert read.dtypes == view(spark, path).dtypes
+    in_one = [number for number in range(ROWS) if rmqspark.shard_of(str(number), 3) == 1]
+    for _ in range(2):  # a frame that is used again has the rows of each condition
+        assert numbers(read.where("shard = 1")) == in_one
+        assert read.count() == ROWS
+        assert read.where("shard != 1 AND topic = 'orders'").count() == ROWS - len(in_one)
+    assert [scans(read.where(f"shard {condition}")) for condition in ("= 1", "!= 1", "> 5", ">= 0")] == [1, 2, 0, 3]
+    read.createOrReplaceTempView("timers")
+    assert scans(spark.sql("SELECT body FROM timers WHERE shard IN (1, 2) AND deliver_at_ms > 0")) == 2
+    few = rmqspark.read(spark, path, columns=("body",), topic="orders", to_ms=NOW_MS + 10_000)
+    assert (few.columns, numbers(few)) == (["body"], list(range(9)))
+    with pytest.raises(rmqstore.IllegalArgumentError, match="view 'nope' is unknown"):
+        rmqspark.read(spark, path, "nope")
+
+
 def test_what_was_read_is_written_as_it_is(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
     at = timers.selectExpr("topic", "body", "keys", "timestamp_millis(deliver_at_ms) AS deliver_at")

@@ -34,7 +34,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
@@ -77,11 +77,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> int:
         """Messages of the job."""
         return sum(sum(file.rows) for file in self.files)
-
-    @property
-    def body_sum(self) -> int:
-        """Sum of all bytes of all bodies."""
-        return sum(file.body_sum for file in self.files)
 
     def rows_of(self, shard: int) -> int:
         """Return how many of them belong to a shard."""
@@ -180,7 +175,7 @@ class Job:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
 
     def check_same(self, found: Iterable[StagedFile]) -> None:
-        """Refuse other rows than the committed job brought, by their number and the bytes of their bodies; deliver times may differ.
+        """Refuse other rows than the committed job brought, by their number and the bytes of bodies, topics and keys; all else may differ.
 
         Args:
             found: what the tasks of a write staged, or counted when they found the job committed.
@@ -192,7 +187,7 @@ class Job:
         if record is None or not files:
             return
         rows = sum(sum(file.rows) for file in files)
-        if (rows, sum(file.body_sum for file in files)) != (record.rows, record.body_sum):
+        if rows != record.rows or not _alike(files, record.files):
             others = f"{rows} others" if rows == record.rows else str(rows)
             raise TransferError(
                 f"job {self.id!r} of {self.dataset.path} has brought {record.rows} messages, and this write has {others}, of which none "
@@ -345,6 +340,17 @@ class Job:
             return None
         except ValueError as error:
             raise CorruptStoreError(f"the record {file} of job {self.id!r} cannot be read: {error}", file=str(file), offset=0) from error
+
+
+def _alike(some: Sequence[StagedFile], others: Sequence[StagedFile]) -> bool:
+    """Say whether the rows of some files have the same sums, as far as these are known."""
+    if sum(file.body_sum for file in some) != sum(file.body_sum for file in others):
+        return False
+    names = [[file.name_sum for file in files] for files in (some, others)]
+    if None in (*names[0], *names[1]):
+        return True
+    first, second = (sum(each or 0 for each in sums) for sums in names)
+    return first == second
 
 
 def checked_job_id(job_id: str) -> str:

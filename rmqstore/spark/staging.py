@@ -51,8 +51,8 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each; and the latest deliver time, ms.
 
     A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
-    ``body_sum`` is that of all bytes of all bodies, the same in whatever order the rows come. A file
-    without sums was written by a version that took none; it only says what its job had.
+    ``body_sum`` and ``name_sum`` are as in :class:`Sums`; earlier versions took no sum of names. A file
+    without ``sums`` was written by a version that took none of these; it only says what its job had.
     """
 
     name: str
@@ -63,6 +63,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sums: list[int] = []
     latest_ms: int | None = None
     body_sum: int = 0
+    name_sum: int | None = None
     is_drained: bool = False
 
     @property
@@ -71,19 +72,34 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.offset + sum(self.sizes_bytes) + len(_END_OF_STREAM)
 
 
-def body_sum(batch: pa.RecordBatch) -> int:
-    """Return the sum of all bytes of the bodies."""
-    data = bytes_of(batch.column("body").cast(pa.binary()))
+class Sums:
+    """Sums of all bytes of a job's rows, the same in whatever order they come: of the bodies, and of topics and keys."""
+
+    def __init__(self) -> None:
+        self.bodies = 0
+        self.names = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in some rows; ``keys`` may be missing."""
+        self.bodies += _byte_sum(batch.column("body"))
+        self.names += _byte_sum(batch.column("topic"))
+        at = batch.schema.get_field_index("keys")
+        if at >= 0 and batch.column(at).null_count < batch.num_rows:
+            self.names += _byte_sum(batch.column(at).flatten())
+
+
+def _byte_sum(column: pa.Array) -> int:
+    data = bytes_of(column.cast(pa.binary()))
     return int(pc.sum(pa.Array.from_buffers(pa.uint8(), len(data), [None, pa.py_buffer(data)])).as_py() or 0)
 
 
 def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
-    """Return how many rows there are, and the sum of their bodies; nothing is written."""
-    rows = total = 0
+    """Return how many rows there are, and their sums; nothing is written."""
+    rows, sums = 0, Sums()
     for batch in batches:
         rows += batch.num_rows
-        total += body_sum(batch)
-    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], body_sum=total, is_drained=True)
+        sums.add(batch)
+    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], body_sum=sums.bodies, name_sum=sums.names, is_drained=True)
 
 
 def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: int | None = None) -> StagedFile:
@@ -115,7 +131,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: i
             staged = writer.finish(name)
         if not rows:
             path.unlink()
-            return StagedFile(name="", shards=[], rows=[], sizes_bytes=[])
+            return StagedFile(name="", shards=[], rows=[], sizes_bytes=[], name_sum=0)
         sync_path(path)
     except OSError as error:
         path.unlink(missing_ok=True)
@@ -147,7 +163,7 @@ class StagedWriter:
         self._held_rows: dict[int, int] = {}
         self._held_bytes: dict[int, int] = {}
         self._written: list[tuple[int, int, int, int]] = []  # of each batch: shard, rows, bytes, CRC-32
-        self._body_sum = 0
+        self._sums = Sums()
         self._latest_ms: int | None = None
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
@@ -185,7 +201,7 @@ class StagedWriter:
         """Write rows of ``IN_SCHEMA`` that belong to one shard."""
         message = batch.serialize()
         self._written.append((shard, batch.num_rows, message.size, crc32(message)))
-        self._body_sum += body_sum(batch)
+        self._sums.add(batch)
         self._sink.write(message)
 
     def finish(self, name: str) -> StagedFile:
@@ -202,7 +218,8 @@ class StagedWriter:
             offset=self._offset,
             sums=sums,
             latest_ms=self._latest_ms,
-            body_sum=self._body_sum,
+            body_sum=self._sums.bodies,
+            name_sum=self._sums.names,
         )
 
 

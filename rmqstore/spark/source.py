@@ -58,11 +58,11 @@ class RmqstoreSource(DataSource):
             return ddl(self._wanted().schema())
         known = [name for name in dict.fromkeys(_READ_OPTIONS + _WRITE_OPTIONS) if name not in _NOT_OF_TABLES]
         _refuse_unknown([name for name in given if not name.startswith(_SETTING)], known, "tables")
-        place = place_of(_path(given))
+        self.options = {name: text for name, text in given.items() if name in _READ_OPTIONS}
+        columns, place = self._wanted().schema(), place_of(_path(given))
         if read_manifest(place) is None:  # a single store is only read
             _dataset(given)
-        self.options = {name: text for name, text in given.items() if name in _READ_OPTIONS}
-        return with_options(self._wanted().schema(), given | {"path": str(place)})
+        return with_options(columns, given | {"path": str(place)})
 
     def _take_up(self, schema: StructType, known: Sequence[str]) -> dict[str, str]:
         """Take the options of a table, which came with its schema, where the call names no path; what it names wins. Returns the former."""

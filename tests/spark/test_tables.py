@@ -94,9 +94,11 @@ def test_what_a_table_cannot_have_is_refused(sql: Callable[[str], DataFrame], da
         (f"OPTIONS (path '{dataset.path}', columns 'topic')", "option columns is unknown to tables"),
         (f"OPTIONS (path '{dataset.path}', shards 3)", "has 2 shards, not 3"),
         (f"OPTIONS (path '{tmp_path}')", "something else is there"),
+        (f"OPTIONS (path '{tmp_path / 'new'}', view 'nope')", "view 'nope' is unknown"),
     ):
         with pytest.raises(Exception, match=error):
             sql(f"CREATE TABLE t USING rmqstore {options}")
+    assert not (tmp_path / "new").exists()
     sql(f"CREATE TABLE t (topic STRING) USING rmqstore OPTIONS (path '{dataset.path}')")
     with pytest.raises(Exception, match="without columns and without AS SELECT"):
         sql("SELECT * FROM t").count()

@@ -24,6 +24,7 @@ from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, unfinished_jobs
 from rmqstore.spark.readout import View, Wanted, stores_at, view_of
 from rmqstore.spark.staging import StagedFile, counted, stage
+from rmqstore.store.tick import TickReport
 from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
@@ -51,16 +52,10 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardReport, ...]
 
 
-class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What the tick of one shard moved; as ``rmqstore.TickReport``."""
+class ShardTick(TickReport, frozen=True, tag=True, kw_only=True):
+    """What the tick of one shard moved."""
 
     shard: int
-    handed_over: int
-    retried: int = 0
-    dead: int = 0
-    parked: int = 0
-    expired: int = 0
-    scheduled: int = 0
 
 
 class HandOverReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ _LONG = (
     "conformance/tests/test_mutants.py",
     "conformance/tests/test_runs.py",
     "tests/spark/test_spark.py",
+    "tests/spark/test_streams.py",
     "tests/soak/test_soak.py",
     "tests/transfer/test_interruptions.py",
     "plugins/wheel/tests/power/test_small_wheel.py",

@@ -196,10 +196,19 @@ class Dataset:
         """Refuse to begin anything that writes, unless every shard is there, of the right engine, and open nowhere.
 
         Raises:
-            ConfigError: a shard has another engine.
-            StorePathError: a shard is missing.
             StoreLockedError: a shard is open in another process.
-            StoreError: a migration has not come to its end.
+            ConfigError, StorePathError, EngineLookupError: as :meth:`check_whole`.
+        """
+        self.check_whole()
+        for shard in self.shards:
+            StoreDirectory(self.shard_path(shard)).release()
+
+    def check_whole(self) -> None:
+        """Refuse a data set that nothing can be written to, whoever has its shards open.
+
+        Raises:
+            ConfigError: a shard has another engine, or a migration has not come to its end.
+            StorePathError: a shard is missing.
             EngineLookupError: the engine cannot be used here.
         """
         get_plugins().load_engine(self.manifest.engine)
@@ -209,16 +218,13 @@ class Dataset:
                 f"or `rmqstore doctor {self.path} --finish` (or --undo)"
             )
         for shard in self.shards:
-            self._check_shard(shard)
-
-    def _check_shard(self, shard: int) -> None:
-        engines = self.engines(shard)
-        if engines != {self.manifest.engine}:
-            raise ConfigError(
-                f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of {' and '.join(sorted(engines))}; "
-                f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
-            )
-        StoreDirectory(self.shard_path(shard)).release()
+            engines = self.engines(shard)
+            if engines != {self.manifest.engine}:
+                raise ConfigError(
+                    f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of "
+                    f"{' and '.join(sorted(engines))}; "
+                    f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
+                )
 
     def engines(self, shard: int) -> set[str]:
         """Return the engines of a shard's two sides.

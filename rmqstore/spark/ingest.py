@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -184,6 +184,25 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
     found = reports(answers, ShardReport)
     job.finish()
     return found
+
+
+def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wait_ms: int) -> None:
+    """Commit a job of which these files were staged, unless it was before, and send what is missing from here.
+
+    Raises:
+        TransferError: it is half done; or it was taken back meanwhile; or it has brought other rows than these.
+        DelayTooLongError: a deliver time is too far away.
+    """
+    with job.completing():
+        if job.record() is None:
+            if any(file.is_drained for file in files):
+                raise TransferError(
+                    f"job {job.id!r} was taken back while this write was under way; nothing of it was stored, so run it again"
+                )
+            check_delays(job, files, now_ms)
+            job.commit(files, now_ms)
+        ingest_here(job, wait_ms=wait_ms)
+    job.check_same(files)
 
 
 def _in_a_process(job: Job, shard: int, wait_ms: int) -> str:

@@ -98,6 +98,7 @@ class Job:
         self.id = checked_job_id(job_id)
         self.path = dataset.path / "jobs" / self.id
         self.staged = self.path / "staged"
+        self._lock_file = self.path.with_name(f".{self.id}.lock")  # no id begins with a dot
 
     # ------------------------------------------------------------ phase 1
 
@@ -317,7 +318,8 @@ class Job:
         """Return the error of a job that was committed and not finished, with the ways on."""
         return TransferError(
             f"job {self.id!r} of data set {self.dataset.path} has not come to its end: run the same write again with job_id {self.id!r} "
-            f'(.option("job_id", "{self.id}") of a plain write), or `rmqstore doctor {self.dataset.path} --finish`{why}'
+            f'(.option("job_id", "{self.id}") of a plain write; a stream does so when its query starts again), or '
+            f"`rmqstore doctor {self.dataset.path} --finish`{why}"
         )
 
     # ------------------------------------------------------------ files

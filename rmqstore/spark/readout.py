@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -219,10 +220,16 @@ def _message_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int)
         if wanted.topic is None and not wanted.system and topic.name.startswith(RESERVED_PREFIXES):
             continue
         for queue_id, (low, high) in enumerate(zip(topic.min_offsets, topic.max_offsets, strict=True)):
-            number = max(-(-(high - low) // part_rows), 1) if high > low else 0
-            for step in range(number):
-                first, behind = (low + (high - low) * each // number for each in (step, step + 1))
-                yield msgspec.structs.replace(whole, topic=topic.name, queue_id=queue_id, first=first, behind=behind)
+            queue = msgspec.structs.replace(whole, topic=topic.name, queue_id=queue_id, first=low, behind=high)
+            yield from split(queue, part_rows)
+
+
+def split(queue: Part, part_rows: int) -> Iterator[Part]:
+    """Yield the offsets of a queue in ranges of at most ``part_rows``, about equally long; none where there is nothing."""
+    number = -(-(queue.behind - queue.first) // part_rows)
+    edges = [queue.first + (queue.behind - queue.first) * step // number for step in range(number + 1)] if number > 0 else []
+    for first, behind in pairwise(edges):
+        yield msgspec.structs.replace(queue, first=first, behind=behind)
 
 
 def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@ Nothing here touches ``sparkContext``, RDDs or accumulators, so that it works ov
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -241,6 +241,12 @@ def partition_here() -> int:
     context = TaskContext.get()
     assert context is not None
     return context.partitionId()
+
+
+def staged_here(job: Job, batches: Iterable[pa.RecordBatch], now_ms: int | None) -> str:
+    """Set the rows of this task aside, or count them when their job was committed; returns the answer, as JSON."""
+    found = map(taken, batches)
+    return answered(lambda: stage(job, found, partition_here(), now_ms) if job.record() is None else counted(found))
 
 
 def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:

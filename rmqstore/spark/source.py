@@ -23,24 +23,29 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmqstore.config import keyword_of
-from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError
+from rmqstore.errors import ConfigError, IllegalArgumentError
 from rmqstore.message import check_time_ms
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.catalog import check_written, options_of, options_of_creation, with_options, without_handles
-from rmqstore.spark.columns import check_columns, ddl, taken
+from rmqstore.spark.columns import check_columns, ddl
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import reports
-from rmqstore.spark.ingest import check_delays, ingest_here
+from rmqstore.spark.ingest import complete_here
 from rmqstore.spark.jobs import Job, job_of_write
-from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read, view_of
-from rmqstore.spark.running import answered, partition_here
-from rmqstore.spark.staging import StagedFile, counted, stage
+from rmqstore.spark.readout import PART_ROWS, View, Wanted, plan, read, view_of
+from rmqstore.spark.running import staged_here
+from rmqstore.spark.staging import StagedFile
+from rmqstore.spark.streams import MicroBatchWriter, QueueReader
 from rmqstore.store.directory import read_manifest
 
 NAME: Final = "rmqstore"
 _READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows")
-_WRITE_OPTIONS: Final = ("path", "shards", "engine", "job_id", "now_ms", "lock_wait_ms")
+_STREAM_OPTIONS: Final = ("startingOffsets", "maxRowsPerBatch")
+_WRITE_OPTIONS: Final = ("path", "shards", "engine", "now_ms", "lock_wait_ms")
+_QUERY_OPTIONS: Final = ("checkpointLocation", "queryName")
+"""What Spark has for itself, and hands on."""
+
 _SETTING: Final = "set."
 _NOT_OF_TABLES: Final = ("columns", "job_id")
 
@@ -75,28 +80,51 @@ class RmqstoreSource(DataSource):
 
     def reader(self, schema: StructType) -> ViewReader:
         self._take_up(schema, _READ_OPTIONS)
+        _refuse_unknown(self.options, _READ_OPTIONS, "reads")
         return ViewReader(*self._reading(schema))
+
+    def streamReader(self, schema: StructType) -> QueueReader:
+        self._take_up(schema, (*_READ_OPTIONS, *_STREAM_OPTIONS))
+        options = self.options
+        path, wanted, part_rows = self._reading(schema)
+        if wanted.view is not View.MESSAGES:
+            raise IllegalArgumentError('a stream reads the messages of topics: name that view with option("view", "messages")')
+        start, max_rows = options.get("startingOffsets", "earliest"), _number(options, "maxRowsPerBatch")
+        if start not in ("earliest", "latest"):
+            raise IllegalArgumentError(f"option startingOffsets must be earliest or latest, not {start!r}")
+        if max_rows is not None and max_rows < 1:
+            raise IllegalArgumentError(f"option maxRowsPerBatch must be 1 or more, not {max_rows}")
+        return QueueReader(path, wanted, part_rows, is_from_latest=start == "latest", max_rows=max_rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
         path = self.options.get("path")
-        noted = self._take_up(schema, _WRITE_OPTIONS)
-        check_written(noted, path)
+        dataset, now_ms, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, "job_id"))
+        dataset.check_ready()
+        return JobWriter(job_of_write(dataset, self.options.get("job_id")), now_ms, lock_wait_ms, is_table=path is None)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:
+        dataset, now_ms, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, *_QUERY_OPTIONS))
+        # Another query, or what a killed driver left, may have a shard for a while; the commit waits for it.
+        dataset.check_whole()
+        return MicroBatchWriter(dataset, now_ms, lock_wait_ms)
+
+    def _target(self, schema: StructType, overwrite: bool, allowed: Sequence[str]) -> tuple[Dataset, int | None, int]:
+        """Return the data set of a write, the time at which its messages are sent, and how long a shard is waited for."""
+        path = self.options.get("path")
+        check_written(self._take_up(schema, allowed), path)
         options = self.options
-        _refuse_unknown([name for name in options if not name.startswith(_SETTING)], _WRITE_OPTIONS, "writes")
+        _refuse_unknown([name for name in options if not name.startswith(_SETTING)], allowed, "writes")
         if overwrite:
-            raise IllegalArgumentError('a data set is only added to: write with mode("append")')
+            raise IllegalArgumentError('a data set is only added to: write with mode("append"), or outputMode("append") of a stream')
         check_columns((field.name, field.dataType.simpleString()) for field in schema.fields)
         now_ms, lock_wait_ms = _number(options, "now_ms"), _number(options, "lock_wait_ms")
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        dataset = _dataset(options)
-        dataset.check_ready()
-        job = job_of_write(dataset, options.get("job_id"))
-        return JobWriter(job, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms, is_table=path is None)
+        return _dataset(options), now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms
 
     def _wanted(self) -> Wanted:
         options = self.options
-        _refuse_unknown(options, _READ_OPTIONS, "reads")
+        _refuse_unknown(options, (*_READ_OPTIONS, *_STREAM_OPTIONS), "reads")
         system = options.get("system", "false").lower()
         if system not in ("true", "false"):
             raise IllegalArgumentError(f"option system must be true or false, not {system!r}")
@@ -116,28 +144,20 @@ class RmqstoreSource(DataSource):
         return _path(self.options), wanted, _number(self.options, "part_rows") or PART_ROWS
 
 
-@dataclass
-class PartOfView(InputPartition):
-    """A part, as Spark carries it to a task."""
-
-    part: Part
-
-
 class ViewReader(DataSourceReader):
     """Reads a view, a part a task."""
 
     def __init__(self, path: str, wanted: Wanted, part_rows: int) -> None:
         self._path = path
-        self._given = wanted
         self._wanted = wanted
         self._part_rows = part_rows
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [PartOfView(part) for part in plan(self._path, self._wanted, self._part_rows)]
+        return [InputPartition(part) for part in plan(self._path, self._wanted, self._part_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is no part at all, Spark asks for one of its own.
-        return read(partition.part, self._wanted) if isinstance(partition, PartOfView) else iter(())
+        return iter(()) if partition.value is None else read(partition.value, self._wanted)
 
 
 @dataclass
@@ -159,27 +179,11 @@ class JobWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if self._is_table:
             iterator = map(without_handles, iterator)
-        batches = map(taken, iterator)
-        if self.job.record() is not None:
-            return Staged(answered(lambda: counted(batches)))
-        return Staged(answered(lambda: stage(self.job, batches, partition_here(), self._now_ms)))
+        return Staged(staged_here(self.job, iterator, self._now_ms))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        job = self.job
         files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
-        with job.completing():
-            self._complete(job, files)
-        job.check_same(files)
-
-    def _complete(self, job: Job, files: list[StagedFile]) -> None:
-        if job.record() is None:
-            if any(file.is_drained for file in files):
-                raise TransferError(
-                    f"job {job.id!r} was taken back while this write was under way; nothing of it was stored, so run it again"
-                )
-            check_delays(job, files, self._now_ms)
-            job.commit(files, self._now_ms)
-        ingest_here(job, wait_ms=self._lock_wait_ms)
+        complete_here(self.job, files, self._now_ms, self._lock_wait_ms)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.
@@ -218,5 +222,5 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
 
 def _refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:
     for name in names:
-        if name.lower() not in known:
+        if name.lower() not in map(str.lower, known):
             raise ConfigError(f"option {name} is unknown to {what}; there are {', '.join(known)}")

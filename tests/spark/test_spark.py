@@ -310,17 +310,16 @@ def test_all_shards_move_to_another_engine(spark: SparkSession, timers: DataFram
     assert rmqspark.schedule(timers, path, job_id="load").repeated == ROWS
 
 
-def test_the_script_of_the_page_runs_as_written(tmp_path: Path) -> None:
+def test_the_scripts_of_the_page_run_as_written(tmp_path: Path) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
-    script = re.search(r"<!-- script -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert script is not None
-    (tmp_path / "pipeline.py").write_text(script[1], encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "pipeline.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    expected = re.search(r"<!-- output -->\n```text\n(.*?)```", page, re.DOTALL)
-    assert expected is not None
-    assert run.stdout == expected[1]
+    scripts = re.findall(r"<!-- script -->\n```python\n(.*?)```", page, re.DOTALL)
+    outputs = re.findall(r"<!-- output -->\n```text\n(.*?)```", page, re.DOTALL)
+    assert len(scripts) > 1
+    for script, output in zip(scripts, outputs, strict=True):
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=140, check=False
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stdout == output

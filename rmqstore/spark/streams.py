@@ -1,0 +1,155 @@
+"""Streams of Spark: a micro-batch that is written is a job, and the queues of topics are read by their offsets.
+
+**Writing.** The id of the job is that of the query, which its checkpoint keeps, and the number of the micro-batch. So a micro-batch that
+Spark runs again after a crash is the same job again (``rmqstore.spark.jobs``): before the commit it begins anew, after it what is missing
+is sent. Spark tells the id of the query to tasks alone; they hand it to the commit with their answers.
+
+**Reading.** An offset of a stream says for each queue, named ``shard/topic/queue``, which of its messages comes next; a queue that is not
+named begins with its first message. Spark keeps the offsets, and asks for a range of them again after a crash. Nothing is leased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamReader, InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from rmqstore.errors import TransferError
+from rmqstore.spark.failures import reports
+from rmqstore.spark.ingest import complete_here
+from rmqstore.spark.jobs import Job
+from rmqstore.spark.readout import Part, Wanted, plan, read, split
+from rmqstore.spark.running import staged_here
+from rmqstore.spark.staging import StagedFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rmqstore.spark.dataset import Dataset
+
+KEPT_BATCHES: Final = 100
+"""So many micro-batches of a query are remembered, as many as Spark keeps in a checkpoint (``spark.sql.streaming.minBatchesToRetain``)."""
+
+Offsets = dict[str, int]
+
+
+# ---------------------------------------------------------------- writing
+
+
+@dataclass
+class StagedBatch(WriterCommitMessage):
+    """What a task of a micro-batch answered, as JSON, and the query that it belongs to."""
+
+    answer: str
+    query_id: str
+
+
+class MicroBatchWriter(DataSourceStreamArrowWriter):
+    """Writes each micro-batch as a job: tasks stage, the commit sends."""
+
+    def __init__(self, dataset: Dataset, now_ms: int | None, lock_wait_ms: int) -> None:
+        self._dataset = dataset
+        self._now_ms = now_ms
+        self._lock_wait_ms = lock_wait_ms
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context: Any = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        job = self._job(query_id, int(context.getLocalProperty("streaming.sql.batchId")))
+        return StagedBatch(staged_here(job, iterator, self._now_ms), query_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        staged = [message for message in messages if isinstance(message, StagedBatch)]
+        for query_id in {message.query_id for message in staged}:
+            files = reports([message.answer for message in staged], StagedFile)
+            complete_here(self._job(query_id, batchId), files, self._now_ms, self._lock_wait_ms)
+            self._job(query_id, batchId - KEPT_BATCHES).forget()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        # A task may still be writing: what it leaves is swept when the micro-batch comes again, or by the doctor.
+        for query_id in {message.query_id for message in messages if isinstance(message, StagedBatch)}:
+            self._job(query_id, batchId).discard()
+
+    def _job(self, query_id: str, batch: int) -> Job:
+        return Job(self._dataset, f"{query_id}-{batch}")
+
+
+# ---------------------------------------------------------------- reading
+
+
+class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the queues of topics on and on, a range of offsets a task."""
+
+    def __init__(self, path: str, wanted: Wanted, part_rows: int, *, is_from_latest: bool, max_rows: int | None) -> None:
+        self._path = path
+        self._wanted = wanted
+        self._part_rows = part_rows
+        self._is_from_latest = is_from_latest
+        self._max_rows = max_rows
+        self._last: dict[str, Part] | None = None  # of a query that stops where the queues ended when it began
+        self._seen: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:
+        return _ends(self._queues()) if self._is_from_latest else {}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = self._queues()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        queues = self._queues() if self._last is None else self._last
+        self._seen = start | _ends(queues)
+        return bounded(start, queues, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def reportLatestOffset(self) -> Offsets | None:
+        return self._seen
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        parts: list[Part] = []
+        for name, queue in self._queues().items():
+            first, behind = max(start.get(name, 0), queue.first), end.get(name, 0)
+            parts += split(msgspec.structs.replace(queue, first=first, behind=behind), self._part_rows)
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition.value, self._wanted)
+
+    def _queues(self) -> dict[str, Part]:
+        """Return every queue that has messages, whole, by the name that it has in offsets."""
+        return {f"{queue.shard}/{queue.topic}/{queue.queue_id}": queue for queue in plan(self._path, self._wanted, part_rows=2**63)}
+
+
+def _ends(queues: dict[str, Part]) -> Offsets:
+    return {name: queue.behind for name, queue in queues.items()}
+
+
+def bounded(start: Offsets, queues: dict[str, Part], max_rows: int | None) -> Offsets:
+    """Return how far a micro-batch goes: to the ends of the queues, or ``max_rows`` messages on, shared out by what waits in each.
+
+    Raises:
+        TransferError: a queue ends before the offset at which the stream is.
+    """
+    waiting: Offsets = {}
+    for name, queue in queues.items():
+        if queue.behind < start.get(name, 0):
+            raise TransferError(
+                f"queue {name} ends at offset {queue.behind}, and this stream has read it up to {start[name]}: its topic was made anew, or "
+                "its shard was set back to an earlier state; a new checkpoint begins with what is there"
+            )
+        waiting[name] = queue.behind - max(start.get(name, 0), queue.first)
+    total = sum(waiting.values())
+    taken = total if max_rows is None else min(max_rows, total)
+    end, before = dict(start), 0
+    for name, rows in waiting.items():
+        share = taken * (before + rows) // total - taken * before // total if total else 0
+        before += rows
+        if share:
+            end[name] = queues[name].behind - rows + share
+    return end

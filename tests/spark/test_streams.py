@@ -1,0 +1,299 @@
+"""Streams: what Spark writes and reads by micro-batches, repeats, bounds, and begins again after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import rmqstore
+from rmqstore.spark import Dataset
+from rmqstore.spark.failures import encoded
+from rmqstore.spark.jobs import jobs_of
+from rmqstore.spark.readout import View
+from tests.spark.datasets import ENGINE, NOW_MS, numbers_of, rows, staged, timers_of
+
+pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from rmqstore.spark.source import RmqstoreSource
+from rmqstore.spark.streams import MicroBatchWriter, QueueReader, StagedBatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not ENGINE, reason="no durable engine is installed")]
+SCHEMA = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
+FILES, FILE_ROWS = 3, 200
+ALL = list(range(FILES * FILE_ROWS))
+
+
+def numbered(spark: SparkSession, folder: Path) -> DataFrame:
+    """A stream of messages that are numbers, a file a micro-batch."""
+    frame = spark.range(0, len(ALL), 1, FILES).selectExpr("'orders' AS topic", "CAST(CAST(id AS string) AS binary) AS body")
+    frame.write.parquet(str(folder))
+    return spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def run(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
+    """Run a query over what is there."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def writing(frame: DataFrame, path: Path) -> DataStreamWriter:
+    return frame.writeStream.format("rmqstore").options(path=str(path), engine=ENGINE, shards=2)
+
+
+def input_rows(query: StreamingQuery) -> list[int]:
+    return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+@pytest.mark.spark
+def test_a_stream_goes_in_once_and_comes_out_in_batches_of_the_size_that_was_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    path, checkpoint, out = tmp_path / "data", tmp_path / "in", tmp_path / "out"
+    writer = writing(numbered(spark, tmp_path / "files"), path)
+    assert input_rows(run(writer, checkpoint)) == [FILE_ROWS] * FILES
+    # As if the driver had died between the commit of the data set and that of the checkpoint.
+    for name in (f"{FILES - 1}", f".{FILES - 1}.crc"):
+        (checkpoint / "commits" / name).unlink()
+    assert input_rows(run(writer, checkpoint)) == [FILE_ROWS]
+    assert sorted(numbers_of(path, View.MESSAGES)) == ALL
+
+    found = spark.readStream.format("rmqstore").options(view="messages", topic="orders", maxRowsPerBatch=250).load(str(path))
+    query = run(found.select("body").writeStream.format("parquet").option("path", str(out)), tmp_path / "read")
+    assert input_rows(query) == [250, 250, 100]
+    last: Any = query.lastProgress
+    assert sum(json.loads(last["sources"][0]["latestOffset"]).values()) == len(ALL)
+    assert sorted(int(row.body) for row in spark.read.parquet(str(out)).collect()) == ALL
+    assert sum(input_rows(run(found.writeStream.format("noop"), tmp_path / "read"))) == 0
+
+
+@pytest.mark.spark
+def test_a_task_whose_process_dies_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    def fragile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        for batch in batches:
+            yield batch
+            if context.attemptNumber() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    frame = numbered(spark, tmp_path / "files")
+    run(writing(frame.mapInArrow(fragile, frame.schema), tmp_path / "data"), tmp_path / "in")
+    assert sorted(numbers_of(tmp_path / "data", View.MESSAGES)) == ALL
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+import rmqstore
+import rmqstore.spark
+from rmqstore.spark import jobs
+from rmqstore.spark.sessions import session
+from rmqstore.spark.source import RmqstoreSource
+from rmqstore.spark.streams import QueueReader
+
+work, engine = Path(sys.argv[1]), sys.argv[2]
+
+def dies(point):
+    # Driver, JVM and workers together, as when the machine is lost.
+    flag = work / "deaths" / point
+    if point and flag.exists():
+        flag.unlink()
+        others = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+        for pid in sorted(others, key=os.getpid().__eq__):
+            try:
+                if os.getsid(pid) == os.getsid(0):
+                    os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+def dying(owner, name, before="", after=""):
+    call = getattr(owner, name)
+    def wrapped(*given, **named):
+        dies(before)
+        answer = call(*given, **named)
+        dies(after)
+        return answer
+    setattr(owner, name, wrapped)
+
+class DyingReader(QueueReader):
+    def read(self, partition):
+        yield from super().read(partition)
+        if partition.value.first > 0:
+            dies("read")
+
+class DyingSource(RmqstoreSource):
+    def streamWriter(self, schema, overwrite):
+        if not hasattr(jobs.Job, "is_dying"):
+            jobs.Job.is_dying = True
+            dying(jobs.Job, "commit", before="staged", after="committed")
+            dying(rmqstore.Store, "send_batch", after="sent")
+            dying(jobs.Job, "finish", after="finished")
+        return super().streamWriter(schema, overwrite)
+
+    def streamReader(self, schema):
+        reader = super().streamReader(schema)
+        reader.__class__ = DyingReader
+        return reader
+
+with session("local[2,4]", quick=True) as spark:
+    spark.dataSource.register(DyingSource)
+    files = spark.readStream.schema("topic string, body binary").option("maxFilesPerTrigger", 1).parquet(str(work / "files"))
+    def run(writer, name, **options):
+        options = {"checkpointLocation": str(work / f"checkpoint-{name}"), "path": str(work / name), **options}
+        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+    run(files.writeStream.format("rmqstore"), "data", engine=engine, shards=2)
+    found = spark.readStream.format("rmqstore").options(view="messages", maxRowsPerBatch=100).load(str(work / "data"))
+    run(found.select("body").writeStream.format("parquet"), "out")
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("points", [("sent", "read"), pytest.param(("staged", "committed", "finished"), marks=pytest.mark.slow)])
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the processes of a session in /proc")
+def test_queries_whose_processes_are_all_killed_go_on_from_their_checkpoints(
+    spark: SparkSession, tmp_path: Path, points: tuple[str, ...]
+) -> None:
+    numbered(spark, tmp_path / "files")
+    (tmp_path / "deaths").mkdir()
+    program = [sys.executable, "-c", KILLED, str(tmp_path), ENGINE]
+    for point in (*points, None):
+        if point is not None:
+            (tmp_path / "deaths" / point).touch()
+        ended = subprocess.run(program, start_new_session=True, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == (0 if point is None else -signal.SIGKILL), ended.stderr
+        assert list((tmp_path / "deaths").iterdir()) == []
+    assert sorted(numbers_of(tmp_path / "data", View.MESSAGES)) == ALL
+    assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ALL
+
+
+# ---------------------------------------------------------------- without a session
+
+
+def source(dataset: Dataset, **options: str) -> RmqstoreSource:
+    return RmqstoreSource({"path": str(dataset.path), **options})
+
+
+def written(writer: MicroBatchWriter, batch: int, *tasks: pa.RecordBatch, query: str = "query") -> None:
+    """Write a micro-batch as Spark does."""
+    files = staged(writer._job(query, batch), *tasks)
+    writer.commit([StagedBatch(encoded(file), query) for file in files], batch)
+
+
+def test_queries_do_not_meet_and_the_last_batches_are_remembered(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.spark.streams.KEPT_BATCHES", 2)
+    writer = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
+    for batch in range(4):
+        written(writer, batch, rows(10 * batch, 5), rows(10 * batch + 5, 5))
+        written(writer, batch, rows(10 * batch + 100, 10), query="another")
+    written(writer, 3, rows(30, 10))
+    assert sorted(timers_of(dataset.path)) == [*range(40), *range(100, 140)]
+    assert [job.id for job in jobs_of(dataset)] == [f"{query}-{batch}" for query in ("another", "query") for batch in (2, 3)]
+    assert len(list((dataset.path / "jobs").glob(".*.lock"))) == 4
+    with pytest.raises(rmqstore.TransferError, match="this write has 3,"):
+        written(writer, 3, rows(40, 3))
+
+
+def test_a_micro_batch_waits_for_a_shard_that_another_query_has(dataset: Dataset) -> None:
+    with dataset.open_shard(0):
+        writer = source(dataset, now_ms=str(NOW_MS), lock_wait_ms="0").streamWriter(SCHEMA, overwrite=False)
+        with pytest.raises(rmqstore.TransferError, match="a task waited 0 ms for it"):
+            written(writer, 0, rows(0, 10))
+    written(writer, 0, rows(0, 10))
+    assert sorted(timers_of(dataset.path)) == list(range(10))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[rmqstore.Store]:
+    """A store with one topic of two queues, one message in each."""
+    with rmqstore.open(tmp_path / "store", engine=ENGINE, services=False) as opened:
+        opened.topics.create("orders", queues=2)
+        opened.send_batch([rmqstore.Message("orders", b"0"), rmqstore.Message("orders", b"1")])
+        yield opened
+
+
+def reader_of(path: Path, **options: str) -> QueueReader:
+    return RmqstoreSource({"path": str(path), "view": "messages", **options}).streamReader(SCHEMA)
+
+
+def bodies(reader: QueueReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
+    return [body.decode() for part in reader.partitions(start, end) for batch in reader.read(part) for body in batch["body"].to_pylist()]
+
+
+def sent(store: rmqstore.Store, *names: str, queue: int = 0, topic: str = "orders") -> None:
+    store.send_batch([rmqstore.Message(topic, name.encode(), queue_id=queue) for name in names])
+
+
+def test_a_stream_begins_where_it_is_asked_to_and_meets_new_queues_at_their_first_message(store: rmqstore.Store, tmp_path: Path) -> None:
+    whole, later = reader_of(tmp_path / "store"), reader_of(tmp_path / "store", startingOffsets="latest")
+    start = later.initialOffset()
+    assert (whole.initialOffset(), start) == ({}, {"0/orders/0": 1, "0/orders/1": 1})
+    assert later.reportLatestOffset() is None
+    assert later.latestOffset(start, ReadAllAvailable()) == start
+    assert later.partitions(start, start) == []
+    sent(store, "2", "3", queue=1)
+    sent(store, "mail", topic="mails")
+    end = later.latestOffset(start, later.getDefaultReadLimit())
+    assert end == later.reportLatestOffset() == {"0/orders/0": 1, "0/orders/1": 3, "0/mails/0": 1}
+    assert sorted(bodies(later, start, end)) == ["2", "3", "mail"]
+    assert sorted(bodies(whole, {}, end)) == ["0", "1", "2", "3", "mail"]
+    assert bodies(later, end, end) == []
+    store.topics.delete("mails")
+    assert later.latestOffset(end, ReadAllAvailable()) == end
+    sent(store, *"4567")
+    parts = reader_of(tmp_path / "store", part_rows="2").partitions(end, later.latestOffset(end, ReadAllAvailable()))
+    assert [(part.value.first, part.value.behind) for part in parts] == [(1, 3), (3, 5)]
+
+
+def test_a_batch_takes_of_each_queue_in_proportion_and_no_more_than_it_may(store: rmqstore.Store, tmp_path: Path) -> None:
+    sent(store, *(f"{number}" for number in range(30)), queue=0)
+    sent(store, *(f"{number}" for number in range(8)), queue=1)
+    reader = reader_of(tmp_path / "store", maxRowsPerBatch="15")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(15)
+    reader.prepareForTriggerAvailableNow()
+    sent(store, "late")
+    offset, sizes = reader.initialOffset(), []
+    while (end := reader.latestOffset(offset, limit)) != offset:
+        sizes.append([end[name] - offset.get(name, 0) for name in ("0/orders/0", "0/orders/1")])
+        assert len(bodies(reader, offset, end)) == sum(sizes[-1])
+        offset = end
+    assert sizes == [[11, 4], [12, 3], [8, 2]]
+
+
+def test_a_queue_that_ends_before_the_offset_of_a_checkpoint_is_told(store: rmqstore.Store, tmp_path: Path) -> None:
+    with pytest.raises(rmqstore.TransferError, match="queue 0/orders/1 ends at offset 1, and this stream has read it up to 7"):
+        reader_of(tmp_path / "store").latestOffset({"0/orders/1": 7}, ReadAllAvailable())
+
+
+def test_options_that_make_no_stream_are_refused(dataset: Dataset) -> None:
+    for options, told in (
+        ({"startingOffsets": "first"}, "must be earliest or latest, not 'first'"),
+        ({"maxRowsPerBatch": "0"}, "maxRowsPerBatch must be 1 or more"),
+        ({"view": "timers"}, r'option\("view", "messages"\)'),
+    ):
+        with pytest.raises(rmqstore.IllegalArgumentError, match=told):
+            reader_of(dataset.path, **options)
+    with pytest.raises(rmqstore.ConfigError, match="startingOffsets is unknown to reads"):
+        source(dataset, startingOffsets="latest").reader(SCHEMA)
+    with pytest.raises(rmqstore.ConfigError, match="job_id is unknown to writes"):
+        source(dataset, job_id="load").streamWriter(SCHEMA, overwrite=False)
+    with pytest.raises(rmqstore.IllegalArgumentError, match="outputMode"):
+        source(dataset).streamWriter(SCHEMA, overwrite=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -201,6 +202,12 @@ def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wai
                 )
             check_delays(job, files, now_ms)
             job.commit(files, now_ms)
+        record = _record(job)
+        for shard in job.missing_shards():
+            # A process costs more than a chunk; what fails here, or is locked, gets one all the same.
+            if record.rows_of(shard) <= record.chunk_rows:
+                with suppress(RmqstoreError, OSError):
+                    ingest_shard(job, shard, wait_ms=0)
         ingest_here(job, wait_ms=wait_ms)
     job.check_same(files)
 

@@ -17,6 +17,7 @@ from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.failures import typed
 from rmqstore.spark.sessions import session, why_not
+from rmqstore_benchmarks.load.cluster import StandaloneCluster
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
 from rmqstore_benchmarks.load.run import Begun, Outcome, held, job_names, read_begun, read_outcome, run_load, unfinished, write_begun
@@ -24,8 +25,6 @@ from rmqstore_benchmarks.machine import default_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from rmqstore.spark.sessions import StandaloneCluster
 
 _QUICK_MESSAGES: Final = 50_000
 _WORKERS: Final = 2
@@ -142,8 +141,6 @@ def _begun(request: Request) -> Begun:
 def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:
     cluster: StandaloneCluster | None = None
     if begun.cluster:
-        from rmqstore.spark.sessions import StandaloneCluster
-
         cluster = stack.enter_context(StandaloneCluster(_WORKERS))
     master = cluster.master if cluster is not None else begun.master
     is_quick = all(plan.messages <= _QUICK_MESSAGES for plan in begun.plans)

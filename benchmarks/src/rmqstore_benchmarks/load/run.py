@@ -26,14 +26,13 @@ from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
+from rmqstore_benchmarks.load.cluster import StandaloneCluster
 from rmqstore_benchmarks.load.failures import Failure, note_once, noted, of_round
 from rmqstore_benchmarks.load.ledger import SCHEMA, files_of, table_of
 from rmqstore_benchmarks.load.plan import VERSION, Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from rmqstore.spark.sessions import StandaloneCluster
 
 # ---------------------------------------------------------------- the directory
 

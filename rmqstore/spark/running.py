@@ -115,7 +115,7 @@ def schedule(
         sent = _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)
         job.finish()
     if files is None:
-        job.check_same(reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_counting, _ANSWER)), StagedFile))
+        job.check_same(_answers(df, job, now_ms))
     return report_of(job, {report.shard: report for report in sent})
 
 
@@ -131,13 +131,16 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
 def _staged(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
     try:
         job.begin()
-        answers = _collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, now_ms), _ANSWER))
-        files = reports(answers, StagedFile)
+        files = _answers(df, job, now_ms)
         check_delays(job, files, now_ms)
     except BaseException:
         job.discard()
         raise
     return files
+
+
+def _answers(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
+    return reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, now_ms), _ANSWER)), StagedFile)
 
 
 def read(
@@ -251,13 +254,9 @@ def staged_here(job: Job, batches: Iterable[pa.RecordBatch], now_ms: int | None)
 
 def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
     def run(batches: _Batches) -> _Batches:
-        yield _row(answered(lambda: stage(job, map(taken, batches), partition_here(), now_ms)))
+        yield _row(staged_here(job, batches, now_ms))
 
     return run
-
-
-def _counting(batches: _Batches) -> _Batches:
-    yield _row(answered(lambda: counted(map(taken, batches))))
 
 
 def _ingesting(job: Job, lock_wait_ms: int) -> Callable[[int], ShardReport]:

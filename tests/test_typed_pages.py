@@ -88,6 +88,7 @@ def shell(root: Path) -> Iterator[Shell]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever runs the tests may ignore it, as nohup does
     ) as process:
         try:
             yield Shell(process)

@@ -61,7 +61,7 @@ def put_schedule(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a message at the times of a cron expression, or every so often.
+    """Send a message at cron times, or every so often.
 
     Each time has one message, whoever has the store open then. One of this name is replaced; if its times are the same, it goes on with
     them. The message says in its properties SCHEDULE and SCHEDULED_MS what it is of.

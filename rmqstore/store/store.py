@@ -710,7 +710,11 @@ class Store(Reader):
     def _tick(self, *, always: bool) -> TickReport:
         self._check_open()
         with self._tick_lock:
-            report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
+            try:
+                report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
+            except BaseException:
+                self._waits.anything()  # what came before the step that failed is there
+                raise
         if report.retried or report.dead or report.parked:
             self._waits.anything()  # a retry topic, or the place in a queue that comes free
         elif report.handed_over or report.scheduled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rmqstore.contract import PopTxn
 from rmqstore.transfer import dump, load_into
 from rmqstore_conformance.stores import Pair
 from tests.pairs import DURABLE_PAIRS, ENGINES
+from tests.server.served import soon
 
 BEGIN = datetime(2026, 3, 27, 12, 0, 0, 500_000, UTC)
 DAY = timedelta(days=1)
@@ -272,3 +274,22 @@ def test_a_step_is_bounded_by_its_bytes(store: Store, clock: ManualClock, monkey
     monkeypatch.setattr(store.engine.pops, "apply", noted)
     assert store.tick().scheduled == 300
     assert max(sizes) == 8 * 1024 * 1024 // 60_000
+
+
+def test_a_schedule_that_fails_keeps_no_pop_waiting_for_what_was_handed_over(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, services=False) as store, ThreadPoolExecutor(1) as threads:
+        store.send(Message("t", b"handed over"), delay_ms=1000)
+        store.schedules.put("s", timedelta(seconds=1), Message("other", b"x"))
+        popped = threads.submit(store.pop, "t", "g", wait=timedelta(seconds=100))
+        soon(lambda: bool(store._waits._waits))
+        clock._now_ms += 2000  # without telling those who wait that it moved
+
+        def full(*arguments: object) -> None:
+            raise StoreFullError("no room")
+
+        monkeypatch.setattr(store._scheduler, "run", full)
+        with pytest.raises(StoreFullError):
+            store.tick()
+        assert [each.body for each in popped.result(10)] == [b"handed over"]

@@ -32,11 +32,12 @@ def batches(store: Store, monkeypatch: pytest.MonkeyPatch, *, called_behind: int
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_tick_in_which_others_call_goes_in_small_steps(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_in_which_others_call_goes_in_small_steps_that_grow(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(1_800_000_000_000)
     with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, hand_over_limit=1500) as store:
-        for called_behind, expected in ((0, [1500, 1500, 1000]), (2, [1500, 1500, 512, 488]), (0, [1500, 1500, 1000])):
-            for _ in range(2):
+        quiet = [1500] * 4
+        for called_behind, expected in ((0, quiet), (2, [1500, 1500, 512, 1024, 1464]), (0, quiet)):
+            for _ in range(3):
                 store.send_batch(MANY.columns, delay_ms=1000)
             clock.advance(1000)
             assert batches(store, monkeypatch, called_behind=called_behind) == expected
@@ -46,28 +47,34 @@ def test_a_tick_in_which_others_call_goes_in_small_steps(tmp_path: Path, engine:
 
 @pytest.mark.parametrize("engine", [each for each in ENGINES if each != "wheel"])
 def test_what_is_left_of_a_tick_is_not_read_at_each_step(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another call may make each step durable; what that lets the timers forget is what was handed over, and not looked for in the rest."""
+    """Another call may make each step durable; what that lets the timers forget is what was handed over, and not looked for in the rest.
+
+    Nor are the cancelled ones of the rest.
+    """
     clock = ManualClock(1_800_000_000_000)
     with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, hand_over_limit=500) as store:
         for _ in range(20):
-            store.send_batch(MANY.columns, delay_ms=1000)
+            sent = store.send_batch(MANY.columns, delay_ms=1000)
+            store.cancel(sent[::10])
         clock.advance(1000)
         kv = store.engine.timers._shared.kv  # type: ignore[attr-defined]
-        scan, read = kv.scan, [0]
+        scan, read, entries = kv.scan, [0], [0]
 
         def counted(*arguments: Any, **named: Any) -> Any:
             page = scan(*arguments, **named)
             read[0] += sum(len(value) for _, value in page)
+            entries[0] += len(page)
             return page
 
         monkeypatch.setattr(kv, "scan", counted)
         stored_bytes = sum(len(value) for _, value in kv.scan_all(1, b"", None))
-        read[0] = 0
+        read[0] = entries[0] = 0
         for step in store._hand_over.steps(clock.now_ms()):
             if isinstance(step, tuple):
                 store.engine.pops.sync(step[1])
         assert store.pending().total == 0
         assert read[0] < 8 * stored_bytes
+        assert entries[0] < 8 * 4000, "of 4000 that were cancelled"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

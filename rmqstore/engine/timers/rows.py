@@ -166,8 +166,9 @@ class TimerRuns:
         return kept - len(tombstones.holes_between(self._kv, self._floors, start, stop))
 
     def _holes_of(self, page: Sequence[tuple[bytes, bytes]]) -> set[tuple[int, int]]:
-        """Return the holes in some runs that follow one another, to the end of the last one's tick."""
-        return tombstones.holes_between(self._kv, self._floors, page[0][0], U64.pack(U64.unpack_from(page[-1][0])[0] + 1))
+        """Return the holes in some runs that follow one another; of a damaged one at their end, none behind its first timer."""
+        tick, first_seq = PAIR.unpack(page[-1][0])
+        return tombstones.holes_between(self._kv, self._floors, page[0][0], PAIR.pack(tick, first_seq + _last_delta(page[-1][1]) + 1))
 
     def first_tick(self, from_tick: int) -> int | None:
         """Return the tick of the first kept put at or after ``from_tick``; None when there is none."""

@@ -19,7 +19,7 @@ HAND_OVER: Final = 0
 """Stands for the hand-over among the threads that do something in steps."""
 
 _SMALL: Final = 512
-"""Messages in a batch of a tick in which others call; a batch of thousands keeps them waiting for 10 to 30 ms."""
+"""Messages in a batch when others call; one of thousands keeps them waiting for 10 to 30 ms. While nobody calls, the next ones double."""
 
 _GIVE_WAY_S: Final = 0.0002
 """So long it waits between two batches then. The lock of an engine is not fair: without that nobody else would get it."""
@@ -39,7 +39,7 @@ class HandOver:
         held: whether it may go on; asked between two batches.
 
     Attributes:
-        meets_others: somebody has called the store while it was in steps; from then on it goes in small ones.
+        meets_others: somebody has called the store since the last batch began; the next one is small.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class HandOver:
         timers.seal(now_ms)
         yield "seal"
         moved = batches = 0
+        limit = self._limit
         while True:
-            limit = min(self._limit, _SMALL) if self.meets_others else self._limit
+            limit = min(_SMALL if self.meets_others else 2 * limit, self._limit)
+            self.meets_others = False
             batch = timers.due(pops.timer_cursor(), limit)
             if len(batch.cursor.corners) > MAX_CORNERS:
                 self._shorten()

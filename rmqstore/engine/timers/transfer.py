@@ -22,7 +22,7 @@ from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, encode_ticks, put_marks
 from rmqstore.engine.records import decode_columns, encode_columns
 from rmqstore.engine.runs import encode_run, run_lengths, runs_behind
-from rmqstore.engine.schema import MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES, U64
+from rmqstore.engine.schema import MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES
 from rmqstore.engine.state import (
     Rows,
     adopted_rows,
@@ -65,7 +65,9 @@ def _puts(kv: OrderedKV, after: bytes | None, limit: int) -> StatePage:
     runs = list(runs_behind(kv, TIMERS, after, limit))
     if runs:
         token = runs[-1][0]
-        holes = tombstones.holes_between(kv, Floors(kv), runs[0][0], U64.pack(U64.unpack_from(token)[0] + 1))
+        tick, first_seq = PAIR.unpack(token)
+        behind = PAIR.pack(tick, first_seq + runs[-1][1].deltas[-1] + 1)
+        holes = tombstones.holes_between(kv, Floors(kv), runs[0][0], behind)
         for key, run in runs:
             tick, first_seq = PAIR.unpack(key)
             for step, record in zip(run.deltas, run.records, strict=True):

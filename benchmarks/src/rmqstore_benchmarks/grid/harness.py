@@ -26,7 +26,7 @@ from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.grid.shard import RESULT_DDL, Outcome, runner
 from rmqstore_benchmarks.grid.spec import Spec
 from rmqstore_benchmarks.grid.stores import Cell, Run, ShardTask
-from rmqstore_benchmarks.grid.tables import RESULTS, TABLES, read
+from rmqstore_benchmarks.grid.tables import PHASE_NAMES, RESULTS, TABLES, read
 from rmqstore_benchmarks.machine import described
 from rmqstore_benchmarks.statistics import figures, in_turn, latencies
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _STORED_FACTOR: Final = 8
-"""Bytes on disk for a byte of the backlog that a run may take at its worst: timers, messages, what is added on top, dead versions."""
+"""Bytes on disk for a byte of the backlog that a run may take at its worst: timers, what is added, dead versions; half are messages."""
+
+_HANDING_OVER: Final = frozenset(PHASE_NAMES) - {"fill", "roll", "schedule", "send_lists", "send_one", "cancel", "recover"}
 
 _OVERHEAD_BYTES: Final = 256
 
@@ -126,7 +128,8 @@ def require_space(spec: Spec, stores: Path) -> None:
 
 
 def _room(cell: Cell) -> int:
-    return int(cell.backlog * (cell.body_bytes + _OVERHEAD_BYTES) * _STORED_FACTOR) + 2**30
+    factor = _STORED_FACTOR if _HANDING_OVER.intersection(cell.phases) else _STORED_FACTOR // 2
+    return cell.backlog * (cell.body_bytes + _OVERHEAD_BYTES) * factor + 2**30
 
 
 def _claim(spec: Spec, out: Path) -> None:

@@ -34,6 +34,9 @@ DESIGNS = {
     "lmdb": Design("lmdb", {}, 61e3, 9.8, 9.0),
     "null": Design("null", {}, 900e3, 0.0, 0.1),
     "below": Design("raw-wheel", {}, 460e3, 1.0, 0.1),
+    "bare": Design("raw-rocksdb", {}, 400e3, 2.0, 0.1),
+    "bare-by-arrival": Design("raw-rocksdb-by-arrival", {}, 500e3, 2.0, 0.1),
+    "bare-uncompacted": Design("raw-rocksdb-uncompacted", {}, 450e3, 1.0, 0.1),
 }
 
 
@@ -47,7 +50,7 @@ class Point(NamedTuple):
     shards: int = 1
 
 
-STEADY = ("fill", "schedule", "cancel", "hand_over", "pop_ack", "mixed", *LOADS, "cold_drain", "recover")
+STEADY = ("fill", "schedule", "cancel", "hand_over", "pop_ack", "warm_up", "mixed", *LOADS, "cold_drain", "recover")
 
 
 class Grid:
@@ -94,7 +97,8 @@ class Grid:
         row |= {"device_read_bytes": round(user_bytes * design.written) if is_cold else 0, "anon_peak_bytes": 150 << 20}
         row |= {"disk_bytes": 0 if is_null else round(live_bytes * design.written * 0.5)}
         row |= {"memory_limit_bytes": live_bytes // 4 if is_cold else None}
-        row |= {"compaction_bytes": round(1.4 * user_bytes) if design.engine == "rocksdb" else None}
+        row |= {"compaction_bytes": round(1.4 * user_bytes) if design.engine in ("rocksdb", "raw-rocksdb") else None}
+        row |= {"offered_per_s": rate if phase in LOADS else None}
         self.rows["phases"].append(row)
         for second in range(seconds + 1 if messages else 0):
             counts = dict.fromkeys(("scheduled", "handed_over", "popped", "acked"), round(rate * (1 - 0.1 * (second % 3))))

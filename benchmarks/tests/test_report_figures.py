@@ -1,4 +1,4 @@
-"""The figures behind a report: medians and spreads, percentiles, the Pareto front, comparisons and their verdicts."""
+"""The figures behind a report: medians and spreads, intervals, percentiles, the Pareto front."""
 
 from __future__ import annotations
 
@@ -10,21 +10,35 @@ import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 
-from benchmarks.tests.grid_results import Grid, Point
+from benchmarks.tests.grid_results import Grid
 from rmqstore_benchmarks.grid.tables import PHASES, Results, bounds_of, buckets_of, kind_of, read
 from rmqstore_benchmarks.report import text as words
 from rmqstore_benchmarks.report.cells import slices
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS, Verdict, compared, package_lines, told, verdict_of
 from rmqstore_benchmarks.report.drawing import looks_of
 from rmqstore_benchmarks.report.figures import front
-from rmqstore_benchmarks.statistics import DRAIN, LARGEST, SPREAD, figures, known, latencies, percentiles, run_figures, spreads
+from rmqstore_benchmarks.statistics import (
+    DRAIN,
+    LARGEST,
+    SPREAD,
+    figures,
+    in_random_order,
+    interval,
+    known,
+    latencies,
+    overloaded,
+    percentiles,
+    run_figures,
+)
 
-CLAIMS = {claim.name: claim for claim in ALL_CLAIMS}
 _POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)
 
 
 def results(grid: Grid, directory: Path) -> Results:
     return read(grid.write(directory))
+
+
+def latencies_of(found: Results) -> pd.DataFrame:
+    return latencies(found, figures(found))
 
 
 def beats(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -77,6 +91,56 @@ def test_a_drain_takes_as_long_as_both_its_phases(tmp_path: Path) -> None:
     assert 1 / rates[DRAIN] == pytest.approx(1 / rates["hand_over"] + 1 / rates["pop_ack"])
 
 
+def test_each_round_has_an_order_of_its_own_which_a_seed_repeats() -> None:
+    orders = [in_random_order(range(9), round_, seed) for seed in (1, 2) for round_ in range(3)]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert all(sorted(order) == list(range(9)) for order in orders)
+    assert in_random_order(range(9), 0, 1) == orders[0]
+
+
+def of(first: Any, second: Any) -> Any:
+    return first / second
+
+
+def test_an_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(200):
+        samples = (2.0 * rng.lognormal(0, 0.1, 7), rng.lognormal(0, 0.1, 7))
+        _, low, high = interval([tuple(each) for each in samples], of)
+        held += low <= 2.0 <= high
+    assert held >= 180  # 95 % are 190; 180 is three standard deviations less
+
+
+def test_an_interval_of_one_value_each_is_their_ratio_and_that_of_five_spans_their_extremes() -> None:
+    assert interval([(6.0,), (3.0,)], of) == (2.0, 2.0, 2.0)
+    ratio, low, high = interval([(10.0, 11.0, 12.0, 13.0, 14.0), (1.0,)], of)
+    assert (ratio, low, high) == (12.0, 10.0, 14.0)
+
+
+def test_a_closed_loop_tells_how_its_later_half_went(tmp_path: Path) -> None:
+    grid = Grid()
+    for repeat, rates in enumerate(((100, 100, 50, 50), (100, 100, 100, 100), (100, 50))):
+        key = {"run_id": grid.run("wheel", ("mixed",), repeat), "shard": 0, "phase": "mixed"}
+        grid.rows["phases"][-1]["wall_s"] = len(rates) + 0.4
+        grid.rows["seconds"] = [row for row in grid.rows["seconds"] if row["run_id"] != key["run_id"]]
+        grid.rows["seconds"] += [{**key, "second": at, "scheduled": rate} for at, rate in enumerate((*rates, 7))]
+    (row,) = known(figures(results(grid, tmp_path)), "later_half", "mixed").itertuples()
+    assert row.values == (0.5, 1.0), "what is cut off, and a run of two seconds, tell nothing"
+
+
+def test_an_overloaded_open_loop_is_named_and_has_no_latencies(tmp_path: Path) -> None:
+    grid = Grid()
+    for variant, done in {"wheel": (1.0, 1.0), "lmdb": (1.0, 0.9)}.items():
+        for repeat, share in enumerate(done):
+            grid.run(variant, ("open_95",), repeat)
+            row = grid.rows["phases"][-1]
+            row["offered_per_s"] = row["messages"] / row["wall_s"] / share
+    found = results(grid, tmp_path)
+    assert [cell.split("/")[0] for cell in overloaded(figures(found)).cell_id] == ["lmdb"]
+    assert set(latencies_of(found).variant) == {"wheel"}
+
+
 # ---------------------------------------------------------------- percentiles
 
 
@@ -108,7 +172,7 @@ def test_shards_merge_and_repeats_spread(tmp_path: Path) -> None:
         key = {"run_id": grid.run("wheel", (), repeat, shards=2), "phase": "open_80"}
         grid.histogram("lateness", [ms * 1_000_000] * 60, shard=0, **key)
         grid.histogram("lateness", [1_000] * 40, shard=1, **key)
-    found = latencies(results(grid, tmp_path)).set_index("share")
+    found = latencies_of(results(grid, tmp_path)).set_index("share")
     assert set(found.total) == {300}
     assert found.loc[0.5, SPREAD].tolist() == pytest.approx([20, 10, 30, 3], rel=0.02)
     assert 20 <= found.loc[LARGEST, "median"] < 20.5
@@ -153,138 +217,6 @@ def test_a_design_keeps_its_look() -> None:
     together = looks_of(cells)
     assert together["wheel-0"] == looks_of(cells[:1])["wheel-0"]
     assert len(set(together.values())) == len(designs)
-
-
-# ---------------------------------------------------------------- verdicts
-
-
-def phase(name: str, engine: str, kind: str = "", *, of: dict[str, Any] | None = None, **metrics: float) -> pd.DataFrame:
-    """Return the figures of one phase of a cell, each of one repeat."""
-    point = Point(**(of or {}))._asdict()
-    kind = kind or {"wheel": "reference", "rocksdb": "inline"}.get(engine, "")
-    cell = {"cell_id": f"{engine}{kind}{point}", "engine": engine, "variant": f"{engine}-{kind}", "kind": kind, **point}
-    rows = [{"phase": name, "metric": metric, "median": value, "low": value, "high": value} for metric, value in metrics.items()]
-    return pd.DataFrame([{**cell, **row, "repeats": 1} for row in rows])
-
-
-def pair(first: list[float], second: list[float]) -> pd.DataFrame:
-    """Return two designs on one cell, compared by their repeats."""
-    values = pd.DataFrame([("first", value) for value in first] + [("second", value) for value in second], columns=["side", "value"])
-    one, other = spreads(values, ["side"])[SPREAD].to_numpy().tolist()
-    return compared(pd.DataFrame([one + other], columns=SPREAD + [f"{name}_second" for name in SPREAD]))
-
-
-def test_ratios_are_told_with_their_number_and_a_warning_without_repeats() -> None:
-    twice = pair([2.0, 2.2], [1.0, 1.1])
-    assert told(twice) == "2 × (one cell)"
-    assert told(pd.concat([twice, pair([4.0, 4.0], [1.0, 1.0])])) == "2 × to 4 × (median 3 ×, 2 cells)"
-    assert told(pd.concat([twice, pair([4.0], [1.0])])).endswith("2 cells, one repeat, so chance is not excluded)")
-
-
-@pytest.mark.parametrize(
-    ("found", "verdict"),
-    [
-        ([pair([2.0], [1.0])[:0]], Verdict.NOT_MEASURED),
-        ([pair([2.0], [1.0]), pair([1.2, 1.3], [1.0, 1.1])], Verdict.CONFIRMED),
-        ([pair([1.05], [1.0]), pair([1.0], [2.0])], Verdict.REFUTED),
-        ([pair([2.0], [1.0]), pair([1.0], [1.0])], Verdict.DEPENDS),
-        ([pair([1.0, 1.4, 1.5], [0.9, 1.0, 1.1])], Verdict.DEPENDS),  # more, but by less than the repeats differ
-    ],
-)
-def test_a_verdict_needs_all_cells_and_clear_repeats(found: list[pd.DataFrame], verdict: Verdict) -> None:
-    assert verdict_of(pd.concat(found)) is verdict
-
-
-def on_both(name: str, wheel: dict[str, float], rocksdb: dict[str, float], **of: Any) -> list[pd.DataFrame]:
-    return [phase(name, "wheel", of=of, **wheel), phase(name, "rocksdb", of=of, **rocksdb)]
-
-
-def rolled(rocksdb: float, copying: float, pointing: float) -> list[pd.DataFrame]:
-    """Return the phase ``roll`` on the cell that keeps most, and on one that keeps less."""
-    few = on_both("roll", *[{"wchar_per_live_byte": 9.0, "live_bytes": 1.0}] * 2, backlog=1)
-    most = on_both("roll", *({"wchar_per_live_byte": each, "live_bytes": 9.0} for each in (pointing, rocksdb)))
-    return [*few, *most, phase("roll", "wheel", "copy", wchar_per_live_byte=copying, live_bytes=9.0)]
-
-
-def cold(limit: float) -> list[pd.DataFrame]:
-    read = ({"device_read_per_user_byte": each, "memory_limit_per_user_byte": limit} for each in (3.0, 1.0))
-    return on_both("cold_drain", *read)
-
-
-def compacting(compacted: float) -> list[pd.DataFrame]:
-    return on_both("schedule", {"cpu_us_per_message": 3.0}, {"cpu_us_per_message": 9.0, "compaction_per_user_byte": compacted})
-
-
-def balance(writes: float, reads: float) -> list[pd.DataFrame]:
-    others = {"rocksdb": 1.0, "lmdb": 1.0, "memory": 99.0}
-    wheel = [phase("schedule", "wheel", rate=writes), phase(DRAIN, "wheel", rate=reads)]
-    return wheel + [phase(name, engine, rate=rate) for name in ("schedule", DRAIN) for engine, rate in others.items()]
-
-
-def growing(body_bytes: int) -> list[pd.DataFrame]:
-    rates = {10_000: 3.0, 1_000_000: 1.0, 100_000: 2.0}
-    return [phase("schedule", "rocksdb", rate=rate, of={"body_bytes": body_bytes, "backlog": at}) for at, rate in rates.items()]
-
-
-def unequal(wheel: float) -> list[pd.DataFrame]:
-    """Return one cell that both have, beside others that only RocksDB has and that tell otherwise."""
-    others = [phase("schedule", "rocksdb", rate=9.0, of={"backlog": 7}), phase("mixed", "rocksdb", rate=9.0)]
-    return [*on_both("schedule", {"rate": wheel}, {"rate": 1.0}), *others, phase("schedule", "rocksdb", "separated", rate=9.0)]
-
-
-@pytest.mark.parametrize(
-    ("name", "phases", "verdict", "evidence"),
-    [
-        ("sorting on write", unequal(2.0), Verdict.CONFIRMED, "the wheel schedules 2 × (one cell, one repeat"),
-        ("sorting on write", unequal(1.0), Verdict.REFUTED, "the wheel schedules 1 × (one cell, one repeat"),
-        ("no rolling", rolled(0.01, 2.0, 0.1), Verdict.DEPENDS, "9 B kept: RocksDB 0.01, the wheel by"),
-        ("no rolling", rolled(0.01, 2.0, 1.5), Verdict.CONFIRMED, "the wheel by copy 2"),
-        ("no rolling", rolled(0.01, 0.1, 0.1), Verdict.REFUTED, "the wheel by reference 0.1"),
-        ("no rolling", rolled(0.50, 2.0, 0.1), Verdict.REFUTED, "RocksDB 0.5"),
-        (
-            "no rolling",
-            [each for each in rolled(0.01, 2.0, 0.1) if "wheel" in each.engine.array],
-            Verdict.NOT_MEASURED,
-            "it takes the phase",
-        ),
-        ("less page-cache pollution", cold(0.25), Verdict.CONFIRMED, "reads 3 × (one cell"),
-        ("less page-cache pollution", cold(1.5), Verdict.NOT_MEASURED, "less memory than messages"),
-        ("random reads, page cache", cold(0.25), Verdict.CONFIRMED, "reads 3 bytes from the device a user byte"),
-        ("random reads, page cache", cold(1.5), Verdict.NOT_MEASURED, "memory limit below"),
-        ("compaction costs CPU", compacting(0.0), Verdict.NOT_MEASURED, "where compaction ran"),
-        ("compaction costs CPU", compacting(0.5), Verdict.CONFIRMED, "RocksDB takes 3 ×"),
-        ("reading given for writing", balance(2.0, 0.5), Verdict.CONFIRMED, "schedules 2 × as fast and drains 0.5 × as fast"),
-        ("reading given for writing", balance(2.0, 2.0), Verdict.REFUTED, "slower at reading on 0"),
-        ("reading given for writing", balance(0.5, 0.5), Verdict.REFUTED, "faster at writing on 0 of 1 cells"),
-        ("slower as it grows", growing(256), Verdict.NOT_MEASURED, "bodies of 4 KiB or more"),
-        (
-            "slower as it grows",
-            growing(4096),
-            Verdict.CONFIRMED,
-            "smallest backlog is 3 × (one cell, one repeat, so chance is not excluded)",
-        ),
-    ],
-)
-def test_a_claim_is_weighed_on_like_cells(name: str, phases: list[pd.DataFrame], verdict: Verdict, evidence: str) -> None:
-    judged = CLAIMS[name].judge(pd.concat(phases, ignore_index=True))
-    assert judged.verdict is verdict
-    assert evidence in judged.evidence
-
-
-def test_every_claim_stands_without_data() -> None:
-    for name, claim in CLAIMS.items():
-        if name != "simple flow":
-            assert claim.judge(phase("x", "wheel", rate=1.0)[:0]).verdict is Verdict.NOT_MEASURED, name
-        assert claim.rule
-    assert len(CLAIMS) == 10
-
-
-def test_lines_of_source_leave_out_comments_and_are_none_of_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "acme").mkdir()
-    (tmp_path / "acme" / "__init__.py").write_text('"""Acme."""\n\n# why\nONE = 1\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    assert package_lines("acme") == 2
-    assert package_lines("acme", "no_such_package") == 0
 
 
 # ---------------------------------------------------------------- how figures are written

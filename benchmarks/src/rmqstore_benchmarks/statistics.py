@@ -1,7 +1,8 @@
-"""The one way of repeating and of statistics: rounds in turns, shards put together, repeats as a median with its spread, percentiles.
+"""The one way of repeating and of statistics: random order, shards put together, repeats as a median, intervals of ratios, percentiles.
 
 Everything is a long table of pandas with a row for each figure: the columns of its cell, ``phase`` and ``metric`` (of latencies
-``operation`` and ``share``), and ``median``, ``low``, ``high``, ``repeats``.
+``operation`` and ``share``), ``median``, ``low``, ``high``, ``repeats``, and ``values``, what each repeat gave. docs/method.md has the
+reasons.
 
 Rates, messages and bytes of shards add up; the longest time is the run's. Bytes of the device are counted on the whole device, so what each
 shard saw is the same, and the largest counts. A figure that any shard does not tell is none of the run's.
@@ -9,11 +10,13 @@ shard saw is the same, and the largest counts. A figure that any shard does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from rmqstore_benchmarks.grid.tables import bounds_of
 
@@ -25,7 +28,7 @@ _Item = TypeVar("_Item")
 POINT: Final = ["workload", "body_bytes", "backlog", "durability", "shards"]
 """The coordinates of a cell but for its engine."""
 
-CELL: Final = ["cell_id", "engine", "variant", "kind", *POINT]
+CELL: Final = ["cell_id", "engine", "variant", "settings", "kind", *POINT]
 SPREAD: Final = ["median", "low", "high", "repeats"]
 DRAIN: Final = "drain"
 """A phase made of two: hand-over, then pop and ack, of the same message."""
@@ -69,21 +72,52 @@ _METRICS: Final = {
     "anon_peak_bytes": _Metric("sum", "anon_peak_bytes"),
     "slowest_thread": _Metric("min", "slowest_thread"),
     "first_queue_dry": _Metric("min", "first_queue_dry"),
+    "offered": _Metric("sum", "offered_per_s"),
+    "done_of_offered": _Metric("sum", "rate", "offered_per_s"),
 }
 """The figures of a phase."""
 
 _OF_DRAIN: Final = ["cpu_us_per_message", "wchar_per_user_byte", "device_write_per_user_byte", "device_read_per_user_byte"]
 
 
-def in_turn(items: Sequence[_Item], round_: int) -> list[_Item]:
-    """Return the order of one round: each begins one later than the round before, so that what drifts meets all alike."""
-    first = round_ % len(items) if items else 0
-    return [*items[first:], *items[:first]]
+def in_random_order(items: Sequence[_Item], round_: int, seed: int = 0) -> list[_Item]:
+    """Return the order of one round, another one in each, so that what drifts, and what runs before, meets all alike."""
+    return random.Random(f"{seed}-{round_}").sample(items, len(items))
 
 
 def spreads(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Return median, lowest, highest and number of the column ``value`` for each of ``keys``, in the order of the rows."""
-    return values.groupby(list(keys), sort=False).value.agg(median="median", low="min", high="max", repeats="count").reset_index()
+    """Return :data:`SPREAD` of the column ``value`` for each of ``keys``, and its ``values``, in the order of the rows."""
+    of_keys = values.groupby(list(keys), sort=False).value
+    return of_keys.agg(median="median", low="min", high="max", repeats="count", values=tuple).reset_index()
+
+
+# ---------------------------------------------------------------- intervals of ratios
+
+Formula = Callable[..., Any]
+"""Makes a ratio of medians, one for each sample, in their order; numbers or arrays of them."""
+
+CONFIDENCE: Final = 0.95
+_RESAMPLES: Final = 4000
+
+
+def interval(samples: Sequence[Sequence[float]], formula: Formula) -> tuple[float, float, float]:
+    """Return a ratio that is made of medians, and where it lies with 95 % confidence: the percentile bootstrap of all samples.
+
+    Each sample is drawn anew from its own repeats, and the ratio made of the medians of what was drawn. With five repeats the interval
+    is as wide as all that they allow; it is NaN where nothing may be divided by nothing. The draws begin with the same seed, so a report
+    that is made again says the same.
+    """
+    rng = np.random.default_rng(1)
+    drawn: list[NDArray[np.float64]] = [
+        np.median(rng.choice(np.asarray(sample, float), (_RESAMPLES, len(sample))), axis=1) for sample in samples
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = formula(*drawn)
+        low, high = np.quantile(ratios, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), method="closest_observation")
+        return float(formula(*(np.median(sample) for sample in samples))), float(low), float(high)
+
+
+# ---------------------------------------------------------------- figures
 
 
 def run_figures(shards: pd.DataFrame) -> pd.DataFrame:
@@ -109,12 +143,28 @@ def _drained(runs: pd.DataFrame) -> pd.DataFrame:
     return found.assign(phase=DRAIN).set_index("phase", append=True)
 
 
+_LEAST_SECONDS: Final = 4
+
+
+def _later_halves(results: Results) -> pd.Series:
+    """Return what the later half of the mixed load did over the earlier one, by run and phase; far from 1 nothing is steady yet."""
+    keys = ["run_id", "phase"]
+    whole_s = results.phases.groupby(keys).wall_s.min().floordiv(1).rename("whole_s")
+    seconds = results.seconds[results.seconds.phase.isin(["warm_up", "mixed"])].join(whole_s, on=keys)
+    seconds = seconds[(seconds.whole_s >= _LEAST_SECONDS) & (seconds.second < seconds.whole_s)]
+    is_later = seconds.second >= seconds.whole_s / 2
+    halves = seconds.assign(early=seconds.scheduled.mask(is_later), late=seconds.scheduled.where(is_later))
+    means = halves.groupby(keys)[["early", "late"]].mean()
+    return (means.late / means.early).rename("later_half")
+
+
 def figures(results: Results) -> pd.DataFrame:
     """Return a row for each figure of each phase of each cell, with :data:`DRAIN` where both its parts are."""
     shards = results.phases.merge(results.good[["run_id", "shards"]], on="run_id")
     of_phase = shards.groupby(["run_id", "phase"])["shard"].transform("size")
     runs = run_figures(shards[of_phase == shards.shards].drop(columns="shards"))
-    runs = pd.concat([runs, _drained(runs)]).rename_axis(columns="metric")
+    runs = pd.concat([runs, _drained(runs)])
+    runs = runs.join(_later_halves(results), how="left").rename_axis(columns="metric")
     values = runs.stack(future_stack=True).dropna().rename("value").reset_index()
     values = results.good[["run_id", "cell_id"]].merge(values, on="run_id")
     return _of_cells(spreads(values, ["cell_id", "phase", "metric"]), results)
@@ -147,13 +197,25 @@ def percentiles(histograms: pd.DataFrame, keys: Sequence[str], shares: Iterable[
     return rows.assign(ms=ns / 1e6)[[*keys, "total", "share", "ms"]]
 
 
-def latencies(results: Results, shares: Sequence[float] = SHARES) -> pd.DataFrame:
+KEPT_UP: Final = 0.97
+"""An open loop of which less was done in its time than this share of what was offered was overloaded."""
+
+
+def overloaded(figures: pd.DataFrame) -> pd.DataFrame:
+    """Return ``cell_id`` and ``phase`` of the open loops of which any repeat was overloaded."""
+    done = known(figures, "done_of_offered", *figures.phase.unique())
+    return done.loc[done.low < KEPT_UP, ["cell_id", "phase"]]
+
+
+def latencies(results: Results, figures: pd.DataFrame, shares: Sequence[float] = SHARES) -> pd.DataFrame:
     """Return a row for each percentile, ms, of every operation of every phase of every cell that has figures.
 
-    A percentile that fewer than one value of a run lies behind is none of its. ``total`` is how many values all repeats have.
+    A percentile that fewer than one value of a run lies behind is none of its. ``total`` is how many values all repeats have. An
+    overloaded open loop has no latencies: they grow for as long as it lasts, and say nothing of an engine.
     """
-    table = results.good[["run_id", "cell_id"]].merge(results.histograms, on="run_id")
     keys = ["cell_id", "phase", "operation"]
+    table = results.good[["run_id", "cell_id"]].merge(results.histograms, on="run_id")
+    table = table[~pd.MultiIndex.from_frame(table[keys[:2]]).isin(pd.MultiIndex.from_frame(overloaded(figures)))]
     found = percentiles(table, ["run_id", *keys], shares)
     found = found[(found.share == LARGEST) | (found.total * (1 - found.share) >= 1 - 1e-9)].rename(columns={"ms": "value"})
     totals = table.groupby(keys, sort=False).n.sum().rename("total").reset_index()

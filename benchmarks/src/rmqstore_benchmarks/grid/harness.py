@@ -28,7 +28,7 @@ from rmqstore_benchmarks.grid.spec import Spec
 from rmqstore_benchmarks.grid.stores import Cell, Run, ShardTask
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES, RESULTS, TABLES, read
 from rmqstore_benchmarks.machine import described
-from rmqstore_benchmarks.statistics import figures, in_turn, latencies
+from rmqstore_benchmarks.statistics import figures, in_random_order, latencies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,10 +52,12 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def runs_of(spec: Spec) -> list[Run]:
-    """Return all runs: every cell once, then all again for their repeats, in turn."""
-    most = max(cell.repeats for cell in spec.cells)
+    """Return all runs: every cell once, then all again for their repeats, each time in another random order."""
     return [
-        Run(cell, repeat, spec.seed + repeat) for repeat in range(most) for cell in in_turn(spec.cells, repeat) if repeat < cell.repeats
+        Run(cell, repeat, spec.seed + repeat)
+        for repeat in range(max(cell.repeats for cell in spec.cells))
+        for cell in in_random_order(spec.cells, repeat, spec.seed)
+        if repeat < cell.repeats
     ]
 
 
@@ -213,7 +215,7 @@ def write_results(out: Path) -> dict[str, int]:
         parts = [pq.read_table(part, schema=schema) for part in sorted(out.glob(f"parts/*/{name}.parquet"))]
         pq.write_table(pa.concat_tables(parts) if parts else schema.empty_table(), place / f"{name}.parquet")
     results = read(out)
-    figures(results).to_parquet(place / "summary.parquet", index=False)
-    latencies(results).to_parquet(place / "latencies.parquet", index=False)
+    (summary := figures(results)).to_parquet(place / "summary.parquet", index=False)
+    latencies(results, summary).to_parquet(place / "latencies.parquet", index=False)
     outcomes: dict[str, int] = results.runs.outcome.value_counts().to_dict()
     return outcomes

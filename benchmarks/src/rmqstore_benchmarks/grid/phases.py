@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form, messages_of
-from rmqstore_benchmarks.grid.load import Ids, Made
+from rmqstore_benchmarks.grid.load import Ids, Load, Made
 from rmqstore_benchmarks.grid.named import HOUR_MS, INVISIBLE_MS, MIXED_BATCH, POP_MESSAGES, ROLL_SPAN_MS, TOPIC, NamedWorkload
 from rmqstore_benchmarks.grid.recording import Phase, every
 
@@ -394,6 +394,12 @@ def at_rate(calls: Calls, phase: Phase, seconds: float, backlog: int, rate: floa
         streams.append(Stream(1e9 * count / (rate * workload.cancelled), cancel))
     open_loop(streams, clock, seconds, phase.slip)
     return calls.account.made - before
+
+
+def offered_per_s(load: Load, seconds: float, rate: float) -> float:
+    """Return how many messages a second :func:`at_rate` is to send: those of whole batches whose intended begin is within the time."""
+    count = min(MIXED_BATCH, load.batch_rows)
+    return (math.ceil(seconds * rate / count) - 1) * count / seconds
 
 
 def _lateness_ns(calls: Calls, ticks: Ids, simulated: SimulatedTime, first_tick: int) -> Ids:

@@ -123,7 +123,7 @@ def _run(shard: _Shard) -> Outcome:
 
 def _run_phase(shard: _Shard, name: str) -> None:
     calls, seconds, backlog = shard.calls, shard.task.cell.seconds, shard.task.backlog
-    if name in ("mixed", *OPEN_SHARES):
+    if name in ("warm_up", "mixed", *OPEN_SHARES):
         _run_steady(shard, name)
     elif name == "fill":
         origin_ms = START_MS + (ROLL_SPAN_MS if "roll" in shard.wanted else 0)
@@ -150,14 +150,15 @@ def _run_steady(shard: _Shard, name: str) -> None:
     calls.cancel_all(shard.aside(), calls.calendar.take(calls.clock.now_ms()))
     phases.cancel_random(calls, shard.aside(), calls.pending - backlog)
     calls.fill(shard.aside(), backlog, calls.clock.now_ms(), _FILL_PATIENCE_S)
-    if name == "mixed":
-        shard.sustainable_rate = shard.measured("mixed", lambda phase: phases.mixed(calls, phase, seconds, backlog))
+    if name not in OPEN_SHARES:
+        shard.sustainable_rate = shard.measured(name, lambda phase: phases.mixed(calls, phase, seconds, backlog))
         return
     if not shard.sustainable_rate:
         shard.notes.append(f"{name} was not run: its rate is a share of what the phase mixed reaches")
         return
     rate = shard.sustainable_rate * OPEN_SHARES[name]
-    shard.measured(name, lambda phase: phases.at_rate(calls, phase, seconds, backlog, rate))
+    offered = {"offered_per_s": phases.offered_per_s(calls.load, seconds, rate)}
+    shard.measured(name, lambda phase: phases.at_rate(calls, phase, seconds, backlog, rate), lambda phase: offered)
 
 
 # ---------------------------------------------------------------- as a task of Spark

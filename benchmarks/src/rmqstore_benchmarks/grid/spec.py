@@ -196,7 +196,7 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
             raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
     workloads = [workload_named(name) for name in grid.workloads]
     chosen = [variants[name] for name in grid.variants]
-    wanted = {"fill", *grid.phases}
+    wanted = {"fill", *grid.phases, *(["warm_up"] if "mixed" in grid.phases else [])}
     points = itertools.product(workloads, grid.bodies, grid.backlogs, grid.shards, grid.durabilities, chosen)
     for workload, body, backlog, shards, durability, variant in points:
         yield Cell(

@@ -3,7 +3,8 @@
 Beside the engines there are four names from which nothing comes back. ``null`` stores nothing: what is measured with it is the load and
 Spark themselves. ``raw-wheel``, ``raw-rocksdb`` and ``raw-lmdb`` are the file or the database under an engine: one atomic batch a call,
 synced; the batch is made before it is timed. A database gets 16-byte keys (tick, seq) in order and values as long as a stored timer;
-the file gets the very bytes of the wheel's commit log, into space that was filled with zeros, with one fdatasync.
+the file gets the very bytes of the wheel's commit log, into space that was filled with zeros, with one fdatasync. Two more are controls:
+``raw-rocksdb-by-arrival`` gets the same entries under keys that only grow, and ``raw-rocksdb-uncompacted`` never compacts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,7 +29,7 @@ from rmqstore.store.tick import TickReport
 from rmqstore_benchmarks.grid.named import PRECISION_MS
 
 NULL_ENGINE: Final = "null"
-NULL_PHASES: Final = frozenset({"fill", "schedule", "cancel", "mixed", "open_50", "open_80", "open_95"})
+NULL_PHASES: Final = frozenset({"fill", "schedule", "cancel", "warm_up", "mixed", "open_50", "open_80", "open_95"})
 """What can be done without anything ever coming back."""
 
 RAW_PHASES: Final = frozenset({"fill", "schedule", "send_one"})
@@ -138,6 +140,9 @@ class _Receipt(msgspec.Struct, frozen=True):
     handle: str
 
 
+Prepare = Callable[[pa.RecordBatch, int, int], Any]
+
+
 class Hollow:
     """Takes the calls of a store; nothing is ever due.
 
@@ -150,7 +155,7 @@ class Hollow:
     def __init__(
         self,
         put: Callable[[Any], int] = len,
-        prepare: Callable[[pa.RecordBatch, int, int], Any] = lambda columns, sent, now_ms: columns,
+        prepare: Prepare = lambda columns, sent, now_ms: columns,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._put, self._prepare, self.close = put, prepare, close
@@ -187,11 +192,18 @@ def _entries(columns: pa.RecordBatch, sent: int, now_ms: int) -> list[tuple[byte
     return sorted((_TICK_SEQ.pack(tick, seq), head + topic.encode() + body) for tick, seq, topic, body in rows)
 
 
-def _raw_rocksdb(path: Path) -> Hollow:
+def _by_arrival(columns: pa.RecordBatch, sent: int, now_ms: int) -> list[tuple[bytes, bytes]]:
+    """Return the same, under keys in the order of their arrival."""
+    return [(_TICK_SEQ.pack(0, sent + at), value) for at, (_, value) in enumerate(_entries(columns, sent, now_ms))]
+
+
+def _raw_rocksdb(path: Path, prepare: Prepare = _entries, *, compacts: bool = True) -> Hollow:
     """RocksDB: a write batch, then a sync of the WAL."""
     import rocksdict
 
-    db = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
+    options = rocksdict.Options(raw_mode=True)
+    options.set_disable_auto_compactions(not compacts)
+    db = rocksdict.Rdict(str(path), options)
 
     def put(entries: list[tuple[bytes, bytes]]) -> int:
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -201,7 +213,7 @@ def _raw_rocksdb(path: Path) -> Hollow:
         db.flush_wal(True)
         return len(entries)
 
-    return Hollow(put, _entries, db.close)
+    return Hollow(put, prepare, db.close)
 
 
 def _raw_lmdb(path: Path) -> Hollow:
@@ -244,6 +256,12 @@ def _plain_append(path: Path) -> Hollow:
     return Hollow(put, prepare, lambda: os.close(fd))
 
 
-RAW: Final[dict[str, Callable[[Path], Hollow]]] = {"raw-wheel": _plain_append, "raw-rocksdb": _raw_rocksdb, "raw-lmdb": _raw_lmdb}
+RAW: Final[dict[str, Callable[[Path], Hollow]]] = {
+    "raw-wheel": _plain_append,
+    "raw-rocksdb": _raw_rocksdb,
+    "raw-rocksdb-by-arrival": partial(_raw_rocksdb, prepare=_by_arrival),
+    "raw-rocksdb-uncompacted": partial(_raw_rocksdb, compacts=False),
+    "raw-lmdb": _raw_lmdb,
+}
 HOLLOW: Final = frozenset({NULL_ENGINE, *RAW})
 """The names that are no engine: nothing that was sent comes back from them, so there is nothing to account for."""

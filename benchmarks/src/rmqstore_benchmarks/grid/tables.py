@@ -66,6 +66,7 @@ PHASE_NAMES: Final = (
     "consume_1",  # so many threads pop and ack as many messages as the backlog, until none is left
     "consume_8",
     "consume_64",
+    "warm_up",  # what mixed does, as long, before it; no figure of it counts
     "mixed",  # closed loop: schedule, cancel, hand-over, pop and ack in the shares of the workload; its rate is the sustainable one
     "open_50",  # open loop at so many percent of it
     "open_80",
@@ -95,6 +96,7 @@ PHASES: Final = pa.schema(
         ("compaction_bytes", pa.int64()),  # written by the engine's own compaction, where it tells
         ("slowest_thread", pa.float64()),  # consumers: messages of the thread that got least, as a share of an even part
         ("first_queue_dry", pa.float64()),  # consumers: when the last message of the first empty queue was popped, as a share of the time
+        ("offered_per_s", pa.float64()),  # open loops: messages that it was to send in a second; null: as fast as it went
         ("memory_limit_bytes", pa.int64()),  # of the process and of the pages that it reads; null: none
     ]
 )
@@ -168,7 +170,8 @@ class Results(NamedTuple):
     """What a run of the grid left, as tables of pandas.
 
     Attributes:
-        runs: all of them, also those that have no figures; ``kind`` is the design of the engine, as :func:`kind_of` tells it.
+        runs: all of them, also those that have no figures; ``settings`` are a text, ``kind`` is the design of the engine, as
+            :func:`kind_of` tells it.
         phases, seconds, histograms: of all runs, with the columns of their schemas; figures are made of the good runs alone.
         environment: machine, versions and command, as the harness wrote them; empty when it wrote none.
     """
@@ -209,8 +212,8 @@ def read(directory: Path) -> Results:
     runs = tables["runs"]
     if runs.empty:
         raise StorePathError(f"{place} names no run; {_RUN_IT}")
-    settings = [tuple(sorted(pairs)) for pairs in runs.settings]
-    kinds = [kind_of(*each) for each in zip(runs.engine, settings, strict=True)]
+    kinds = [kind_of(*each) for each in zip(runs.engine, runs.settings, strict=True)]
+    settings = [", ".join(f"{key} = {value}" for key, value in sorted(pairs)) for pairs in runs.settings]
     runs = runs.assign(settings=settings, kind=kinds, reason=runs.reason.fillna(""))
     return Results(runs, tables["phases"], tables["seconds"], tables["histograms"], _environment(directory / ENVIRONMENT))
 

@@ -21,7 +21,7 @@ from rmqstore.plugins import EngineState, get_plugins
 from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
 from rmqstore_benchmarks.peers import PEERS, SYSTEMS, measure
 from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, PeerError, Task
-from rmqstore_benchmarks.statistics import in_turn
+from rmqstore_benchmarks.statistics import in_random_order
 
 _BATCH: Final = 1000
 _TIMER_BYTES: Final = 16 * 1024
@@ -77,7 +77,7 @@ def _measured(
 ) -> Iterator[tuple[Any, ...]]:
     names = [name for name in systems if durability in SYSTEMS[name].settings and distribution in SYSTEMS[name].distributions]
     found = {}
-    for name in in_turn(names, number):
+    for name in in_random_order(names, number):
         print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
         task = Task(system=name, durability=durability, directory="", distribution=distribution, timers=given.timers, batch=_BATCH)
         found[name] = run(task, given.directory)

@@ -234,7 +234,8 @@ def _lateness_rows(measured: Measured) -> pd.DataFrame:
     under_load = measured.latencies[(measured.latencies.operation == "lateness") & measured.latencies.phase.isin(_LOADS)]
     whole = most_compared(under_load)[["cell_id", "phase", "setting"]].drop_duplicates()
     histograms = measured.results.histograms
-    curves = latencies(measured.results._replace(histograms=histograms[histograms.operation == "lateness"]), CURVE).merge(whole)
+    late = measured.results._replace(histograms=histograms[histograms.operation == "lateness"])
+    curves = latencies(late, measured.figures, CURVE).merge(whole)
     one_in, load = 1 / (1 - curves.share), curves.phase.map(_LOADS)
     parts = one_in.map(lambda at: f"{_NOT_LATER.text_of(at)} not later")
     rows = curves.assign(panel=load.map("{} % load".format), load=load, part=parts, unit="ms", at=one_in)

@@ -25,12 +25,12 @@ from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.grid.tables import Results, read
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS, SOURCE, Claim, Judgement, Verdict
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, RULE, SOURCE, Claim, Judgement, Side, Verdict, false_claims
 from rmqstore_benchmarks.report.drawing import STYLE, looks_of
 from rmqstore_benchmarks.report.figures import PLOTS, Plot
-from rmqstore_benchmarks.report.tables import headlines, tables
+from rmqstore_benchmarks.report.tables import choices, headlines, open_loops, tables
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
-from rmqstore_benchmarks.statistics import figures, latencies
+from rmqstore_benchmarks.statistics import KEPT_UP, figures, latencies
 
 DPI: Final = 200
 _MOST_ROWS: Final = 400
@@ -45,7 +45,15 @@ _HEADLINE: Final = (
     "schedule: timers a second on top of the backlog; drain: hand-over, pop and ack of the same message; sustained: the mixed load under "
     "which nothing grows; written and space: bytes over user bytes, by the process while scheduling and in blocks afterwards."
 )
-_CLAIMS: Final = f"The claims give the sense of {SOURCE}. Each verdict follows from the rule beside it, in one run on one machine."
+_CLAIMS: Final = f"The claims give the sense of {SOURCE}. {RULE}"
+_CHOICES: Final = (
+    "The fastest engine of each row first; beside it, behind a comma, those that the rule of the claims below does not show to be slower; "
+    "behind a semicolon the next one, and how many times as fast as it the first one is."
+)
+_LOOPS: Final = (
+    "Sustained is what the closed loop did behind a warm-up of the same length; if its later half is far from 1 ×, it was not steady yet. "
+    f"An open loop that did less than {KEPT_UP:.0%} of what was offered was overloaded, and has no latencies."
+)
 _LEFT_OUT: Final = ("directory",)  # a path says nothing of a machine
 _STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1c2126; background: #fff; }
@@ -71,15 +79,19 @@ class Report(NamedTuple):
     Attributes:
         page: where its page is.
         left_out: plots whose data the run does not have.
+        same: what the rule of the claims says of variants that are the same.
     """
 
     page: Path
     measured: Measured
     headlines: list[TextTable]
+    choices: TextTable
+    loops: list[TextTable]
     tables: list[TextTable]
     figures: list[Shown]
     left_out: list[Plot]
     claims: list[tuple[Claim, Judgement]]
+    same: pd.DataFrame
 
     @property
     def findings(self) -> dict[str, str]:
@@ -129,8 +141,8 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
 def _report_on(directory: Path, page: Path, dpi: int) -> Report:
     """Return all that stands in the report on a directory."""
     results = read(directory)
-    whole, late = figures(results), latencies(results)
-    engines, late = (rows[~rows.engine.isin(HOLLOW)] for rows in (whole, late))
+    whole = figures(results)
+    engines, late = (rows[~rows.engine.isin(HOLLOW)] for rows in (whole, latencies(results, whole)))
     measured = Measured(results, engines, late, whole, looks_of(results.good))
     drawings, left_out = [], []
     for plot in PLOTS:
@@ -142,8 +154,9 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
         with mpl.rc_context(STYLE):
             plot.draw(rows, measured.looks).savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
         drawings.append(Shown(plot, rows, plot.finding(rows), picture.getvalue()))
-    judged = [(claim, claim.judge(engines)) for claim in ALL_CLAIMS]
-    return Report(page, measured, headlines(measured), tables(measured), drawings, left_out, judged)
+    judged = [(claim, claim.judge(whole)) for claim in ALL_CLAIMS]
+    fixed = headlines(measured), choices(measured), open_loops(measured), tables(measured)
+    return Report(page, measured, *fixed, drawings, left_out, judged, false_claims(engines))
 
 
 def _conditions(results: Results) -> TextTable:
@@ -153,8 +166,8 @@ def _conditions(results: Results) -> TextTable:
     rows = [(name.replace("_", " "), str(values.iloc[0])) for name, values in flat.items() if values.iloc[0] not in (None, "")]
     rows.append(("seeds of the runs", ", ".join(str(int(seed)) for seed in sorted(runs.seed.dropna().unique()))))
     rows.append(("time of all runs", text.time_ms(runs.wall_s.sum() * 1000)))
-    for variant, pairs in runs.drop_duplicates("variant", keep="last").set_index("variant").settings.sort_index().items():
-        rows.append((f"settings of {variant}", ", ".join(f"{key} = {value}" for key, value in pairs) or "the defaults"))
+    for variant, settings in runs.drop_duplicates("variant", keep="last").set_index("variant").settings.sort_index().items():
+        rows.append((f"settings of {variant}", settings or "the defaults"))
     return TextTable("", ("", ""), rows)
 
 
@@ -165,10 +178,15 @@ def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: 
     """Return the page; ``NAME.png`` of each figure lies beside it. ``data_of`` tells where the data behind a figure are."""
     results = report.measured.results
     parts = [f"# {_TITLE}", f"{report.outcomes}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
+    if report.choices.rows:
+        parts += ["## Which engine", _CHOICES, _as_markdown(report.choices)]
     if report.tables:
         parts += ["## Side by side", *map(_as_markdown, report.tables)]
-    claims = [(claim.about, claim.text, judged.verdict.value, judged.evidence, claim.rule) for claim, judged in report.claims]
-    parts += ["## Claims", _CLAIMS, _as_markdown(TextTable("", ("", "claim", "verdict", "figure", "rule"), claims)), "## Figures"]
+    claims = [(claim.about, claim.text, judged.verdict.value, judged.evidence, claim.figure) for claim, judged in report.claims]
+    header = ("", "claim", "verdict", "what was found", "weighed by")
+    if report.loops:
+        parts += ["## Open loops", _LOOPS, *map(_as_markdown, report.loops)]
+    parts += ["## Claims", _CLAIMS, _as_markdown(TextTable("", header, claims)), _said_of_the_same(report.same), "## Figures"]
     for shown in report.figures:
         plot = shown.plot
         parts += [f"### {plot.title}", f"**{_escaped(shown.finding)}**", f"![{plot.title}]({plot.name}.png)", plot.reading, data_of(shown)]
@@ -182,6 +200,18 @@ def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: 
         parts += ["## Remarks", _as_markdown(TextTable("", ("run", "remark"), said))]
     parts += ["## Conditions", _as_markdown(_conditions(results))]
     return "\n\n".join(parts) + "\n"
+
+
+def _said_of_the_same(same: pd.DataFrame) -> str:
+    """Return what the rule finds where there is nothing to find."""
+    if same.empty:
+        return "The rule was not put to the same engine under two names in this run."
+    wrong = same[same.side.isin([Side.MORE, Side.LESS])]
+    listed = [f"{row.metric} of {row.phase}, {row.variant} and {row.variant_second}, {row.cell_id}" for row in wrong.itertuples()]
+    return (
+        f"The rule, put to the same engine with the same settings under two names: {len(same)} comparisons, of which {len(wrong)} came out "
+        f"as a difference{': ' if listed else ''}{'; '.join(listed)}."
+    )
 
 
 def to_html(report: Report) -> str:

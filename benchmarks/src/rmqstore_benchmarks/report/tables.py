@@ -1,4 +1,4 @@
-"""The tables of the report: each variant's figures side by side, on the cells that compare most and at each point of the grid."""
+"""The tables of the report: which engine is fastest where, and each variant's figures side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pandas as pd
 
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured, described, slices
+from rmqstore_benchmarks.report.claims import Side, side_of
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
-from rmqstore_benchmarks.statistics import DRAIN, POINT
+from rmqstore_benchmarks.statistics import DRAIN, KEPT_UP, POINT, interval, known
 
 
 class _Column(NamedTuple):
@@ -91,6 +92,53 @@ _TABLES: Final = {
     "Producers: messages a second, one a call": _PRODUCING,
     _CONSUMERS: _CONSUMING,
 }
+
+
+_FASTEST: Final = {"schedule": "schedule", DRAIN: "hand over, pop, ack", "mixed": "all at once, sustained"}
+_OPEN: Final = ("variant", "phase", "sustained", "later half of it", "offered", "done", "")
+
+
+def choices(measured: Measured) -> TextTable:
+    """Return which engine is fastest at each point of the grid, with those that are not shown to be slower, and the next one."""
+    rates = known(measured.figures, "rate", *_FASTEST)
+    rates = rates[rates.engine != "memory"].sort_values("variant").drop_duplicates(["engine", "settings", *POINT, "phase"])
+    rows = []
+    for values, here in rates.groupby(POINT):
+        told = [_fastest(here[here.phase == phase]) for phase in _FASTEST]
+        if any(each != NOT_TOLD for each in told):
+            rows.append((described(dict(zip(POINT, values, strict=True))), *told))
+    return TextTable("", ("", *_FASTEST.values()), rows)
+
+
+def _fastest(rates: pd.DataFrame) -> str:
+    """Return ``wheel; 1.8 × lmdb``, or ``wheel, lmdb; 1.5 × rocksdb-inline`` where the first is not shown to be faster than the second."""
+    if len(rates) < 2:
+        return NOT_TOLD
+    best, *others = rates.sort_values("median", ascending=False).itertuples()
+    near, slower = [best.variant], ""
+    for other in others:
+        ratio, lowest, highest = interval((best.values, other.values), lambda first, second: first / second)
+        if side_of(lowest, highest, min(best.repeats, other.repeats)) is not Side.MORE:
+            near.append(other.variant)
+        elif not slower:
+            slower = f"; {text.factor(ratio)} {other.variant}"
+    return ", ".join(near) + slower
+
+
+def open_loops(measured: Measured) -> list[TextTable]:
+    """Return for each point of the grid what open loops offered and what was done, beside the sustained rate that it is a share of."""
+    figures = measured.whole
+    told = {(row.cell_id, row.phase, row.metric): row for row in figures.itertuples()}
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for loop in known(figures, "offered", *figures.phase.unique()).itertuples():
+        done = told[loop.cell_id, loop.phase, "done_of_offered"]
+        behind = sum(share < KEPT_UP for share in done.values)
+        closed = [told.get((loop.cell_id, "mixed", metric)) for metric in ("rate", "later_half")]
+        row = (loop.variant, loop.phase, _text(closed[0], text.rate), _text(closed[1], text.factor))
+        said = f"overloaded in {behind} of {done.repeats}, so no latencies" if behind else "kept up"
+        point = described({name: getattr(loop, name) for name in POINT})
+        found.setdefault(point, []).append((*row, _text(loop, text.rate), _text(done, _percent), said))
+    return [TextTable(point, _OPEN, rows) for point, rows in found.items()]
 
 
 def headlines(measured: Measured) -> list[TextTable]:

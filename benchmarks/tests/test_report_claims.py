@@ -1,0 +1,210 @@
+"""The rule of the claims on made-up figures of which the answer is known, both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, strategies as st
+
+from benchmarks.tests.grid_results import Point
+
+pytest.importorskip("matplotlib", reason="the report needs rmqstore-benchmarks[report]")
+
+from rmqstore_benchmarks.report.claims import (
+    ALL_CLAIMS,
+    LEAST_REPEATS,
+    Side,
+    Verdict,
+    compared,
+    false_claims,
+    package_lines,
+    side_of,
+    told,
+    verdict_of,
+)
+from rmqstore_benchmarks.statistics import DRAIN, spreads
+
+CLAIMS = {claim.name: claim for claim in ALL_CLAIMS}
+KINDS = {"wheel": "reference", "rocksdb": "inline"}
+NOISE = (0.98, 0.99, 1.0, 1.01, 1.02)
+"""What repeats differ by."""
+
+
+def phase(name: str, engine: str, kind: str = "", *, of: dict[str, Any] | None = None, **metrics: float) -> pd.DataFrame:
+    """Return the figures of one phase of a cell, of five repeats each."""
+    point = Point(**(of or {}))._asdict()
+    kind = kind or KINDS.get(engine, "")
+    variant = f"{engine}-{kind}"
+    cell = {"cell_id": f"{variant}{point}", "engine": engine, "variant": variant, "settings": kind, "kind": kind, **point}
+    rows = [(metric, value * noise) for metric, value in metrics.items() for noise in NOISE]
+    found = spreads(pd.DataFrame(rows, columns=["metric", "value"]), ["metric"])
+    return found.assign(phase=name, **cell)
+
+
+def pair(first: tuple[float, ...], second: tuple[float, ...]) -> pd.DataFrame:
+    """Return two sides on one cell, compared by their repeats."""
+    return compared(pd.DataFrame({"values0": [first], "values1": [second]}))
+
+
+# ---------------------------------------------------------------- the rule
+
+SAMPLES = st.lists(st.floats(1.0, 10.0), min_size=1, max_size=7).map(tuple)
+OPPOSITE = {Side.MORE: Side.LESS, Side.LESS: Side.MORE, Side.ALIKE: Side.ALIKE, Side.UNCLEAR: Side.UNCLEAR}
+
+
+@given(st.floats(0.2, 5.0), st.floats(0.2, 5.0), st.integers(1, 9))
+def test_the_rule_is_the_same_for_the_opposite(one: float, other: float, repeats: int) -> None:
+    low, high = sorted((one, other))
+    assert side_of(1 / high, 1 / low, repeats) is OPPOSITE[side_of(low, high, repeats)]
+
+
+@given(SAMPLES, SAMPLES)
+def test_few_repeats_and_repeats_that_mix_show_nothing(first: tuple[float, ...], second: tuple[float, ...]) -> None:
+    side = pair(first, second).side[0]
+    if min(len(first), len(second)) < LEAST_REPEATS:
+        assert side is Side.UNCLEAR
+    elif side is Side.MORE:
+        assert np.median(first) > np.median(second)
+
+
+@pytest.mark.parametrize(
+    ("sides", "verdict"),
+    [
+        ([], Verdict.NOT_MEASURED),
+        ([Side.MORE, Side.MORE], Verdict.CONFIRMED),
+        ([Side.LESS, Side.ALIKE], Verdict.REFUTED),
+        ([Side.MORE, Side.LESS, Side.UNCLEAR], Verdict.DEPENDS),
+        ([Side.MORE, Side.ALIKE], Verdict.DEPENDS),
+        ([Side.MORE, Side.UNCLEAR], Verdict.NOT_SHOWN),
+        ([Side.LESS, Side.UNCLEAR], Verdict.NOT_SHOWN),
+        ([Side.UNCLEAR], Verdict.NOT_SHOWN),
+    ],
+)
+def test_a_verdict_is_what_all_cells_say(sides: list[Side], verdict: Verdict) -> None:
+    assert verdict_of(pd.DataFrame({"side": sides})) is verdict
+
+
+def test_chance_alone_makes_no_claim() -> None:
+    """The same engine under two names, whose repeats differ by a tenth: 300 comparisons."""
+    rng = np.random.default_rng(11)
+    rows = []
+    for backlog in range(300):
+        for name in ("one", "two"):
+            found = phase("schedule", "wheel", of={"backlog": backlog}, rate=1.0)
+            rows.append(found.assign(variant=name, values=[tuple(rng.lognormal(0, 0.1, LEAST_REPEATS))]))
+    same = false_claims(pd.concat(rows, ignore_index=True))
+    assert len(same) == 300
+    assert not same.side.isin([Side.MORE, Side.LESS]).any()
+
+
+def test_ratios_are_told_with_what_each_cell_says() -> None:
+    five = (1.0,) * 5
+    assert told("it is {} as much", pair((2.0,) * 5, five)) == "it is 2 × as much (2 to 2, one cell: more)"
+    mixed = [pair((2.0,) * 5, five), pair((0.5,) * 5, five), pair(five, five), pair((3.0,), (1.0,))]
+    assert told("{}", pd.concat(mixed)) == "0.5 × to 3 × (more on 1 of 4 cells, less on 1, alike on 1, not shown on 1)"
+
+
+# ---------------------------------------------------------------- the claims
+
+
+def on_both(name: str, wheel: dict[str, float], rocksdb: dict[str, float], **of: Any) -> list[pd.DataFrame]:
+    return [phase(name, "wheel", of=of, **wheel), phase(name, "rocksdb", of=of, **rocksdb)]
+
+
+def rolled(rocksdb: float, copying: float, pointing: float) -> list[pd.DataFrame]:
+    both = on_both("roll", {"wchar_per_live_byte": pointing}, {"wchar_per_live_byte": rocksdb})
+    return [*both, phase("roll", "wheel", "copy", wchar_per_live_byte=copying)]
+
+
+def cold(wheel: float, *, limit: float = 0.25, workload: str = "retry-backoff") -> list[pd.DataFrame]:
+    read = ({"device_read_per_user_byte": each, "memory_limit_per_user_byte": limit} for each in (wheel, 1.0))
+    return on_both("cold_drain", *read, workload=workload)
+
+
+def sorting(by_arrival: float) -> list[pd.DataFrame]:
+    engines = {"raw-rocksdb": 1.0, "raw-rocksdb-by-arrival": by_arrival}
+    return [phase("schedule", engine, call_rate=rate) for engine, rate in engines.items()]
+
+
+def compacting(with_it: float, compacted: float = 0.5) -> list[pd.DataFrame]:
+    """Return the CPU times of bare RocksDB, of which the load takes 1."""
+    engines = {"raw-rocksdb": with_it, "raw-rocksdb-uncompacted": 2.0, "null": 1.0}
+    found = [phase("fill", engine, cpu_us_per_message=spent) for engine, spent in engines.items()]
+    return [*found, phase("fill", "raw-rocksdb", compaction_per_user_byte=compacted)]
+
+
+def handing(rocksdb: float, backlog: int = 1) -> list[pd.DataFrame]:
+    return on_both("hand_over", {"cpu_us_per_message": 1.0}, {"cpu_us_per_message": rocksdb}, backlog=backlog)
+
+
+def growing(rocksdb: float, wheel: float, body_bytes: int = 4096) -> list[pd.DataFrame]:
+    """Return the rates of two that fall by these factors."""
+    few, many = ({"body_bytes": body_bytes, "backlog": backlog} for backlog in (10, 1000))
+    fallen = [("rocksdb", rocksdb), ("wheel", wheel)]
+    return [phase("schedule", engine, rate=rate, of=of) for engine, by in fallen for of, rate in ((few, 9.0), (many, 9.0 / by))]
+
+
+def balance(writes: float, reads: float) -> list[pd.DataFrame]:
+    others = {"rocksdb": 1.0, "lmdb": 0.8, "memory": 99.0, "raw-rocksdb": 99.0, "null": 99.0}
+    wheel = [phase("schedule", "wheel", rate=writes), phase(DRAIN, "wheel", rate=reads)]
+    return wheel + [phase(name, engine, rate=rate) for name in ("schedule", DRAIN) for engine, rate in others.items()]
+
+
+def drained(inline: float) -> list[pd.DataFrame]:
+    return [phase(DRAIN, "rocksdb", rate=inline), phase(DRAIN, "rocksdb", "separated", rate=1.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "phases", "verdict", "evidence"),
+    [
+        ("no rolling", rolled(0.0, 11.0, 0.1), Verdict.NOT_SHOWN, "writes 1.1 × to 12 × as much (more on 1 of 2 cells, not shown"),
+        ("no rolling", rolled(0.0, 11.0, 0.01), Verdict.DEPENDS, "more on 1 of 2 cells, alike on 1"),
+        ("no rolling", rolled(0.0, 2.0, 1.5), Verdict.CONFIRMED, "2.5 × to 3 × as much (more on 2"),
+        ("no rolling", rolled(5.0, 2.0, 1.5), Verdict.REFUTED, "less on 2 of 2"),
+        ("less page-cache pollution", cold(3.0), Verdict.CONFIRMED, "reads 3 × as much from the device ("),
+        ("less page-cache pollution", cold(0.5), Verdict.REFUTED, "reads 0.5 × as much from the device ("),
+        ("less page-cache pollution", cold(3.0, limit=1.5), Verdict.NOT_MEASURED, "a memory limit below"),
+        ("sorting on write", sorting(1.5), Verdict.CONFIRMED, "need no sorting 1.5 × as fast ("),
+        ("sorting on write", sorting(1.0), Verdict.REFUTED, "one cell: alike"),
+        ("compaction costs CPU", compacting(3.0), Verdict.CONFIRMED, "takes 2 × the CPU time ("),
+        ("compaction costs CPU", compacting(2.0), Verdict.REFUTED, "takes 1 × the CPU time ("),
+        ("compaction costs CPU", compacting(3.0, compacted=0.0), Verdict.NOT_MEASURED, "where compaction ran"),
+        ("retrieval costs compute", handing(2.0), Verdict.CONFIRMED, "takes 2 × the wheel's CPU time ("),
+        ("retrieval costs compute", handing(2.0) + handing(0.5, backlog=2), Verdict.DEPENDS, "0.5 × to 2 ×"),
+        ("slower as it grows", growing(3.0, 1.0), Verdict.CONFIRMED, "slows down 3 × as much as the wheel ("),
+        ("slower as it grows", growing(3.0, 3.0), Verdict.REFUTED, "one cell: alike); RocksDB by 3 × ("),
+        ("slower as it grows", growing(2.0, 3.0), Verdict.REFUTED, "one cell: less"),
+        ("slower as it grows", growing(3.0, 1.0, body_bytes=256), Verdict.NOT_MEASURED, "bodies of 4 KiB or more"),
+        ("separation hurts reading", drained(2.0), Verdict.CONFIRMED, "inline values drain 2 ×"),
+        ("separation hurts reading", drained(0.5), Verdict.REFUTED, "inline values drain 0.5 ×"),
+        ("random reads", cold(3.0) + cold(1.0, workload="eight-oclock"), Verdict.CONFIRMED, "costs the wheel 3 × as much reading"),
+        ("random reads", cold(1.0) + cold(1.0, workload="eight-oclock"), Verdict.REFUTED, "costs the wheel 1 × as much reading"),
+        ("random reads", cold(3.0), Verdict.NOT_MEASURED, "of eight-oclock and another workload"),
+        ("reading given for writing", balance(2.0, 0.5), Verdict.CONFIRMED, "drains 2 × as fast (1.94 to 2.06, one cell: more)"),
+        ("reading given for writing", balance(2.0, 2.0), Verdict.REFUTED, "the wheel schedules 2 × as fast ("),
+        ("reading given for writing", balance(0.5, 0.5), Verdict.NOT_MEASURED, "a cell on which it writes faster"),
+    ],
+)
+def test_a_claim_is_weighed_on_like_cells(name: str, phases: list[pd.DataFrame], verdict: Verdict, evidence: str) -> None:
+    judged = CLAIMS[name].judge(pd.concat(phases, ignore_index=True))
+    assert (judged.verdict, judged.evidence) == (verdict, judged.evidence)
+    assert evidence in judged.evidence
+
+
+def test_every_claim_stands_without_data() -> None:
+    for name, claim in CLAIMS.items():
+        if name != "simple flow":
+            assert claim.judge(phase("x", "wheel", rate=1.0)[:0]).verdict is Verdict.NOT_MEASURED, name
+    assert len(CLAIMS) == 10
+
+
+def test_lines_of_source_leave_out_comments_and_are_none_of_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "__init__.py").write_text('"""Acme."""\n\n# why\nONE = 1\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_lines("acme") == 2
+    assert package_lines("acme", "no_such_package") == 0

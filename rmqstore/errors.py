@@ -111,7 +111,7 @@ class DelayTooLongError(IllegalMessageError):
 
 
 class FlowControlError(RmqstoreError, RuntimeError):
-    """The timer slot is congested (T9), or sends are paused; nothing was stored, try again later or spread the deliver times."""
+    """The timer slot is congested (T9), or sends are paused; nothing was stored: try again later, or wait with ``timeout``."""
 
 
 class UnsupportedOperationError(RmqstoreError, NotImplementedError):

@@ -37,6 +37,9 @@ POPS: Final = frozenset(("pop", "pop_batch"))
 """Calls that may wait, which takes no thread. They are given topic, group, receipts to ack, and whether their attempt is the first one;
 all else by name."""
 
+SENDS: Final = frozenset(("send", "send_batch"))
+"""Calls that wait, without a thread, as long as their ``timeout`` says and flow control refuses them."""
+
 PARTS: Final[dict[str, type[Part]]] = {
     "topics": Topics,
     "groups": Groups,

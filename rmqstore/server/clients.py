@@ -13,7 +13,8 @@ from rmqstore.server.connection import keep_alive
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, frame, unpack
 
 if TYPE_CHECKING:
-    from rmqstore.server.serving import Pop, Server
+    from rmqstore.server.lines import Waiter
+    from rmqstore.server.serving import Server
 
 _HELLO_BYTES: Final = 4096
 HELLO_S: Final = 10.0
@@ -25,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         frame_bytes: the longest request.
-        waiting_pops: how many pops may wait at a time, of all clients.
+        waiting_calls: how many pops and sends may wait at a time, of all clients; a send beyond that does not wait.
         client_calls: how many calls of one client may be under way.
         unread_bytes: when more answers than this wait for a client to read them, its next calls wait.
         unread_s: a client that reads nothing for so long then is cut off.
@@ -33,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     frame_bytes: int = MAX_FRAME_BYTES
-    waiting_pops: int = 10_000
+    waiting_calls: int = 10_000
     client_calls: int = 1024
     unread_bytes: int = 32 << 20
     unread_s: float = 30.0
@@ -54,7 +55,7 @@ class Client(asyncio.Protocol):
     """One connection to a server.
 
     Attributes:
-        calls: those under way, by number; of one that waits, its pop.
+        calls: those under way, by number; of one that waits, what waits.
         held: long calls that wait, as the client has many under way, or does not read its answers.
         long: how many long calls are under way.
     """
@@ -66,7 +67,7 @@ class Client(asyncio.Protocol):
         self._longest = _HELLO_BYTES
         self._cut: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
-        self.calls: dict[int, Pop | None] = {}
+        self.calls: dict[int, Waiter | None] = {}
         self.held: deque[Call] = deque()
         self.long = 0
         self.is_unread = False

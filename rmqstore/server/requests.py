@@ -74,8 +74,10 @@ def _send_batch(batch, *, marks=(), **times):  # type: ignore[no-untyped-def]
 
 
 def _sent(call: str, sent: object, marks: Sequence[bytes], times: Mapping[str, object]) -> Ask:
+    timeout = times.get("timeout")
+    wait_s = timeout / timedelta(seconds=1) if isinstance(timeout, timedelta) else 0.0
     has_none = isinstance(marks, list | tuple) and not marks
-    return Ask(call, (sent,), times, is_named=True) if has_none else Ask(call, (sent,), {**times, "marks": marks})
+    return Ask(call, (sent,), times if has_none else {**times, "marks": marks}, wait_s, is_named=has_none)
 
 
 def _cancel(handle):  # type: ignore[no-untyped-def]
@@ -253,7 +255,8 @@ class Underway:
         if may_be_done and now_s - self._tried_s > min(self._patience_s, _LONG_S):  # it had a server: this is another outage
             self._lost_s, self._pause_s = None, _FIRST_PAUSE_S
         if self._wait_until_s is not None:
-            self.named |= {"wait": None, "wait_ms": max(int((self._wait_until_s - now_s) * 1000), 0)}
+            left_ms = max(int((self._wait_until_s - now_s) * 1000), 0)
+            self.named |= {"wait": None, "wait_ms": left_ms} if self.call in POPS else {"timeout": timedelta(milliseconds=left_ms)}
         if self.call in POPS:
             self.arguments = (*self.arguments[:3], False)
 

@@ -3,7 +3,7 @@
 The loop reads what all clients have sent by now and does these calls one after the other; then it waits for the disk once, for all of them,
 and only then answers. So clients that call at the same time share a sync, and none of them is told what a loss of power could take back.
 Calls that take long, such as a snapshot, have threads of their own. A pop that waits takes neither a thread nor time: it stands in a line
-with those that want the same, and whoever puts something there that the line may take wakes its first.
+with those that want the same, and whoever puts something there that the line may take wakes its first. So does a send that waits for room.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import msgspec
 
-from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
-from rmqstore.contract import AckOutcome, PopRequest, PopResult
+from rmqstore.contract import PopResult
 from rmqstore.errors import (
     AccessDeniedError,
     FormatVersionError,
@@ -40,76 +39,21 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreUnavailableError,
 )
-from rmqstore.late import pa, schemas
-from rmqstore.server.calls import GIVE_UP, LONG, METHODS, POPS, QUICK
+from rmqstore.server.calls import GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS
 from rmqstore.server.clients import HELLO_S, Call, Client, Limits
 from rmqstore.server.connection import let_go_of, short_name
+from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
 from rmqstore.server.wire import PROTOCOL, frame
 from rmqstore.store import Store
-from rmqstore.store.receipts import PoppedMessages, receipts_of
+from rmqstore.store.receipts import receipts_of
 from rmqstore.store.rounds import Round, Unsettled, settle
-from rmqstore.store.waits import Patience, TopicWait
+from rmqstore.store.waits import Patience
+from rmqstore.when import timedelta_ms
 
 _log = logging.getLogger("rmqstore")
 
-_Key: TypeAlias = tuple[str, str, bool, str, int | None]
-
-
 _DRAIN_S: Final = 5.0
 """So long a server that stops waits for clients to read their last answers."""
-
-
-class Pop:
-    """One pop that looks again: as what it wants has not come yet, or as it did not look at all there is.
-
-    Attributes:
-        is_fresh: its attempt is its first. Another one may be remembered by the store, and then finds what it has found, or nothing.
-        acked, unsettled: what became of its acks, which are done with its first look, and what they rest on.
-    """
-
-    def __init__(self, call: Call, request: PopRequest, patience: Patience, *, is_fresh: bool) -> None:
-        self.call = call
-        self.request = request
-        self.patience = patience
-        self.is_fresh = is_fresh
-        self.acked: tuple[AckOutcome, ...] = ()
-        self.unsettled: Unsettled = []
-        self.line: _Line | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def nothing(self) -> object:
-        """Its answer when nothing has come."""
-        if self.call.name == "pop_batch":
-            return MessageBatch(columns=pa.RecordBatch.from_pylist([], schema=schemas.OUT_SCHEMA))
-        found = PoppedMessages()
-        found.acks = self.acked
-        return found
-
-    def found(self, result: PopResult) -> object:
-        """Return its answer when something has."""
-        if self.call.name == "pop_batch":
-            return result.messages.columns()
-        found = PoppedMessages(result.messages.messages())
-        found.acks = self.acked
-        return found
-
-
-class _Line(TopicWait):
-    """Pops that wait for the same: what one does not find, those behind it do not find either."""
-
-    def __init__(self, key: _Key, *, for_acks: bool, wake: Callable[[_Line], None]) -> None:
-        super().__init__(key[0], for_acks=for_acks)
-        self.key = key
-        self.pops: deque[Pop] = deque()
-        self.is_woken = False
-        self._wake = wake
-
-    def notify(self) -> None:
-        """Let the loop look again; called by any thread. One call of the loop answers all that come before it looks."""
-        if not self.is_woken:
-            self.is_woken = True
-            self._wake(self)
 
 
 class _Answer(NamedTuple):
@@ -140,9 +84,10 @@ class Server:
         self._sockets: list[Path] = []
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="rmqstore-server")
         self._calls: list[Call] = []
-        self._lines: dict[_Key, _Line] = {}
-        self._woken: list[_Line] = []
+        self._lines: dict[Key, Line] = {}
+        self._woken: list[Line] = []
         self._stepping: deque[Pop] = deque()
+        self._holding: set[Client] = set()
         self._answers: list[_Answer] = []
         self._early: Unsettled = []
         self._is_round_due = False
@@ -265,7 +210,8 @@ class Server:
                 self._serve(line, held)
             for _ in range(steps):
                 self._step(self._stepping.popleft(), held)
-        for client in {call.client for call in calls}:
+        holding, self._holding = self._holding, set()
+        for client in holding:
             self.go_on(client)
         answers, self._answers = self._answers, []
         early, self._early = self._early, []
@@ -303,13 +249,16 @@ class Server:
             return
         client.calls[number] = None
         try:
+            if name in SENDS and call.named.get("timeout") is not None:
+                self._begin_send(call, held)
+                return
             if name in QUICK:
                 value = METHODS[name](self._store)(*call.arguments, **call.named)
             elif name in POPS:
                 self._begin_pop(call, held)
                 return
             elif name in LONG:
-                client.held.append(call)  # behind the round, which is for calls that do not wait
+                self._put_behind(call)
                 return
             else:
                 raise IllegalArgumentError(f"this server knows no call {name!r}")
@@ -319,9 +268,9 @@ class Server:
 
     def _give_up(self, call: Call) -> None:
         number = call.arguments[0] if call.arguments else None
-        pop = call.client.calls.get(number) if type(number) is int else None
-        if pop is not None:
-            self._end(pop)
+        waiter = call.client.calls.get(number) if type(number) is int else None
+        if waiter is not None:
+            self._end(waiter)
         self._answers.append(_Answer(call, None, [], ends=False))
 
     def _told(self, call: Call, error: Exception) -> Exception:
@@ -333,22 +282,27 @@ class Server:
 
     # ------------------------------------------------------------ long calls
 
+    def _put_behind(self, call: Call) -> None:
+        """Begin a long call behind the round, which is for calls that do not wait."""
+        call.client.held.append(call)
+        self._holding.add(call.client)
+
     def go_on(self, client: Client) -> None:
         """Begin long calls of a client, as many as it may have at a time, unless answers wait for it to read them."""
         while client.held and client.long < self.limits.threads and not client.is_unread:
             call = client.held.popleft()
             client.long += 1
             try:
-                future: asyncio.Future[object] = asyncio.get_running_loop().run_in_executor(self._pool, self._do_long, call)
+                future: asyncio.Future[object] = asyncio.get_running_loop().run_in_executor(self._pool, self._do, call)
             except RuntimeError:  # the program ends, and has no more threads; its other threads may still use the store
                 client.long -= 1
-                self._answer(call, self._do_long(call))
+                self._finish(call, self._do(call))
                 continue
             self._long.add(future)
             future.add_done_callback(self._long.discard)
             future.add_done_callback(functools.partial(self._long_done, call))
 
-    def _do_long(self, call: Call) -> object:
+    def _do(self, call: Call) -> object:
         try:
             value: object = METHODS[call.name](self._store)(*call.arguments, **call.named)
         except Exception as error:
@@ -357,8 +311,48 @@ class Server:
 
     def _long_done(self, call: Call, done: asyncio.Future[object]) -> None:
         call.client.long -= 1
-        self._answer(call, done.result())
+        self._finish(call, done.result())
         self.go_on(call.client)
+
+    def _finish(self, call: Call, value: object) -> None:
+        """Answer a long call, but for a send that goes on waiting."""
+        send = call.client.calls.get(call.number)
+        if isinstance(send, Send):
+            send.is_underway = False
+            if send.waits_on(value):
+                if send.is_woken:
+                    self._make_behind(send)
+                return
+            self._leave(send)
+        self._answer(call, value)
+
+    # ------------------------------------------------------------ sends that wait
+
+    def _begin_send(self, call: Call, held: Round) -> None:
+        """Make a send that waits when it is refused. It stands in line before it is made, so that no room is missed."""
+        timeout_ms = timedelta_ms("timeout", call.named.pop("timeout"))
+        send = Send(call, Patience(self._store._clock, timeout_ms))
+        if self._waiting < self.limits.waiting_calls:
+            self._stand_in_line(send, LINE_OF_SENDS, for_acks=False)
+        self._make(send, held)
+
+    def _make(self, send: Send, held: Round) -> None:
+        """Make a send, a batch behind the round."""
+        if send.is_underway:
+            send.is_woken = True
+        elif send.call.name in LONG:
+            self._make_behind(send)
+        else:
+            value = self._do(send.call)
+            if send.waits_on(value):
+                self._early += held.take()
+            else:
+                self._leave(send)
+                self._answers.append(_Answer(send.call, value, held.take()))
+
+    def _make_behind(self, send: Send) -> None:
+        send.is_underway, send.is_woken = True, False
+        self._put_behind(send.call)
 
     # ------------------------------------------------------------ pops
 
@@ -372,13 +366,15 @@ class Server:
         if not patience_ms:
             self._step(pop, held)
             return
-        if self._waiting >= self.limits.waiting_pops:
-            raise PollingFullError(f"{self._waiting} pops wait here already, which is the limit of this server")
-        line = self._stand_in_line(pop)
-        earlier = [] if is_fresh else [each for each in line.pops if each.request.attempt_id == request.attempt_id and each is not pop]
-        for other in earlier:
-            self._end(other)  # its caller asks again here
-        if pop.request.acks or len(line.pops) > 1:
+        if self._waiting >= self.limits.waiting_calls:
+            raise PollingFullError(f"{self._waiting} calls wait here already, which is the limit of this server")
+        key = (request.topic, request.group, request.order, request.filter, request.queue)
+        line = self._stand_in_line(pop, key, for_acks=self._store._acks_help(request))
+        others = [] if is_fresh else [each for each in line.waiters if isinstance(each, Pop) and each is not pop]
+        for other in others:
+            if other.request.attempt_id == request.attempt_id:
+                self._end(other)  # its caller asks again here
+        if pop.request.acks or len(line.waiters) > 1:
             # Its acks are done at once; and it may have found something with an earlier attempt, which is no matter of the line.
             result = self._look(pop, held)
             if pop.request.acks:
@@ -398,56 +394,22 @@ class Server:
             self._leave(pop)
             raise
 
-    def _stand_in_line(self, pop: Pop) -> _Line:
-        request = pop.request
-        key = (request.topic, request.group, request.order, request.filter, request.queue)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(key, for_acks=self._store._acks_help(request), wake=self._wake_up())
-            self._store._waits.enter(line)
-        pop.line = line
-        pop.call.client.calls[pop.call.number] = pop
-        self._waiting += 1
-        line.pops.append(pop)
-        pop.timer = asyncio.get_running_loop().call_later(max(pop.patience.left_s(), 0), self._expire, pop)
-        return line
-
-    def _wake_up(self) -> Callable[[_Line], None]:
-        loop = asyncio.get_running_loop()
-
-        def wake(line: _Line) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._see, line)
-
-        return wake
-
-    def _see(self, line: _Line) -> None:
-        self._woken.append(line)
-        self._due()
-
-    def _serve(self, line: _Line, held: Round) -> None:
-        """Look for what a line waits for, until one of it finds nothing that those behind it could find."""
-        line.is_woken = False  # what comes from here on wakes it again
-        for pop in list(line.pops):
-            try:
-                line.ends = self._store._ends_of(line.topic)
-                result = self._store._step(pop.request)
-                if len(result.messages):
-                    self._give(pop, result, held)
-                    continue
-            except Exception as error:
-                self._leave(pop)
-                self._answers.append(_Answer(pop.call, self._told(pop.call, error), held.take()))
-                continue
-            if result.more:
-                line.is_woken = True
-                self._see(line)
-                break
-            if pop.is_fresh:
-                break
-        if not isinstance(self._store._clock, SystemClock):
-            for pop in [each for each in line.pops if each.patience.left_s() <= 0]:
-                self._end(pop)
+    def _look_on(self, pop: Pop, line: Line, held: Round) -> bool:
+        """Look once more for a pop that waits; False when it finds nothing that those behind it could find."""
+        try:
+            line.ends = self._store._ends_of(line.topic)
+            result = self._store._step(pop.request)
+            if len(result.messages):
+                self._give(pop, result, held)
+                return True
+        except Exception as error:
+            self._leave(pop)
+            self._answers.append(_Answer(pop.call, self._told(pop.call, error), held.take()))
+            return True
+        if result.more:
+            line.is_woken = True
+            self._see(line)
+        return not result.more and not pop.is_fresh
 
     def _step(self, pop: Pop, held: Round) -> None:
         """Look once for a pop that does not wait; what it has not looked at comes with the next round."""
@@ -472,29 +434,70 @@ class Server:
         self._leave(pop)
         self._answers.append(_Answer(pop.call, found, [*pop.unsettled, *held.take()]))
 
-    def _expire(self, pop: Pop) -> None:
-        self._end(pop)
+    # ------------------------------------------------------------ lines
+
+    def _stand_in_line(self, waiter: Waiter, key: Key, *, for_acks: bool) -> Line:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(key, for_acks=for_acks, wake=self._wake_up())
+            self._store._waits.enter(line)
+        waiter.line = line
+        waiter.call.client.calls[waiter.call.number] = waiter
+        self._waiting += 1
+        line.waiters.append(waiter)
+        waiter.timer = asyncio.get_running_loop().call_later(max(waiter.patience.left_s(), 0), self._expire, waiter)
+        return line
+
+    def _wake_up(self) -> Callable[[Line], None]:
+        loop = asyncio.get_running_loop()
+
+        def wake(line: Line) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._see, line)
+
+        return wake
+
+    def _see(self, line: Line) -> None:
+        self._woken.append(line)
         self._due()
 
-    def _end(self, pop: Pop) -> None:
-        """Answer a pop that waits with nothing."""
-        if pop.line is not None:
-            self._leave(pop)
-            self._answers.append(_Answer(pop.call, pop.nothing, pop.unsettled))
+    def _serve(self, line: Line, held: Round) -> None:
+        """Make the sends of a line again, or look for what its pops wait for."""
+        line.is_woken = False  # what comes from here on wakes it again
+        for waiter in list(line.waiters):
+            if isinstance(waiter, Send):
+                self._make(waiter, held)
+            elif isinstance(waiter, Pop) and not self._look_on(waiter, line, held):
+                break
+        if not isinstance(self._store._clock, SystemClock):
+            for waiter in [each for each in line.waiters if each.patience.left_s() <= 0]:
+                self._end(waiter)
 
-    def _leave(self, pop: Pop) -> None:
-        """Take a pop out of its line, if it is in one."""
-        line = pop.line
+    def _expire(self, waiter: Waiter) -> None:
+        self._end(waiter)
+        self._due()
+
+    def _end(self, waiter: Waiter) -> None:
+        """Answer a call that waits with nothing; a send that is under way has its outcome."""
+        if isinstance(waiter, Send) and waiter.is_underway:
+            waiter.is_over = True
+        elif waiter.line is not None:
+            self._leave(waiter)
+            self._answers.append(_Answer(waiter.call, waiter.nothing, waiter.unsettled))
+
+    def _leave(self, waiter: Waiter) -> None:
+        """Take a call out of its line, if it is in one."""
+        line = waiter.line
         if line is not None:
-            pop.line = None
+            waiter.line = None
             self._waiting -= 1
-            line.pops.remove(pop)
-            if pop.timer is not None:
-                pop.timer.cancel()
-            if not line.pops:
+            line.waiters.remove(waiter)
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            if not line.waiters:
                 self._dissolve(line)
 
-    def _dissolve(self, line: _Line) -> None:
+    def _dissolve(self, line: Line) -> None:
         """End a line; one that was ended may be served once more, and is not the one that has its place now."""
         if self._lines.get(line.key) is line:
             del self._lines[line.key]
@@ -502,9 +505,9 @@ class Server:
 
     def forget(self, client: Client) -> None:
         """End what a client waits for that is gone. What it was given stays leased to it: it may ask again, with the same attempt."""
-        for pop in list(client.calls.values()):
-            if pop is not None:
-                self._leave(pop)
+        for waiter in list(client.calls.values()):
+            if waiter is not None:
+                self._leave(waiter)
         client.calls.clear()
         client.held.clear()
 

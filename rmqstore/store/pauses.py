@@ -51,6 +51,7 @@ class Pauses(Part):
 
     def begin(self, flow: Flow, *, reason: str = "") -> None:
         """Refuse sends, with :class:`FlowControlError`, or hand nothing over, so that what is due waits and can still be cancelled.
+        A send that has a ``timeout`` waits for the end of the pause.
 
         It holds until :meth:`end`, also for later owners. A send that is under way in another thread may still be stored.
         """
@@ -72,6 +73,8 @@ class Pauses(Part):
         except BaseException:
             held.look()  # a disk that is full may have let go of it
             raise
+        finally:
+            store._waits.made_room()
         if not held.is_moving:
             with store._tick_lock:  # behind it no step of a hand-over is under way
                 pass

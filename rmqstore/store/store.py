@@ -105,8 +105,8 @@ from rmqstore.store.sending import (
 from rmqstore.store.snapshots import write_snapshot
 from rmqstore.store.tick import Ticking, TickReport
 from rmqstore.store.ticker import Ticker
-from rmqstore.store.waits import Patience, Signal, TopicWait, Waits
-from rmqstore.when import duration_ms
+from rmqstore.store.waits import ROOM, Patience, Signal, TopicWait, Waits
+from rmqstore.when import duration_ms, timedelta_ms
 
 if TYPE_CHECKING:
     from rmqstore.services.worker import Handler, Worker
@@ -187,6 +187,7 @@ class Store(Reader):
         delay_ms: int | None = None,
         delay_level: int | None = None,
         marks: Sequence[bytes] = (),
+        timeout: timedelta | None = None,
     ) -> SendReceipt:
         """Store one message, now or for later.
 
@@ -198,11 +199,13 @@ class Store(Reader):
             delay_level: how long from now, as one of RocketMQ's levels: 1 (1 s) to 18 (2 h). One of the five, or
                 ``message.deliver_at_ms``, or a property ``DELAY``, ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS``.
             marks: names of this call; when one is stored already, nothing is stored and the first answer comes back (I1).
+            timeout: how long to wait while flow control refuses it, a ``timedelta``; by default it does not. It is tried again when a
+                pause ends, and when a tick or a cancel makes room. A ``delay`` counts from the call.
 
         Raises:
             IllegalMessageError: the message breaks a limit; the error names the field.
             DelayTooLongError: the deliver time is beyond ``max_delay_ms``.
-            FlowControlError: the tick is congested.
+            FlowControlError: the tick is congested, or sends are paused, and stay so for ``timeout``.
             IllegalArgumentError: a mark is that of a call with more messages, which are timers.
         """
         self._check_open()
@@ -221,7 +224,8 @@ class Store(Reader):
         if deliver_ms is not None and message.message_group is not None:
             raise IllegalMessageError(_NO_PLACE)
         groups = () if message.message_group is None else (message.topic,)
-        rows, timers, repeated = self._put(message, groups, deliver_ms, deliver_ms, now_ms, marks)
+        put = self._put if timeout is None else functools.partial(self._put_within, timeout)
+        rows, timers, repeated = put(message, groups, deliver_ms, deliver_ms, now_ms, marks)
         return SendReceipt(rows.messages[0].message_id or "", repeated, timers, 0)
 
     def send_batch(
@@ -234,8 +238,11 @@ class Store(Reader):
         delay_ms: int | None = None,
         delay_level: int | None = None,
         marks: Sequence[bytes] = (),
+        timeout: timedelta | None = None,
     ) -> SendReceipts:
         """Store many messages, all or nothing; a time given here holds for all, in place of the messages' own deliver times.
+
+        It waits up to ``timeout`` as :meth:`send` does, until flow control lets in all of them.
 
         Raises:
             IllegalMessageError: a row breaks a limit, and the error names the row or the column; or some rows have a message group and
@@ -255,7 +262,8 @@ class Store(Reader):
         if groups and latest_ms is not None:
             # A call with later messages waits as a whole, and what is sent next would overtake the group's.
             raise IllegalMessageError(f"{_NO_PLACE}; send messages with a group and messages with a time in calls of their own")
-        rows, timers, repeated = self._put(batch, groups, deliver_ms, latest_ms, now_ms, marks)
+        put = self._put if timeout is None else functools.partial(self._put_within, timeout)
+        rows, timers, repeated = put(batch, groups, deliver_ms, latest_ms, now_ms, marks)
         return SendReceipts(ids_of(rows), timers, repeated)
 
     def _put(
@@ -305,6 +313,30 @@ class Store(Reader):
         self._waits.arrived(topics_in(batch))
         return batch, None, result.status is WriteStatus.REPEATED
 
+    def _put_within(
+        self,
+        timeout: timedelta,
+        given: Message | MessageBatch,
+        groups: Iterable[str],
+        deliver_ms: int | None,
+        latest_ms: int | None,
+        now_ms: int,
+        marks: Sequence[bytes],
+    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
+        """Put, and wait up to ``timeout`` while flow control refuses it; the time that was asked for stays."""
+        patience = Patience(self._clock, timedelta_ms("timeout", timeout))
+        with self._waits.on(TopicWait(ROOM, for_acks=False)) as waiting:
+            while True:
+                seen = waiting.count  # before the try, as with a pop
+                try:
+                    return self._put(given, groups, deliver_ms, latest_ms, now_ms, marks)
+                except FlowControlError:
+                    if (left_s := patience.left_s()) <= 0:
+                        raise
+                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
+                self._check_open()
+                now_ms = self._clock.now_ms()
+
     # ------------------------------------------------------------ cancelling
 
     @overload
@@ -324,6 +356,7 @@ class Store(Reader):
         given = handles_of(handle)
         outcomes, ticket = self._timers.cancel(given.names, self._clock.now_ms())
         self._settle(self._timers, ticket)
+        self._waits.made_room()
         return given.answer(outcomes, CancelOutcome.UNKNOWN)
 
     def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
@@ -346,6 +379,7 @@ class Store(Reader):
             check_word("a key", key, MAX_PROPERTIES_BYTES)
         outcomes, ticket = self._timers.cancel_keys(topic, keys, self._clock.now_ms())
         self._settle(self._timers, ticket)
+        self._waits.made_room()
         return outcomes
 
     # ------------------------------------------------------------ popping

@@ -1,4 +1,4 @@
-"""Waking those who wait: for the ticker, and for messages of a topic."""
+"""Waking those who wait: for the ticker, for messages of a topic, and for room to send."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from rmqstore.clock import Clock, SystemClock
+
+ROOM: Final = ""
+"""Stands for a topic among those who wait: they wait until flow control may let a send in."""
 
 
 class Signal:
@@ -37,7 +41,7 @@ class Signal:
 
 
 class Patience:
-    """How long a pop still waits: until the clock has passed the wait, and at the latest after as much real time.
+    """How long a pop or a send still waits: until the clock has passed the wait, and at the latest after as much real time.
 
     A program of one thread, whose :class:`ManualClock` is not moved, would else wait for ever.
     """
@@ -55,7 +59,7 @@ class Patience:
 
 
 class TopicWait(Signal):
-    """Somebody who waits for messages of a topic.
+    """Somebody who waits for messages of a topic, or for room.
 
     Attributes:
         ends: the next offset of each queue of the topic, as it was before the last look.
@@ -117,8 +121,13 @@ class Waits:
     def moved(self, ends_of: Callable[[str], tuple[int, ...]]) -> None:
         """Wake those whose topics have other ends than when they looked; ``ends_of`` returns the next offset of each queue of a topic."""
         for topic in list(self._waits):
-            ends = ends_of(topic)
+            ends = None if topic == ROOM else ends_of(topic)  # what went to its topic has made room
             self._notify(topic, lambda wait, ends=ends: wait.ends != ends)  # type: ignore[misc]
+
+    def made_room(self) -> None:
+        """Wake those who wait to send."""
+        if ROOM in self._waits:
+            self._notify(ROOM)
 
     def anything(self) -> None:
         """Wake everybody."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, IllegalArgumentTypeError, ManualClock, Message, StoreClosedError, StoreUnavailableError, aio
+from rmqstore import AckOutcome, Flow, IllegalArgumentTypeError, ManualClock, Message, StoreClosedError, StoreUnavailableError, aio
 from rmqstore.aio import AsyncStore
 from rmqstore.server.calls import CALLS, METHODS
 from tests.pairs import DURABLE_PAIRS
@@ -95,6 +95,22 @@ def test_a_hundred_pops_wait_without_a_thread_each(served: Served) -> None:
         await store.send_batch([Message("t", str(number).encode()) for number in range(100)])
         popped = [each for found in await asyncio.gather(*pops) for each in found]
         assert sorted(int(each.body) for each in popped) == list(range(100))
+
+    with_client(served, work)
+
+
+def test_a_hundred_sends_wait_without_a_thread_each(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        served.store.pauses.begin(Flow.SENDS)
+        before = threading.active_count()
+        sends = [asyncio.create_task(store.send(NOW, timeout=MINUTE)) for _ in range(100)]
+        await soon(lambda: waiting(served) == 100)
+        assert threading.active_count() == before
+        sends.pop().cancel()
+        await soon(lambda: waiting(served) == 99)
+        await store.pauses.end(Flow.SENDS)
+        await asyncio.gather(*sends)
+        assert served.store.lag("t", "g").ready == 99
 
     with_client(served, work)
 

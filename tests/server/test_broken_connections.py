@@ -153,6 +153,20 @@ def test_a_wait_survives_outages_that_are_shorter_than_the_patience(served: Serv
         assert len(found.result(10)) == 1
 
 
+def test_a_send_that_waits_goes_on_when_the_server_is_back(served: Served) -> None:
+    client = served.connect()
+    served.store.pauses.begin(Flow.SENDS)
+    with ThreadPoolExecutor(2) as threads:
+        sent = [threads.submit(client.send, NOW, delay=SECOND, timeout=60 * SECOND), threads.submit(client.send, NOW, timeout=60 * SECOND)]
+        soon(lambda: waiting(served) == 2)
+        served.thread.stop()
+        served.start()
+        soon(lambda: waiting(served) == 2)
+        served.store.pauses.end(Flow.SENDS)
+        assert not any(each.result(10).repeated for each in sent)
+    assert (served.store.pending().total, served.store.lag("t", "g").ready) == (1, 1)
+
+
 def test_a_call_of_a_client_that_is_closed_ends(served: Served) -> None:
     client = served.connect()
     with ThreadPoolExecutor(1) as threads:

@@ -19,6 +19,8 @@ import pytest
 import rmqstore
 from rmqstore import (
     AccessDeniedError,
+    Flow,
+    FlowControlError,
     FormatVersionError,
     IllegalArgumentError,
     IllegalMessageError,
@@ -97,6 +99,72 @@ def test_a_wait_ends_with_the_clock(served: Served) -> None:
 def test_a_wait_ends_by_real_time(served: Served) -> None:
     assert served.connect().pop("t", "g", wait_ms=20) == []
     assert waiting(served) == 0
+
+
+@pytest.mark.parametrize("send", ["send", "send_batch"])
+def test_a_send_waits_at_the_server_until_it_may_go_in(served: Served, send: str) -> None:
+    client = served.connect()
+    served.store.pauses.begin(Flow.SENDS)
+    sent = NOW if send == "send" else [NOW]
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(getattr(client, send), sent, timeout=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.connect().pauses.end(Flow.SENDS)
+        answer.result(10)
+    assert (waiting(served), served.thread._server._lines) == (0, {})
+    assert len(client.pop("t", "g")) == 1
+    served.store.pauses.begin(Flow.SENDS)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(getattr(client, send), sent, timeout=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.clock.advance(60_000)
+        with pytest.raises(FlowControlError, match="sends are paused"):
+            answer.result(10)
+    with pytest.raises(FlowControlError, match="sends are paused"):
+        getattr(client, send)(sent, timeout=timedelta(milliseconds=20))
+    assert waiting(served) == 0
+    assert served.store.lag("t", "g").ready == 0
+
+
+def test_room_that_is_made_while_a_batch_is_refused_is_not_missed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = served.store._put
+
+    def refuse_first(*arguments: Any) -> Any:
+        monkeypatch.setattr(served.store, "_put", put)
+        (line,) = served.thread._server._lines.values()
+        (send,) = line.waiters
+        served.store._waits.made_room()
+        soon(lambda: send.is_woken)  # type: ignore[attr-defined]
+        raise FlowControlError("there was no room")
+
+    monkeypatch.setattr(served.store, "_put", refuse_first)
+    assert len(served.connect().send_batch([NOW, NOW], timeout=60 * SECOND)) == 2
+    assert len(served.store.pop("t", "g")) == 2
+
+
+def test_sends_beyond_the_limit_do_not_wait(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(waiting_calls=0))
+    client = served.connect()
+    assert len(client.send_batch([NOW], timeout=60 * SECOND)) == 1
+    served.store.pauses.begin(Flow.SENDS)
+    for send in (client.send, client.send_batch):
+        with pytest.raises(FlowControlError, match="sends are paused"):
+            send(NOW if send == client.send else [NOW], timeout=60 * SECOND)  # type: ignore[arg-type]
+    served.close()
+
+
+def test_a_client_that_goes_takes_its_send_along(served: Served) -> None:
+    served.store.pauses.begin(Flow.SENDS)
+    connection = Connection(Address(served.socket), None, None)
+    connection._socket.sendall(frame([1, "send", [NOW], {"timeout": 60 * SECOND}]) + frame([2, "send", [NOW], {"timeout": 60 * SECOND}]))
+    soon(lambda: waiting(served) == 2)
+    connection._socket.sendall(frame([3, "give_up", [1], {}]))
+    answers = dict(_answer(connection) for _ in range(2))
+    assert isinstance(answers[1], FlowControlError)
+    connection.close()
+    soon(lambda: waiting(served) == 0)
+    served.store.pauses.end(Flow.SENDS)
+    assert served.store.topics.list() == []
 
 
 def test_acks_of_a_pop_that_waits_are_done_at_once(served: Served) -> None:
@@ -272,11 +340,11 @@ def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
 
 
 def test_as_many_pops_wait_as_the_limit_says(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(waiting_pops=1))
+    served = Served(tmp_path, limits=Limits(waiting_calls=1))
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
         soon(lambda: waiting(served) == 1)
-        with pytest.raises(PollingFullError, match="1 pops wait here"):
+        with pytest.raises(PollingFullError, match="1 calls wait here"):
             served.connect().pop("t", "g", wait=SECOND)
         served.store.send(NOW)
         assert len(found.result(10)) == 1

@@ -1,4 +1,4 @@
-"""Who waits for messages is woken by whatever may end the wait, and by nothing that concerns another topic."""
+"""Who waits for messages, or for room to send, is woken by whatever may end the wait, and by nothing that concerns another topic."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, IllegalArgumentError, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreClosedError
+from rmqstore import (
+    AckOutcome,
+    Flow,
+    FlowControlError,
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    ManualClock,
+    Message,
+    MessageBatch,
+    PoppedMessage,
+    SendReceipt,
+    Store,
+    StoreClosedError,
+)
 from rmqstore.store.opening import OwnedEngines
 from rmqstore.store.receipts import PoppedMessages
-from rmqstore.store.waits import Signal, TopicWait, Waits
+from rmqstore.store.waits import ROOM, Signal, TopicWait, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 
 pytestmark = pytest.mark.timeout(90)
@@ -35,7 +49,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Store:
 class Waiting:
     """A thread in a pop that found nothing, at rest when the constructor returns."""
 
-    def __init__(self, pop: Callable[[], list[PoppedMessage]]) -> None:
+    def __init__(self, pop: Callable[[], Any]) -> None:
         self.got: list[str] = []
         self._thread = threading.Thread(target=self._run, args=(pop,), daemon=True)
         self._thread.start()
@@ -44,7 +58,7 @@ class Waiting:
             assert time.monotonic() < until_s, "the pop never came to wait"
             time.sleep(0.001)
 
-    def _run(self, pop: Callable[[], list[PoppedMessage]]) -> None:
+    def _run(self, pop: Callable[[], Any]) -> None:
         try:
             self.got = [message.body.decode() for message in pop()]
         except StoreClosedError:
@@ -164,6 +178,12 @@ def test_a_message_costs_nothing_to_those_who_wait_for_other_topics() -> None:
         assert (mine.count, other.count) == (1, 4)
     waits.arrived(["mine"])
     assert mine.count == 1, "who stopped waiting is forgotten"
+    with waits.on(TopicWait(ROOM, for_acks=False)) as room, waits.on(TopicWait("mine", for_acks=False)) as mine:
+        waits.arrived(["mine"])
+        waits.acked(["mine"])
+        assert room.count == 0
+        waits.made_room()
+        assert (room.count, mine.count) == (1, 1)
 
 
 def test_a_wait_that_ends_with_an_error_is_forgotten() -> None:
@@ -189,3 +209,87 @@ def test_an_interrupted_thread_leaves_the_signal_to_the_others(call: Callable[[S
         other.join(20)
         assert not other.is_alive(), f"interrupted at step {step}, it keeps the lock"
     assert step > 3
+
+
+class WaitingSend(Waiting):
+    """A thread in a send that was refused, at rest when the constructor returns."""
+
+    def _run(self, send: Callable[[], Any]) -> None:
+        try:
+            send()
+            self.got = ["sent"]
+        except (FlowControlError, StoreClosedError) as error:
+            self.got = [type(error).__name__]
+
+
+class SilentClock:
+    """A clock that tells nobody when it moves, as the machine's."""
+
+    def __init__(self) -> None:
+        self.time_ms = 0
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+
+def _cancel(store: Store, first: SendReceipt, clock: SilentClock) -> None:
+    store.cancel(first)
+
+
+def _cancel_key(store: Store, first: SendReceipt, clock: SilentClock) -> None:
+    store.cancel_key("t", "k")
+
+
+def _hand_over(store: Store, first: SendReceipt, clock: SilentClock) -> None:
+    clock.time_ms = 1000
+    assert store.tick().handed_over == 1
+
+
+@pytest.mark.parametrize("make_room", [_cancel, _cancel_key, _hand_over])
+def test_a_send_waits_until_its_slot_has_room(tmp_path: Path, make_room: Callable[[Store, SendReceipt, SilentClock], None]) -> None:
+    clock = SilentClock()
+    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, congestion_limit=1) as store:
+        first = store.send(Message("t", b"first", keys=("k",)), delay_ms=1000)
+        with pytest.raises(FlowControlError):
+            store.send(Message("t", b"second"), delay_ms=1000)
+        waiting = WaitingSend(lambda: store.send(Message("t", b"second"), delay_ms=1000, timeout=LONG))
+        make_room(store, first, clock)
+        assert waiting.result() == ["sent"]
+        assert store._waits._waits == {}
+        assert store.pending().total == (clock.time_ms < 1000), "its time has come while it waited"
+        clock.time_ms = 1000
+        store.tick()
+        assert b"second" in [each.body for each in store.pop("t", "g")]
+
+
+def test_a_send_waits_for_the_end_of_a_pause_and_its_delay_counts_from_the_call(tmp_path: Path) -> None:
+    clock = SilentClock()
+    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False) as store:
+        store.pauses.begin(Flow.SENDS)
+        waiting = WaitingSend(lambda: store.send(Message("t", b"later"), delay_ms=90_000, timeout=LONG))
+        batch = WaitingSend(lambda: store.send_batch([Message("t", b"now")] * 3, timeout=LONG))
+        clock.time_ms = 60_000
+        store.pauses.end(Flow.SENDS)
+        assert (waiting.result(), batch.result()) == (["sent"], ["sent"])
+        (timer,) = store.scan().timers
+        assert timer.deliver_at_ms == 90_000
+        assert len(store.pop("t", "g")) == 3
+
+
+def test_a_send_waits_no_longer_than_its_timeout_by_the_clock(store: Store, clock: ManualClock) -> None:
+    store.pauses.begin(Flow.SENDS)
+    waiting = WaitingSend(lambda: store.send(Message("t", b"x"), timeout=LONG))
+    clock.advance(LONG)
+    assert waiting.result() == ["FlowControlError"]
+    with pytest.raises(FlowControlError, match="sends are paused"):
+        store.send_batch([Message("t", b"x")], timeout=timedelta(0))
+    with pytest.raises(IllegalArgumentTypeError, match="timeout must be a timedelta"):
+        store.send(Message("t", b"x"), timeout=5)  # type: ignore[arg-type]
+    assert store.topics.list() == []
+
+
+def test_a_close_ends_the_wait_of_a_send(store: Store) -> None:
+    store.pauses.begin(Flow.SENDS)
+    waiting = WaitingSend(lambda: store.send(Message("t", b"x"), timeout=LONG))
+    store.close()
+    assert waiting.result() == ["StoreClosedError"]

@@ -361,7 +361,7 @@ class Server:
         given = receipts_of(acks)
         if given.unknown:
             raise IllegalArgumentError("acks holds something that is no receipt")
-        request, patience_ms = self._store._asked(topic, group, **call.named, acks=given.names)
+        request, patience_ms = self._store._popping.asked(topic, group, **call.named, acks=given.names)
         pop = Pop(call, request, Patience(self._store._clock, patience_ms), is_fresh=bool(is_fresh))
         if not patience_ms:
             self._step(pop, held)
@@ -369,7 +369,7 @@ class Server:
         if self._waiting >= self.limits.waiting_calls:
             raise PollingFullError(f"{self._waiting} calls wait here already, which is the limit of this server")
         key = (request.topic, request.group, request.order, request.filter, request.queue)
-        line = self._stand_in_line(pop, key, for_acks=self._store._acks_help(request))
+        line = self._stand_in_line(pop, key, for_acks=self._store._popping.acks_help(request))
         others = [] if is_fresh else [each for each in line.waiters if isinstance(each, Pop) and each is not pop]
         for other in others:
             if other.request.attempt_id == request.attempt_id:
@@ -389,7 +389,7 @@ class Server:
     def _look(self, pop: Pop, held: Round) -> PopResult:
         """Look once; an error takes the pop out of its line."""
         try:
-            return self._store._step(pop.request)
+            return self._store._popping.step(pop.request)
         except BaseException:
             self._leave(pop)
             raise
@@ -397,8 +397,8 @@ class Server:
     def _look_on(self, pop: Pop, line: Line, held: Round) -> bool:
         """Look once more for a pop that waits; False when it finds nothing that those behind it could find."""
         try:
-            line.ends = self._store._ends_of(line.topic)
-            result = self._store._step(pop.request)
+            line.ends = self._store._popping.ends_of(line.topic)
+            result = self._store._popping.step(pop.request)
             if len(result.messages):
                 self._give(pop, result, held)
                 return True
@@ -416,7 +416,7 @@ class Server:
         if pop.call.client.transport is None:
             return
         try:
-            result = self._store._step(pop.request)
+            result = self._store._popping.step(pop.request)
             if pop.request.acks:
                 pop.acked, pop.request = result.acks, msgspec.structs.replace(pop.request, acks=())
             pop.unsettled += held.take()

@@ -5,7 +5,7 @@ its source ``BrokerMetricsConstant``, ``DefaultStoreMetricsConstant``, ``PopMetr
 begin with ``rmqstore_``. Each has the label ``store``, which is the directory.
 
 A store that is observed has some of its methods wrapped, on the instance, so one that nobody observes pays nothing. Gauges are read when
-they are collected. The calls of a server's clients come through the same methods, but for two things. A pop looks by ``_step``, and again
+they are collected. The calls of a server's clients come through the same methods, but for two things. A pop looks by ``step``, and again
 while it waits, and to wait is no load, so each look counts as a pop. And the sync that calls share is in the histogram of syncs alone.
 
 RocketMQ's ``rocketmq_consumer_queueing_latency``, the age of the first message that is ready, is left out: whenever somebody collects, a
@@ -106,19 +106,20 @@ class Observation:
         self._instruments = instruments
         self._is_over = False
         self._inside = threading.local()
-        self._wrapped: list[tuple[str, Callable[..., Any], Callable[..., Any] | None]] = []
+        self._wrapped: list[tuple[object, str, Callable[..., Any], Callable[..., Any] | None]] = []
         self._read: tuple[Health | None, int | None] = (None, None)
         self._read_s = 0.0
         self._given: set[str] = set()
         self._is_here = hasattr(store, "_ticking")
         for name in _CALLS if self._is_here else [*_CALLS, *_ELSEWHERE]:
-            self._wrap(name, self._timed(name, getattr(store, name), self._rejected if name == "reject" else None))
+            self._wrap(store, name, self._timed(name, getattr(store, name), self._rejected if name == "reject" else None))
         if self._is_here:
-            self._wrap("_tick", self._timed("tick", store._tick, self._ticked))
-            self._wrap("_step", self._timed("pop", store._step, self._popped))
-            self._wrap("_asked", self._timed("pop", store._asked, errors_only=True))
-            self._wrap("_put", self._counted_put(store._put))
-            self._wrap("_settle", self._timed_settle(store._settle))
+            placing, popping = store._placing, store._popping
+            self._wrap(store, "_tick", self._timed("tick", store._tick, self._ticked))
+            self._wrap(popping, "step", self._timed("pop", popping.step, self._popped))
+            self._wrap(popping, "asked", self._timed("pop", popping.asked, errors_only=True))
+            self._wrap(placing, "put", self._counted_put(placing.put))
+            self._wrap(store, "_settle", self._timed_settle(store._settle))
         instruments.observations.append(self)
 
     def stop(self) -> None:
@@ -128,13 +129,13 @@ class Observation:
                 return
             self._is_over = True  # for a wrapper that another observation has wrapped
             self._instruments.observations.remove(self)
-        for name, wrapper, before in self._wrapped:
-            if vars(self._store).get(name) is not wrapper:
+        for owner, name, wrapper, before in self._wrapped:
+            if vars(owner).get(name) is not wrapper:
                 continue
             if before is None:
-                delattr(self._store, name)
+                delattr(owner, name)
             else:
-                setattr(self._store, name, before)
+                setattr(owner, name, before)
 
     def __enter__(self) -> Self:
         return self
@@ -144,9 +145,9 @@ class Observation:
 
     # ------------------------------------------------------------ calls
 
-    def _wrap(self, name: str, wrapper: Callable[..., Any]) -> None:
-        self._wrapped.append((name, wrapper, vars(self._store).get(name)))
-        setattr(self._store, name, wrapper)
+    def _wrap(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
+        self._wrapped.append((owner, name, wrapper, vars(owner).get(name)))
+        setattr(owner, name, wrapper)
 
     @contextmanager
     def _measured(self, histogram: metrics.Histogram, *, errors_only: bool = False, **labels: str) -> Iterator[None]:

@@ -11,16 +11,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, overload
 
-from msgspec import structs
-
-from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
 from rmqstore.contract import (
     AckOutcome,
@@ -29,43 +27,29 @@ from rmqstore.contract import (
     ChangeOutcome,
     ChangeResult,
     Flush,
-    PopRequest,
-    PopResult,
     PopTxn,
-    Receipt,
     Reject,
     RejectOutcome,
     ReleaseOutcome,
     Side,
-    Support,
     Ticket,
-    TimerReceipts,
-    WriteStatus,
 )
 from rmqstore.delays import RETRY_BACKOFF_MS, backoff_ms, backoff_table, batch_without_requests, without_requests
 from rmqstore.errors import (
-    FlowControlError,
     IllegalArgumentError,
     IllegalArgumentTypeError,
     IllegalMessageError,
     IllegalMessageTypeError,
     LostCallsError,
     StorePoisonedError,
-    UnsupportedOperationError,
 )
-from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.late import pa
 from rmqstore.message import (
-    MAX_ID_BYTES,
-    MAX_POP,
     MAX_PROPERTIES_BYTES,
     Message,
     PoppedMessage,
-    check_count,
-    check_group,
     check_marks,
     check_message,
-    check_readable_topic,
     check_topic,
     check_word,
     dlq_topic,
@@ -75,6 +59,8 @@ from rmqstore.store.handover import HAND_OVER, HandOver
 from rmqstore.store.health import Health, health_of
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.pauses import Held
+from rmqstore.store.placing import Placing
+from rmqstore.store.popping import Popping
 from rmqstore.store.reader import Reader
 from rmqstore.store.receipts import (
     NOTHING_GIVEN,
@@ -92,7 +78,6 @@ from rmqstore.store.rounds import Round
 from rmqstore.store.schedules import Scheduler
 from rmqstore.store.sending import (
     ONE_TIME,
-    CallName,
     Completer,
     SendReceipt,
     SendReceipts,
@@ -104,9 +89,9 @@ from rmqstore.store.sending import (
 )
 from rmqstore.store.snapshots import write_snapshot
 from rmqstore.store.tick import Ticking, TickReport
-from rmqstore.store.ticker import Ticker
-from rmqstore.store.waits import ROOM, Patience, Signal, TopicWait, Waits
-from rmqstore.when import duration_ms, timedelta_ms
+from rmqstore.store.ticker import Duties, Ticker
+from rmqstore.store.waits import Signal, Waits
+from rmqstore.when import duration_ms
 
 if TYPE_CHECKING:
     from rmqstore.services.worker import Handler, Worker
@@ -116,16 +101,11 @@ _topic_of = attrgetter("topic")  # of a receipt; no function of Python, which wo
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_INVISIBLE_MS: Final = 60_000
-"""Length of a lease when the pop names none."""
-
 _STAND_BACK_S: Final = 0.0002
 """So long each call waits first while some call goes on in steps: the lock of an engine is not fair, nor is the interpreter's, so that a
 thread that calls in a loop would keep the steps out for seconds, and steps that follow at once would keep it out."""
 
 _NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
-_NO_MESSAGES: Final = MessageBatch(messages=())
-_NO_GROUPS: Final[Mapping[str, int]] = {}
 
 
 class Store(Reader):
@@ -146,7 +126,6 @@ class Store(Reader):
         config = engine.config
         self._clock = clock
         self._sync_calls = config.flush is Flush.SYNC
-        self._completer = Completer(self._pops, config)
         self._waits = Waits()
         self._untold: LostCallsError | None = None
         self._in_steps: set[int] = set()
@@ -154,6 +133,9 @@ class Store(Reader):
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
         self._held = Held(self._pops)
+        completer = Completer(self._pops, config)
+        self._placing = Placing(self, completer)
+        self._popping = Popping(self)
         self._hand_over = HandOver(
             self._timers,
             self._pops,
@@ -163,7 +145,7 @@ class Store(Reader):
             in_steps=self._in_steps,
             held=self._held,
         )
-        self._scheduler = Scheduler(self._pops, self._completer, self._held, config.hand_over_limit)
+        self._scheduler = Scheduler(self._pops, completer, self._held, config.hand_over_limit)
         self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._held, self._settle)
         self._ticker_wake = Signal()
         self._unsubscribe: Callable[[], None] | None = None
@@ -172,7 +154,7 @@ class Store(Reader):
         self._ticker: Ticker | None = None
         if services:
             flush_ms = config.flush_interval_ms if Flush.ASYNC in (config.flush, config.pop_flush) else None
-            self._ticker = Ticker(self, self._ticker_wake, config.precision_ms, flush_ms)
+            self._ticker = Ticker(Duties(self), self._ticker_wake, config.precision_ms, flush_ms)
             self._ticker.start()
 
     # ------------------------------------------------------------ sending
@@ -224,7 +206,7 @@ class Store(Reader):
         if deliver_ms is not None and message.message_group is not None:
             raise IllegalMessageError(_NO_PLACE)
         groups = () if message.message_group is None else (message.topic,)
-        put = self._put if timeout is None else functools.partial(self._put_within, timeout)
+        put = self._placing.put if timeout is None else functools.partial(self._placing.put_within, timeout)
         rows, timers, repeated = put(message, groups, deliver_ms, deliver_ms, now_ms, marks)
         return SendReceipt(rows.messages[0].message_id or "", repeated, timers, 0)
 
@@ -262,80 +244,9 @@ class Store(Reader):
         if groups and latest_ms is not None:
             # A call with later messages waits as a whole, and what is sent next would overtake the group's.
             raise IllegalMessageError(f"{_NO_PLACE}; send messages with a group and messages with a time in calls of their own")
-        put = self._put if timeout is None else functools.partial(self._put_within, timeout)
+        put = self._placing.put if timeout is None else functools.partial(self._placing.put_within, timeout)
         rows, timers, repeated = put(batch, groups, deliver_ms, latest_ms, now_ms, marks)
         return SendReceipts(ids_of(rows), timers, repeated)
-
-    def _put(
-        self,
-        given: Message | MessageBatch,
-        groups: Iterable[str],
-        deliver_ms: int | None,
-        latest_ms: int | None,
-        now_ms: int,
-        marks: Sequence[bytes],
-    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
-        """Complete what is sent; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
-
-        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side. One
-        that a connection names goes as if it had none. So with a time that has passed it first leaves its name, without a message, among
-        the timers: either it is there already, from when the message was due later; or no copy of the call can store a timer any more.
-        ``groups``: the topics of messages with a message group.
-        """
-        if self._held.sends is not None:
-            raise FlowControlError(f"{self._held.sends}; pauses.end lets them in again")
-        group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
-        batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
-        is_later = latest_ms is not None and latest_ms > now_ms
-        is_named = isinstance(marks, CallName)
-        if marks and latest_ms is not None and not is_later:
-            is_later = True
-            if is_named:
-                receipts, ticket = self._timers.put(_NO_MESSAGES, now_ms, marks)
-                self._settle(self._timers, ticket)
-                is_later = len(receipts) > 0
-        if is_later:
-            receipts, ticket = self._timers.put(batch, now_ms, marks)
-            self._settle(self._timers, ticket)
-            repeated = receipts.status is WriteStatus.REPEATED
-            if not repeated or len(receipts) == len(batch):
-                return batch, receipts, repeated
-            if not (is_named and not len(receipts)):  # else the call was for now, when the clock was later than it is
-                raise IllegalArgumentError(
-                    f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
-                    "carries the same messages; give another call other marks"
-                )
-        result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
-        if result.status is WriteStatus.MOVED:
-            # Another first message with a group came in between: its number of queues holds.
-            return self._put(given, groups, deliver_ms, latest_ms, now_ms, marks)
-        self._settle(self._pops, ticket)
-        self._waits.arrived(topics_in(batch))
-        return batch, None, result.status is WriteStatus.REPEATED
-
-    def _put_within(
-        self,
-        timeout: timedelta,
-        given: Message | MessageBatch,
-        groups: Iterable[str],
-        deliver_ms: int | None,
-        latest_ms: int | None,
-        now_ms: int,
-        marks: Sequence[bytes],
-    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
-        """Put, and wait up to ``timeout`` while flow control refuses it; the time that was asked for stays."""
-        patience = Patience(self._clock, timedelta_ms("timeout", timeout))
-        with self._waits.on(TopicWait(ROOM, for_acks=False)) as waiting:
-            while True:
-                seen = waiting.count  # before the try, as with a pop
-                try:
-                    return self._put(given, groups, deliver_ms, latest_ms, now_ms, marks)
-                except FlowControlError:
-                    if (left_s := patience.left_s()) <= 0:
-                        raise
-                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
-                self._check_open()
-                now_ms = self._clock.now_ms()
 
     # ------------------------------------------------------------ cancelling
 
@@ -415,10 +326,10 @@ class Store(Reader):
                 when the pop then waits: a worker's loop needs one sync a round, not two. The outcomes are in ``.acks`` of the list.
         """
         given = receipts_of(acks) if acks != () else NOTHING_GIVEN
-        request, patience_ms = self._asked(
+        request, patience_ms = self._popping.asked(
             topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue, given.names
         )
-        result = self._wait(request, patience_ms) if patience_ms else self._look(request)
+        result = self._popping.wait(request, patience_ms) if patience_ms else self._popping.look(request)
         found = PoppedMessages(result.messages.messages())
         if given is not NOTHING_GIVEN:
             found.acks = given.spread(result.acks, AckOutcome.UNKNOWN)
@@ -440,93 +351,10 @@ class Store(Reader):
         queue: int | None = None,
     ) -> MessageBatch:
         """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
-        request, patience_ms = self._asked(
+        request, patience_ms = self._popping.asked(
             topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue
         )
-        return (self._wait(request, patience_ms) if patience_ms else self._look(request)).messages.columns()
-
-    def _asked(
-        self,
-        topic: str,
-        group: str,
-        max_messages: int,
-        invisible: timedelta | None,
-        invisible_ms: int | None,
-        wait: timedelta | None,
-        wait_ms: int | None,
-        order: bool,
-        filter: str,
-        attempt_id: str | None,
-        queue: int | None,
-        acks: Sequence[Receipt] = (),
-    ) -> tuple[PopRequest, int]:
-        """Check what a pop asks for; returns its request, and how long it waits, ms."""
-        leased_ms = _INVISIBLE_MS
-        if invisible is not None or invisible_ms is not None:
-            leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1) or leased_ms
-        patience_ms = 0 if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms) or 0
-        self._check_open()
-        check_readable_topic(topic)
-        check_group(group)
-        if type(max_messages) is not int or not 1 <= max_messages <= MAX_POP:
-            raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {max_messages!r}")
-        if attempt_id is not None:
-            check_word("attempt_id", attempt_id, MAX_ID_BYTES)
-        if queue is not None:
-            check_count("queue", queue)
-        if not isinstance(order, bool):
-            raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
-        if order:
-            self._require("fifo", "pop in order (order=True)")
-        if filter != "*" and not isinstance(parse_filter(filter), TagFilter):
-            self._require("sql92_filter", "take SQL92 filters")
-        request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init, acks)
-        return request, patience_ms
-
-    def _wait(self, request: PopRequest, patience_ms: int) -> PopResult:
-        """Pop, and wait up to ``patience_ms`` for the first message."""
-        patience = Patience(self._clock, patience_ms)
-        acked: tuple[AckOutcome, ...] = ()
-        with self._waits.on(TopicWait(request.topic, for_acks=self._acks_help(request))) as waiting:
-            while True:
-                # Count first, then look: what arrives in between moves the count, so the wait ends at once.
-                seen, waiting.ends = waiting.count, self._ends_of(request.topic)
-                result = self._look(request)
-                if request.acks:
-                    acked, request = result.acks, structs.replace(request, acks=())
-                left_s = patience.left_s()
-                if len(result.messages) or left_s <= 0:
-                    return structs.replace(result, acks=acked)
-                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
-                self._check_open()
-
-    def _acks_help(self, request: PopRequest) -> bool:
-        """Say whether an ack may be what a pop waits for: it pops in order, or under ``max_in_flight``."""
-        return request.order or bool(self.engine.config.max_in_flight)
-
-    def _look(self, request: PopRequest) -> PopResult:
-        """Pop until something passes the filter or nothing is left, so that in between other calls have their turn (X3)."""
-        result = self._step(request)
-        if len(result.messages) or not result.more:
-            return result
-        acked, request = result.acks, structs.replace(request, acks=())
-        me = threading.get_ident()
-        try:
-            self._in_steps.add(me)
-            while result.more and not len(result.messages):
-                self._check_open()
-                result = self._step(request)
-        finally:
-            self._in_steps.discard(me)
-        return structs.replace(result, acks=acked)
-
-    def _step(self, request: PopRequest) -> PopResult:
-        """Pop once."""
-        result, ticket = self._pops.pop(request, self._clock.now_ms())
-        self._settle(self._pops, ticket)
-        if request.acks:
-            self._waits.acked(map(_topic_of, request.acks))
-        return result
+        return (self._popping.wait(request, patience_ms) if patience_ms else self._popping.look(request)).messages.columns()
 
     @overload
     def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
@@ -712,35 +540,6 @@ class Store(Reader):
         """
         return self._tick(always=True)
 
-    def _service_tick(self) -> TickReport:
-        """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
-        with self._serving():
-            return self._tick(always=False)
-
-    def _service_flush(self) -> None:
-        """Flush for the background thread."""
-        with self._serving():
-            self.flush()
-
-    def _service_wake_ms(self) -> int | None:
-        """Return in how many ms the background thread may have something to do, 0 or less when it has; None when nothing is waiting."""
-        now_ms = self._clock.now_ms()
-        wake_ms = self._ticking.next_wake_ms(now_ms)
-        return None if wake_ms is None else wake_ms - now_ms
-
-    @contextmanager
-    def _serving(self) -> Iterator[None]:
-        """Keep for the application's next call what no log alone may tell: that calls which were answered are gone."""
-        untold, self._untold = self._untold, None
-        try:
-            yield
-        except LostCallsError as error:
-            untold = error
-            raise
-        finally:
-            if untold is not None:
-                self._untold = untold
-
     def _tick(self, *, always: bool) -> TickReport:
         self._check_open()
         with self._tick_lock:
@@ -752,7 +551,7 @@ class Store(Reader):
         if report.retried or report.dead or report.parked:
             self._waits.anything()  # a retry topic, or the place in a queue that comes free
         elif report.handed_over or report.scheduled:
-            self._waits.moved(self._ends_of)
+            self._waits.moved(self._popping.ends_of)
         return report
 
     def confirm_clock_step(self) -> None:
@@ -864,17 +663,6 @@ class Store(Reader):
         """Refuse all later calls, as a sync failed; also those that the engine of the other side would answer (F2)."""
         if not self._is_closed:
             self._refusal = error
-
-    def _require(self, capability: str, what: str) -> None:
-        """Refuse a call that needs what the pop engine does not declare (S1)."""
-        name = self.engine.config.pop_engine
-        if getattr(self.engine.infos[name].capabilities, capability) is not Support.FULL:
-            raise UnsupportedOperationError(f"engine {name!r} does not {what}; `rmqstore engines` lists what each engine can do")
-
-    def _ends_of(self, topic: str) -> tuple[int, ...]:
-        """Return the next offset of each queue of a topic; none when there is no such topic."""
-        known = self._pops.topic(topic)
-        return () if known is None else known.max_offsets
 
     def _clock_moved(self) -> None:
         self._ticker_wake.notify()

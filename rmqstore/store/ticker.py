@@ -7,17 +7,56 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rmqstore.errors import ClockStepError, RmqstoreError, StoreClosedError, StorePoisonedError
+from rmqstore.errors import ClockStepError, LostCallsError, RmqstoreError, StoreClosedError, StorePoisonedError
 from rmqstore.store.waits import Signal
 
 if TYPE_CHECKING:
     from rmqstore.store.store import Store
+    from rmqstore.store.tick import TickReport
 
 _log = logging.getLogger("rmqstore")
 
 _AFTER_ERROR_S = 0.5
+
+
+class Duties:
+    """What the background thread does for a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def tick(self) -> TickReport:
+        """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
+        with self._serving():
+            return self._store._tick(always=False)
+
+    def flush(self) -> None:
+        """Flush for the background thread."""
+        with self._serving():
+            self._store.flush()
+
+    def wake_ms(self) -> int | None:
+        """Return in how many ms the background thread may have something to do, 0 or less when it has; None when nothing is waiting."""
+        now_ms = self._store._clock.now_ms()
+        wake_ms = self._store._ticking.next_wake_ms(now_ms)
+        return None if wake_ms is None else wake_ms - now_ms
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Keep for the application's next call what no log alone may tell: that calls which were answered are gone."""
+        untold, self._store._untold = self._store._untold, None
+        try:
+            yield
+        except LostCallsError as error:
+            untold = error
+            raise
+        finally:
+            if untold is not None:
+                self._store._untold = untold
 
 
 class Ticker:
@@ -27,8 +66,8 @@ class Ticker:
     store ends the thread, and every call of the store then says why.
     """
 
-    def __init__(self, store: Store, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
-        self._store = store
+    def __init__(self, duties: Duties, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
+        self._duties = duties
         self._wake = wake
         self._poll_s = precision_ms / 10_000
         self._flush_s = None if flush_interval_ms is None else flush_interval_ms / 1000
@@ -53,9 +92,9 @@ class Ticker:
         while not self._stopping:
             seen = self._wake.count
             try:
-                self._store._service_tick()
+                self._duties.tick()
                 if self._flush_s is not None and time.monotonic() - flushed_s >= self._flush_s:
-                    self._store._service_flush()
+                    self._duties.flush()
                     flushed_s = time.monotonic()
                 pause_s = self._pause_s()
                 self.failure = None
@@ -77,7 +116,7 @@ class Ticker:
                 self._wake.wait_beyond(seen, pause_s)
 
     def _pause_s(self) -> float:
-        due_ms = self._store._service_wake_ms()
+        due_ms = self._duties.wake_ms()
         pause_s = self._poll_s if due_ms is None else max(min(due_ms / 1000, self._poll_s), 0.001)
         return pause_s if self._flush_s is None else min(pause_s, self._flush_s)
 

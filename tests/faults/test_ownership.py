@@ -15,6 +15,7 @@ import pytest
 import rmqstore
 from rmqstore import Flow, ManualClock, Message, RmqstoreError, Store, StoreForkedError, StoreLockedError
 from rmqstore.server.calls import PARTS
+from rmqstore.store.ticker import Duties
 
 NOW_MS = 1_700_000_000_000
 ENGINES = [
@@ -67,9 +68,9 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "consume": lambda s, p: s.consume("t", "g", print),
     "tick": lambda s, p: s.tick(),
     "health": lambda s, p: s.health(),
-    "_service_tick": lambda s, p: s._service_tick(),
-    "_service_flush": lambda s, p: s._service_flush(),
-    "_service_wake_ms": lambda s, p: s._service_wake_ms(),
+    "_duties.tick": lambda s, p: Duties(s).tick(),
+    "_duties.flush": lambda s, p: Duties(s).flush(),
+    "_duties.wake_ms": lambda s, p: Duties(s).wake_ms(),
     "confirm_clock_step": lambda s, p: s.confirm_clock_step(),
     "next_wake_ms": lambda s, p: s.next_wake_ms(),
     "pending": lambda s, p: s.pending(),

@@ -127,17 +127,17 @@ def test_a_send_waits_at_the_server_until_it_may_go_in(served: Served, send: str
 
 
 def test_room_that_is_made_while_a_batch_is_refused_is_not_missed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = served.store._put
+    put = served.store._placing.put
 
     def refuse_first(*arguments: Any) -> Any:
-        monkeypatch.setattr(served.store, "_put", put)
+        monkeypatch.setattr(served.store._placing, "put", put)
         (line,) = served.thread._server._lines.values()
         (send,) = line.waiters
         served.store._waits.made_room()
         soon(lambda: send.is_woken)  # type: ignore[attr-defined]
         raise FlowControlError("there was no room")
 
-    monkeypatch.setattr(served.store, "_put", refuse_first)
+    monkeypatch.setattr(served.store._placing, "put", refuse_first)
     assert len(served.connect().send_batch([NOW, NOW], timeout=60 * SECOND)) == 2
     assert len(served.store.pop("t", "g")) == 2
 

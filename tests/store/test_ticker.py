@@ -13,11 +13,12 @@ import pytest
 
 import rmqstore
 from rmqstore import ManualClock, Message
-from rmqstore.store.ticker import Ticker
+from rmqstore.store.tick import TickReport
+from rmqstore.store.ticker import Duties, Ticker
 from rmqstore.store.waits import Signal
 
 
-class Failing:
+class Failing(Duties):
     """Fails in its first tick with an error that is none of the store's own."""
 
     def __init__(self, wake: Signal) -> None:
@@ -25,27 +26,28 @@ class Failing:
         self.ticks = 0
         self.second = threading.Event()
 
-    def _service_tick(self) -> None:
+    def tick(self) -> TickReport:
         self.ticks += 1
         if self.ticks == 1:
             self._wake.notify()  # so that the pause behind the failure ends at once
             raise RuntimeError("a plug-in of somebody's")
         self.second.set()
+        return TickReport()
 
-    def _service_wake_ms(self) -> int | None:
+    def wake_ms(self) -> int | None:
         return None
 
-    def _service_flush(self) -> None:
+    def flush(self) -> None:
         raise AssertionError("nothing asks for it")
 
 
 def test_a_tick_that_fails_with_any_error_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     wake = Signal()
-    store = Failing(wake)
-    ticker = Ticker(store, wake, 1000, None)
+    duties = Failing(wake)
+    ticker = Ticker(duties, wake, 1000, None)
     with caplog.at_level(logging.ERROR, "rmqstore"):
         ticker.start()
-        came = store.second.wait(30)
+        came = duties.second.wait(30)
         ticker.stop()
     assert came, "the thread ended with the first failure"
     assert "a plug-in of somebody's" in caplog.text, "it is told, with what happened"
@@ -70,13 +72,14 @@ store.send(rmqstore.Message("t", b"x"), delay=rmqstore_delay)
 def test_an_expired_lease_wakes_nobody_before_the_turn_of_the_revive(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     with rmqstore.open(tmp_path / "store", engine="memory", services=False, clock=clock, revive_interval_ms=1000) as store:
+        duties = Duties(store)
         store.send(Message("t", b"x"))
-        store._service_tick()
+        duties.tick()
         assert len(store.pop("t", "g", invisible=timedelta(milliseconds=100))) == 1
-        assert store._service_wake_ms() == 1000
+        assert duties.wake_ms() == 1000
         clock.advance(300)
-        store._service_tick()
-        assert (store._service_wake_ms(), store.next_wake_ms()) == (700, -200)
+        duties.tick()
+        assert (duties.wake_ms(), store.next_wake_ms()) == (700, -200)
         clock.advance(700)
-        assert store._service_tick().retried == 1
-        assert store._service_wake_ms() is None
+        assert duties.tick().retried == 1
+        assert duties.wake_ms() is None

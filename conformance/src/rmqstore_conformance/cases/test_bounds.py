@@ -16,6 +16,7 @@ import pytest
 
 from rmqstore import Message, Store
 from rmqstore.contract import MessageState, PopRequest
+from rmqstore.store.ticker import Duties
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import Stores, id_of, ids, label, message, pop_all
 
@@ -51,7 +52,7 @@ def test_p5_what_is_remembered_does_not_grow_with_the_load(stores: Stores) -> No
         for _ in range(PER_SECOND):
             store.ack(store.pop(T, G, max_messages=1, invisible=timedelta(milliseconds=800)))
         stores.clock.advance(1000)
-        store._service_tick()
+        Duties(store).tick()
         if second == 3:
             half = _rows(store)
     full = _rows(store)

@@ -18,6 +18,7 @@ import pytest
 
 from rmqstore import AckOutcome, ManualClock, Message, PoppedMessage, Store, StoreFullError
 from rmqstore.errors import LostCallsError
+from rmqstore.store.ticker import Duties
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
 from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, Step, open_script
@@ -129,14 +130,15 @@ def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engi
             store.send(Message("t", os.urandom(1000)))
             answered += 1
     # The background thread finds out, and can tell only a log.
-    works = [store._service_flush] if asked == "close at once" else [store._service_flush, store._service_flush, store._service_tick]
+    duties = Duties(store)
+    works = [duties.flush] if asked == "close at once" else [duties.flush, duties.flush, duties.tick]
     for work in works:
         with contextlib.suppress(StoreFullError):
             work()
     disk.free()
     if asked != "close at once":
         with contextlib.suppress(StoreFullError):
-            store._service_tick()
+            duties.tick()
     told = False
     try:
         store.lag("t", "g") if asked == "a call" else store.close()

@@ -331,7 +331,7 @@ KIT: Final = (
     "rmqstore.engine.*",
     "rmqstore.contract.*",
     *(f"rmqstore.store.{name}" for name in ("store", "reader", "opening", "sending", "receipts", "handover", "tick", "lookup")),
-    *(f"rmqstore.store.{name}" for name in ("administration", "dead_letters")),
+    *(f"rmqstore.store.{name}" for name in ("administration", "dead_letters", "placing", "popping")),
     *(f"rmqstore.{name}" for name in ("message", "batch", "digests")),
 )
 """What engines are made with, and the calls of a store above it."""

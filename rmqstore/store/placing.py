@@ -1,0 +1,106 @@
+"""Where a send goes: to the timers or to its topics; and how it waits while flow control refuses it (T9)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.contract import TimerReceipts, WriteStatus
+from rmqstore.errors import FlowControlError, IllegalArgumentError
+from rmqstore.message import Message
+from rmqstore.store.sending import CallName, Completer
+from rmqstore.store.waits import ROOM, Patience, TopicWait
+from rmqstore.when import timedelta_ms
+
+if TYPE_CHECKING:
+    from rmqstore.store.store import Store
+
+_NO_MESSAGES: Final = MessageBatch(messages=())
+_NO_GROUPS: Final[Mapping[str, int]] = {}
+
+
+class Placing:
+    """Stores what callers send, on the side where it belongs."""
+
+    def __init__(self, store: Store, completer: Completer) -> None:
+        self._store = store
+        self._completer = completer
+        self._clock = store._clock
+        self._timers = store.engine.timers
+        self._pops = store.engine.pops
+        self._held = store._held
+        self._waits = store._waits
+
+    def put(
+        self,
+        given: Message | MessageBatch,
+        groups: Iterable[str],
+        deliver_ms: int | None,
+        latest_ms: int | None,
+        now_ms: int,
+        marks: Sequence[bytes],
+    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
+        """Complete what is sent; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
+
+        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side. One
+        that a connection names goes as if it had none. So with a time that has passed it first leaves its name, without a message, among
+        the timers: either it is there already, from when the message was due later; or no copy of the call can store a timer any more.
+        ``groups``: the topics of messages with a message group.
+        """
+        if self._held.sends is not None:
+            raise FlowControlError(f"{self._held.sends}; pauses.end lets them in again")
+        group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
+        batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
+        is_later = latest_ms is not None and latest_ms > now_ms
+        is_named = isinstance(marks, CallName)
+        if marks and latest_ms is not None and not is_later:
+            is_later = True
+            if is_named:
+                receipts, ticket = self._timers.put(_NO_MESSAGES, now_ms, marks)
+                self._store._settle(self._timers, ticket)
+                is_later = len(receipts) > 0
+        if is_later:
+            receipts, ticket = self._timers.put(batch, now_ms, marks)
+            self._store._settle(self._timers, ticket)
+            repeated = receipts.status is WriteStatus.REPEATED
+            if not repeated or len(receipts) == len(batch):
+                return batch, receipts, repeated
+            if not (is_named and not len(receipts)):  # else the call was for now, when the clock was later than it is
+                raise IllegalArgumentError(
+                    f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
+                    "carries the same messages; give another call other marks"
+                )
+        result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
+        if result.status is WriteStatus.MOVED:
+            # Another first message with a group came in between: its number of queues holds.
+            return self.put(given, groups, deliver_ms, latest_ms, now_ms, marks)
+        self._store._settle(self._pops, ticket)
+        self._waits.arrived(topics_in(batch))
+        return batch, None, result.status is WriteStatus.REPEATED
+
+    def put_within(
+        self,
+        timeout: timedelta,
+        given: Message | MessageBatch,
+        groups: Iterable[str],
+        deliver_ms: int | None,
+        latest_ms: int | None,
+        now_ms: int,
+        marks: Sequence[bytes],
+    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
+        """Put, and wait up to ``timeout`` while flow control refuses it; the time that was asked for stays."""
+        patience = Patience(self._clock, timedelta_ms("timeout", timeout))
+        with self._waits.on(TopicWait(ROOM, for_acks=False)) as waiting:
+            while True:
+                seen = waiting.count  # before the try, as with a pop
+                try:
+                    return self.put(given, groups, deliver_ms, latest_ms, now_ms, marks)
+                except FlowControlError:
+                    if (left_s := patience.left_s()) <= 0:
+                        raise
+                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
+                self._store._check_open()
+                now_ms = self._clock.now_ms()

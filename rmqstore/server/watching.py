@@ -6,9 +6,9 @@ import asyncio
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -23,7 +23,8 @@ _REQUEST_S: Final = 10.0
 """What a request may hold, and how long it may take to come."""
 
 _CLIENTS: Final = 32
-"""So many connections at a time; what they ask for is read by one thread, one after the other."""
+"""So many connections at a time; what they ask for is read by one thread, one after the other. One more takes the place of the one that
+has kept the server waiting for longest, for its request or to read its answer: else silent ones would keep out who checks the server."""
 
 
 class _Answer(NamedTuple):
@@ -46,6 +47,7 @@ class Watch:
             self._pages["/metrics"] = lambda: _Answer(HTTPStatus.OK, metrics(), "text/plain; version=0.0.4; charset=utf-8")
         self._listener: asyncio.Server | None = None
         self._clients: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
+        self._awaited: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}  # those of them that it waits for, the longest first
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rmqstore-watch")
 
     async def listen(self, host: str, port: int) -> int:
@@ -65,17 +67,33 @@ class Watch:
         self._pool.shutdown()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._clients) >= _CLIENTS:
+            if not self._awaited:
+                writer.close()
+                return
+            longest = next(iter(self._awaited))
+            self._awaited.pop(longest).transport.abort()
+            del self._clients[longest]
         self._clients[asyncio.current_task()] = writer
         try:
-            if len(self._clients) <= _CLIENTS:
-                with suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-                    await self._exchange(reader, writer)
+            with suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+                await self._exchange(reader, writer)
         finally:
-            del self._clients[asyncio.current_task()]
+            self._clients.pop(asyncio.current_task(), None)
             writer.close()
 
+    @asynccontextmanager
+    async def _waiting_for(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+        """Wait for a client, for so long at most, and only as long as nobody else needs its place."""
+        self._awaited[asyncio.current_task()] = writer
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                yield
+        finally:
+            self._awaited.pop(asyncio.current_task(), None)
+
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_REQUEST_S):
+        async with self._waiting_for(writer):
             head = await reader.readuntil(b"\r\n\r\n")
         method, path, *_ = [*head.partition(b"\r\n")[0].decode("latin-1").split(" "), ""]
         answer = await self._answer(method, path.partition("?")[0])
@@ -83,7 +101,7 @@ class Watch:
         writer.write(f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n{fields}".encode())
         if method != "HEAD":
             writer.write(answer.text)
-        async with asyncio.timeout(_REQUEST_S):
+        async with self._waiting_for(writer):
             await writer.drain()
 
     async def _answer(self, method: str, path: str) -> _Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -113,16 +114,18 @@ def test_a_page_that_fails_says_so(store: Store, caplog: pytest.LogCaptureFixtur
     assert "/metrics" in caplog.text
 
 
-def test_a_client_takes_no_more_than_its_share(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_clients_keep_nobody_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_CLIENTS", 2)
 
     async def exchange(port: int) -> None:
         assert await said(port, b"x" * 20_000) == b""
         assert (await said(port, b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
         silent.extend([await asyncio.open_connection("127.0.0.1", port) for _ in range(2)])
-        assert await said(port, b"GET /health HTTP/1.1\r\n\r\n") == b""
-        monkeypatch.setattr(watching, "_CLIENTS", 3)
         assert (await said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await silent[0][0].read() == b""  # the place of the first was taken
+        silent[1][1].write(b"GET /health HTTP/1.1\r\n\r\n")
+        assert (await silent[1][0].read()).startswith(b"HTTP/1.1 200")
+        silent.append(await asyncio.open_connection("127.0.0.1", port))
 
     async def afterwards() -> None:
         for reader, writer in silent:
@@ -131,7 +134,31 @@ def test_a_client_takes_no_more_than_its_share(store: Store, monkeypatch: pytest
 
     silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     watched(store, exchange, afterwards=afterwards)
-    assert len(silent) == 2
+    assert len(silent) == 3
+
+
+def test_who_is_being_answered_keeps_its_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_CLIENTS", 1)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow() -> bytes:
+        begun.set()
+        goes_on.wait(30)
+        return b"m" * (32 << 20)
+
+    async def exchange(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await asyncio.to_thread(begun.wait, 30)
+        assert await said(port, b"GET /health HTTP/1.1\r\n\r\n") == b""
+        goes_on.set()
+        while not await said(port, b"GET /health HTTP/1.1\r\n\r\n"):  # until all that is left is that the other one reads
+            await asyncio.sleep(0)
+        with suppress(ConnectionError):
+            assert len(await reader.read()) < 32 << 20
+        await closed(writer)
+
+    watched(store, exchange, metrics=slow)
 
 
 def test_a_client_that_says_nothing_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

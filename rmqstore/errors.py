@@ -224,7 +224,7 @@ class AccessDeniedError(RmqstoreError, PermissionError):
 
 
 class PollingFullError(RmqstoreError, RuntimeError):
-    """As many pops wait at the server as it allows (RocketMQ ``POLLING_FULL``); try again later, or raise its limit."""
+    """As many pops wait at the server as it allows (RocketMQ ``POLLING_FULL``), or as much is under way there; try again later."""
 
 
 # ---------------------------------------------------------------- what works for the caller

@@ -40,6 +40,9 @@ all else by name."""
 SENDS: Final = frozenset(("send", "send_batch"))
 """Calls that wait, without a thread, as long as their ``timeout`` says and flow control refuses them."""
 
+BULKY: Final = frozenset("read scan get where leases dead_letters.list dead_letters.parked".split())
+"""Long calls whose answers may be large."""
+
 PARTS: Final[dict[str, type[Part]]] = {
     "topics": Topics,
     "groups": Groups,

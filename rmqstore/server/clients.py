@@ -21,6 +21,13 @@ HELLO_S: Final = 10.0
 """What a connection may send, and how long it may take, before the server knows who it is."""
 
 
+_SMALL_BYTES: Final = 16 << 10
+"""Requests up to this length are always taken."""
+
+_NUMBER_BYTES: Final = 10
+"""A request begins with its number within so many bytes."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server lets its clients ask for.
 
@@ -30,6 +37,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         client_calls: how many calls of one client may be under way.
         unread_bytes: when more answers than this wait for a client to read them, its next calls wait.
         unread_s: a client that reads nothing for so long then is cut off.
+        held_bytes: what requests that come in or are under way, and answers until they are read, may hold together, of all clients.
+            Beyond it calls are refused that bring or fetch much.
         threads: for the calls that take long, of all clients; one client has as many at a time.
     """
 
@@ -38,17 +47,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     client_calls: int = 1024
     unread_bytes: int = 32 << 20
     unread_s: float = 30.0
+    held_bytes: int = 1 << 30
     threads: int = 4
 
 
 class Call(NamedTuple):
-    """One request of a client."""
+    """One request of a client; ``held_bytes``: what it counts with among what the server holds."""
 
     client: Client
     number: int
     name: str
     arguments: list[Any]
     named: dict[str, Any]
+    held_bytes: int
 
 
 class Client(asyncio.Protocol):
@@ -58,6 +69,7 @@ class Client(asyncio.Protocol):
         calls: those under way, by number; of one that waits, what waits.
         held: long calls that wait, as the client has many under way, or does not read its answers.
         long: how many long calls are under way.
+        held_bytes: what its requests count with among what the server holds.
     """
 
     def __init__(self, server: Server) -> None:
@@ -65,11 +77,14 @@ class Client(asyncio.Protocol):
         self._unparsed = bytearray()
         self._is_greeted = False
         self._longest = _HELLO_BYTES
+        self._is_let_in = False  # the request that is coming in
+        self._refused_bytes = 0  # of one that was not let in, what has not come yet
         self._cut: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         self.calls: dict[int, Waiter | None] = {}
         self.held: deque[Call] = deque()
         self.long = 0
+        self.held_bytes = 0
         self.is_unread = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,12 +107,27 @@ class Client(asyncio.Protocol):
         at, end = 0, len(unparsed)
         try:
             while end - at >= HEAD.size:
+                if self._refused_bytes:
+                    passed_over = min(self._refused_bytes, end - at)
+                    self._refused_bytes -= passed_over
+                    at += passed_over
+                    continue
                 (size,) = HEAD.unpack_from(unparsed, at)
                 if size > self._longest:
                     raise IllegalArgumentError(f"{size} bytes are too many: this server takes {self._longest} here; send less at a time")
+                if size > _SMALL_BYTES and not self._is_let_in:
+                    if end - at < HEAD.size + _NUMBER_BYTES:
+                        break
+                    if (refusal := self._server.refusal(size)) is not None:
+                        self.answer(frame([_number_in(unparsed, at + HEAD.size), refusal]))
+                        self._refused_bytes = HEAD.size + size
+                        continue
+                    self._is_let_in = True
+                    self._server.hold(self, size)
                 if end - at - HEAD.size < size:
                     break
                 at += HEAD.size + size
+                self._is_let_in = False
                 self._take(bytes(memoryview(unparsed)[at - size : at]))
         except RmqstoreError as error:  # nothing behind it can be understood
             self.answer(frame([0, error]))
@@ -109,7 +139,7 @@ class Client(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         if self._is_greeted:
             number, name, arguments, named = _checked_request(unpack(data))
-            self._server.take(Call(self, number, name, arguments, named))
+            self._server.take(Call(self, number, name, arguments, named, len(data) if len(data) > _SMALL_BYTES else 0))
         else:
             self.answer(frame([0, self._server.greet(_hello_in(data))]))
             self._is_greeted = True
@@ -120,6 +150,8 @@ class Client(asyncio.Protocol):
         """Send a frame."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
+            behind = self._server.behind
+            (behind.add if self.transport.get_write_buffer_size() else behind.discard)(self)
 
     def pause_writing(self) -> None:
         """Take no more calls of a client that does not read its answers."""
@@ -157,6 +189,12 @@ def _hello_in(data: bytes) -> object:
         return msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise IllegalArgumentError(f"a connection begins with [protocol, token], and not so: {error}") from error
+
+
+def _number_in(data: bytes | bytearray, at: int) -> int:
+    """Return the number of a request, of which there is only the beginning: an array, and an int of MessagePack in it."""
+    kind = data[at + 1]
+    return kind if kind < 0x80 else int.from_bytes(data[at + 2 : at + 2 + (1 << (kind & 3))], "big")
 
 
 def _checked_request(request: Any) -> tuple[int, str, list[Any], dict[str, Any]]:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
-from rmqstore.errors import FlowControlError, IllegalArgumentError, StoreUnavailableError, UnsupportedOperationError
+from rmqstore.errors import FlowControlError, IllegalArgumentError, PollingFullError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessage
 from rmqstore.server.calls import METHODS, POPS, REPEATABLE
 from rmqstore.server.connection import Address
@@ -278,12 +278,13 @@ class Underway:
         """Return the answer, or raise the error that it is.
 
         Raises:
-            StoreUnavailableError: a repeat was refused because sends are paused by now; a copy before it may have been done.
+            StoreUnavailableError: a repeat was refused, as sends are paused or the server has much to do by now; a copy before it may have
+                been done.
         """
         if self._lane is not None:
             self._lanes.give_back(self._lane)
             self._lane = None
-        if isinstance(answer, FlowControlError) and self._may_be_done:
+        if isinstance(answer, FlowControlError | PollingFullError) and self._may_be_done:
             raise StoreUnavailableError(f"{answer}; the connection broke before while {self.call} was under way, so it may have been done")
         if isinstance(answer, Exception):
             raise answer

@@ -39,7 +39,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreUnavailableError,
 )
-from rmqstore.server.calls import GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS
+from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS
 from rmqstore.server.clients import HELLO_S, Call, Client, Limits
 from rmqstore.server.connection import let_go_of, short_name
 from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
@@ -56,13 +56,17 @@ _DRAIN_S: Final = 5.0
 """So long a server that stops waits for clients to read their last answers."""
 
 
+_LATER_S: Final = 0.1
+"""So much later waiting pops look again when the server holds too much."""
+
+
 class _Answer(NamedTuple):
-    """What a client is to be told; ``ends``: it ends the call of its number."""
+    """What a client is to be told, as a frame; ``ends``: it ends the call of its number."""
 
     call: Call
-    value: object
+    data: bytearray
     unsettled: Unsettled
-    ends: bool = True
+    ends: bool
 
 
 class Server:
@@ -70,6 +74,9 @@ class Server:
 
     Args:
         is_server: that is what its process is for, and not beside what it does itself with the store.
+
+    Attributes:
+        behind: clients that may have answers to read.
     """
 
     def __init__(self, store: Store, *, token: str | None = None, limits: Limits | None = None, is_server: bool = False) -> None:
@@ -77,6 +84,9 @@ class Server:
         self._is_server = is_server
         self.clients: set[Client] = set()
         self.is_stopping = False
+        self.behind: set[Client] = set()
+        self._asked_bytes = 0
+        self._told_bytes = 0
         self._store = store
         self._path = store.engine.directory.path  # one that is open in another process has no engine here, and cannot be served
         self._token = token
@@ -213,30 +223,50 @@ class Server:
         holding, self._holding = self._holding, set()
         for client in holding:
             self.go_on(client)
-        answers, self._answers = self._answers, []
+        answers, self._answers, self._told_bytes = self._answers, [], 0
         early, self._early = self._early, []
-        settled = [self._settled(each.value, each.unsettled) for each in reversed(answers)]  # the last first: its sync is the others' too
-        self._settled(None, early)  # acks of pops that go on waiting, whose answers come to this again
-        for answer, value in zip(answers, reversed(settled), strict=True):
-            self._answer(answer.call, value, ends=answer.ends)
+        errors = [self._settled(each.unsettled) for each in reversed(answers)]  # the last first: its sync is the others' too
+        self._settled(early)  # acks of pops that go on waiting, whose answers come to this again
+        for answer, error in zip(answers, reversed(errors), strict=True):
+            self._answer(answer.call, answer.data if error is None else _frame_of(answer.call, error), ends=answer.ends)
 
-    def _settled(self, value: object, unsettled: Unsettled) -> object:
-        """Return an answer once it is durable, or else the error."""
+    def _settled(self, unsettled: Unsettled) -> Exception | None:
+        """Wait until what an answer rests on is durable; returns the error if that fails."""
         try:
             settle(self._store, unsettled)
         except Exception as error:
             return error
-        return value
+        return None
 
-    def _answer(self, call: Call, value: object, *, ends: bool = True) -> None:
+    def _tell(self, call: Call, value: object, unsettled: Unsettled, *, ends: bool = True) -> None:
+        """Answer a call at the end of the round."""
+        answer = _Answer(call, _frame_of(call, value), unsettled, ends)
+        self._told_bytes += len(answer.data)
+        self._answers.append(answer)
+
+    def _answer(self, call: Call, data: bytearray, *, ends: bool = True) -> None:
+        client = call.client
         if ends:
-            call.client.calls.pop(call.number, None)
-        try:
-            data = frame([call.number, value])
-        except Exception as error:  # a value that cannot travel is a fault of this program, and not the client's
-            _log.exception("the answer to a call cannot be sent: %s", call.name)
-            data = frame([call.number, RmqstoreError(f"the answer to {call.name} cannot be sent: {error}")])
-        call.client.answer(data)
+            client.calls.pop(call.number, None)
+        if call.held_bytes and client.transport is not None:
+            self.hold(client, -call.held_bytes)
+        client.answer(data)
+
+    def hold(self, client: Client, size_bytes: int) -> None:
+        """Count a request of a client that is coming in, or less one that is done."""
+        client.held_bytes += size_bytes
+        self._asked_bytes += size_bytes
+
+    def refusal(self, more_bytes: int = 0) -> PollingFullError | None:
+        """Return the error for a call that brings or fetches much, when the server holds so much already; None when it may be made."""
+        unread_bytes = sum(client.transport.get_write_buffer_size() for client in self.behind if client.transport is not None)
+        held_bytes = self._asked_bytes + self._told_bytes + unread_bytes
+        if held_bytes + more_bytes <= self.limits.held_bytes:
+            return None
+        return PollingFullError(
+            f"calls and answers of {held_bytes} bytes are under way at this server, which takes {self.limits.held_bytes}; "
+            "nothing was done, try again later"
+        )
 
     def _begin(self, call: Call, held: Round) -> None:
         client, number, name = call.client, call.number, call.name
@@ -245,7 +275,7 @@ class Server:
             return
         if len(client.calls) >= self.limits.client_calls or number in client.calls:
             refusal = PollingFullError(f"{len(client.calls)} calls of this client are under way, which is its limit, or have its number")
-            self._answers.append(_Answer(call, refusal, [], ends=False))
+            self._tell(call, refusal, [], ends=False)
             return
         client.calls[number] = None
         try:
@@ -264,14 +294,14 @@ class Server:
                 raise IllegalArgumentError(f"this server knows no call {name!r}")
         except Exception as error:
             value = self._told(call, error)
-        self._answers.append(_Answer(call, value, held.take()))
+        self._tell(call, value, held.take())
 
     def _give_up(self, call: Call) -> None:
         number = call.arguments[0] if call.arguments else None
         waiter = call.client.calls.get(number) if type(number) is int else None
         if waiter is not None:
             self._end(waiter)
-        self._answers.append(_Answer(call, None, [], ends=False))
+        self._tell(call, None, [], ends=False)
 
     def _told(self, call: Call, error: Exception) -> Exception:
         if not isinstance(error, RmqstoreError | TypeError | ValueError):
@@ -291,6 +321,9 @@ class Server:
         """Begin long calls of a client, as many as it may have at a time, unless answers wait for it to read them."""
         while client.held and client.long < self.limits.threads and not client.is_unread:
             call = client.held.popleft()
+            if call.name in BULKY and (refusal := self.refusal()) is not None:
+                self._finish(call, refusal)
+                continue
             client.long += 1
             try:
                 future: asyncio.Future[object] = asyncio.get_running_loop().run_in_executor(self._pool, self._do, call)
@@ -324,7 +357,7 @@ class Server:
                     self._make_behind(send)
                 return
             self._leave(send)
-        self._answer(call, value)
+        self._answer(call, _frame_of(call, value))
 
     # ------------------------------------------------------------ sends that wait
 
@@ -348,7 +381,7 @@ class Server:
                 self._early += held.take()
             else:
                 self._leave(send)
-                self._answers.append(_Answer(send.call, value, held.take()))
+                self._tell(send.call, value, held.take())
 
     def _make_behind(self, send: Send) -> None:
         send.is_underway, send.is_woken = True, False
@@ -361,6 +394,8 @@ class Server:
         given = receipts_of(acks)
         if given.unknown:
             raise IllegalArgumentError("acks holds something that is no receipt")
+        if (refusal := self.refusal()) is not None:
+            raise refusal
         request, patience_ms = self._store._popping.asked(topic, group, **call.named, acks=given.names)
         pop = Pop(call, request, Patience(self._store._clock, patience_ms), is_fresh=bool(is_fresh))
         if not patience_ms:
@@ -395,7 +430,11 @@ class Server:
             raise
 
     def _look_on(self, pop: Pop, line: Line, held: Round) -> bool:
-        """Look once more for a pop that waits; False when it finds nothing that those behind it could find."""
+        """Look once more for a pop that waits; False when those behind it shall not look now, as they would find nothing."""
+        if self.refusal() is not None:
+            line.is_woken = True
+            asyncio.get_running_loop().call_later(_LATER_S, self._see, line)
+            return False
         try:
             line.ends = self._store._popping.ends_of(line.topic)
             result = self._store._popping.step(pop.request)
@@ -404,7 +443,7 @@ class Server:
                 return True
         except Exception as error:
             self._leave(pop)
-            self._answers.append(_Answer(pop.call, self._told(pop.call, error), held.take()))
+            self._tell(pop.call, self._told(pop.call, error), held.take())
             return True
         if result.more:
             line.is_woken = True
@@ -426,13 +465,13 @@ class Server:
             else:
                 self._give(pop, result, held)
         except Exception as error:
-            self._answers.append(_Answer(pop.call, self._told(pop.call, error), held.take()))
+            self._tell(pop.call, self._told(pop.call, error), held.take())
 
     def _give(self, pop: Pop, result: PopResult, held: Round) -> None:
         """Answer a pop with what it has found."""
         found = pop.found(result)
         self._leave(pop)
-        self._answers.append(_Answer(pop.call, found, [*pop.unsettled, *held.take()]))
+        self._tell(pop.call, found, [*pop.unsettled, *held.take()])
 
     # ------------------------------------------------------------ lines
 
@@ -483,7 +522,7 @@ class Server:
             waiter.is_over = True
         elif waiter.line is not None:
             self._leave(waiter)
-            self._answers.append(_Answer(waiter.call, waiter.nothing, waiter.unsettled))
+            self._tell(waiter.call, waiter.nothing, waiter.unsettled)
 
     def _leave(self, waiter: Waiter) -> None:
         """Take a call out of its line, if it is in one."""
@@ -510,6 +549,16 @@ class Server:
                 self._leave(waiter)
         client.calls.clear()
         client.held.clear()
+        self.behind.discard(client)
+        self.hold(client, -client.held_bytes)
+
+
+def _frame_of(call: Call, value: object) -> bytearray:
+    try:
+        return frame([call.number, value])
+    except Exception as error:  # a value that cannot travel is a fault of this program, and not the client's
+        _log.exception("the answer to a call cannot be sent: %s", call.name)
+        return frame([call.number, RmqstoreError(f"the answer to {call.name} cannot be sent: {error}")])
 
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +15,13 @@ import pytest
 import rmqstore
 from rmqstore import (
     Flow,
+    Message,
     Store,
     StoreClosedError,
     StoreUnavailableError,
 )
-from rmqstore.errors import FlowControlError
+from rmqstore.errors import FlowControlError, PollingFullError
+from rmqstore.server.clients import Limits
 from rmqstore.server.wire import HEAD
 from tests.server.served import NOW, SECOND, Served, soon, waiting
 
@@ -79,24 +81,41 @@ def test_a_send_whose_answer_is_lost_is_stored_once(served: Served, breaking: tu
     assert len(served.store.pop("t", "g")) == 3
 
 
-def test_a_repeat_that_meets_a_pause_says_that_the_send_may_have_been_done(
-    served: Served, breaking: tuple[Breaking, Store], monkeypatch: pytest.MonkeyPatch
+def _pause(served: Served) -> None:
+    served.store.pauses.begin(Flow.SENDS)
+
+
+def _fill(served: Served) -> None:
+    served.thread._server.limits = Limits(held_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "refusal", "why"), [(_pause, FlowControlError, "sends are paused since"), (_fill, PollingFullError, "bytes are under way")]
+)
+def test_a_repeat_that_is_refused_says_that_the_send_may_have_been_done(
+    served: Served,
+    breaking: tuple[Breaking, Store],
+    monkeypatch: pytest.MonkeyPatch,
+    refuse: Callable[[Served], None],
+    refusal: type[Exception],
+    why: str,
 ) -> None:
     between, client = breaking
     append = served.store._pops.append
+    sent = Message("t", bytes(20_000))
 
-    def append_and_pause(*arguments: Any) -> Any:
+    def append_and_refuse(*arguments: Any) -> Any:
         monkeypatch.undo()
         answer = append(*arguments)
-        served.store.pauses.begin(Flow.SENDS)
+        refuse(served)
         between.loses = True
         return answer
 
-    monkeypatch.setattr(served.store._pops, "append", append_and_pause)
-    with pytest.raises(StoreUnavailableError, match=r"sends are paused since .* it may have been done"):
-        client.send(NOW)
-    with pytest.raises(FlowControlError, match="paused"):
-        client.send(NOW)
+    monkeypatch.setattr(served.store._pops, "append", append_and_refuse)
+    with pytest.raises(StoreUnavailableError, match=f"{why} .* it may have been done"):
+        client.send(sent)
+    with pytest.raises(refusal, match=why):
+        client.send(sent)
     assert len(served.store.pop("t", "g")) == 1
 
 

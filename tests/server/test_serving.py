@@ -29,7 +29,7 @@ from rmqstore import (
     PollingFullError,
     UnsupportedOperationError,
 )
-from rmqstore.server.clients import Limits
+from rmqstore.server.clients import Limits, _number_in
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.requests import Ask
 from rmqstore.server.serving import ServerThread
@@ -411,6 +411,62 @@ def test_a_call_that_is_too_long_is_not_made(tmp_path: Path) -> None:
         client.send(Message("t", b"x" * 20_000))
     client.send(NOW)
     assert len(client.pop("t", "g")) == 1
+    served.close()
+
+
+def test_calls_beyond_what_a_server_holds_are_refused(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
+    server, client = served.thread._server, served.connect()
+    large = Message("t", bytes(900_000))
+    request = frame([1, "send", [large], {}])
+    slow = Connection(Address(served.socket), None, None)
+    slow._socket.sendall(request[:100])  # it says how much is to come, and keeps the server waiting
+    soon(lambda: server.refusal(200_000) is not None)
+    for _ in range(2):
+        with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+            client.send(large)
+    client.send(NOW)
+    slow._socket.sendall(request[100:])
+    assert not isinstance(_answer(slow)[1], Exception)
+    client.send(large)
+    slow._socket.sendall(request[:100])
+    soon(lambda: server.refusal(200_000) is not None)
+    slow.close()
+    soon(lambda: server.refusal(1_000_000) is None)
+    assert sorted(len(each.body) for each in client.pop("t", "g")) == [1, 900_000, 900_000]
+    served.close()
+
+
+@pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 65_536, 2**32])
+def test_the_number_of_a_request_is_in_its_beginning(number: int) -> None:
+    assert _number_in(b"head" + frame([number, "send", [], {}])[4:14], 4) == number
+
+
+def test_answers_that_nobody_reads_keep_others_from_fetching_more(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=2_500_000))
+    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
+    server, client = served.thread._server, served.connect()
+    slow = Connection(Address(served.socket), None, None)
+    slow._socket.sendall(b"".join(frame([number, "pop", *asked(wait_ms=0)]) for number in range(1, 8)))
+    soon(lambda: server.refusal() is not None)
+    with ThreadPoolExecutor(1) as threads:
+        for fetch in (lambda: client.pop("t", "h"), lambda: client.read("t")):
+            with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+                fetch()
+        client.send(Message("u", b"x"))
+        answers = [_answer(slow)[1] for _ in range(7)]
+        assert [isinstance(each, PollingFullError) for each in answers] == [False] * 3 + [True] * 4
+        assert served.store.lag("t", "g").in_flight == 3, "of those that were refused nothing is leased"
+        found = threads.submit(client.pop, "v", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        slow._socket.sendall(frame([8, "read", ["t"], {}]))
+        soon(lambda: server.refusal() is not None)
+        served.store.send(Message("v", b"x"))
+        assert [each.name for each in client.topics.list()] == ["t", "u", "v"]  # behind what has been woken
+        assert waiting(served) == 1
+        assert len(_answer(slow)[1]) == 8  # type: ignore[arg-type]
+        assert len(found.result(10)) == 1
+    slow.close()
     served.close()
 
 

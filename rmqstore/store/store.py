@@ -552,6 +552,8 @@ class Store(Reader):
             self._waits.anything()  # a retry topic, or the place in a queue that comes free
         elif report.handed_over or report.scheduled:
             self._waits.moved(self._popping.ends_of)
+        elif self._ticking.made_room:
+            self._waits.made_room()
         return report
 
     def confirm_clock_step(self) -> None:

@@ -50,6 +50,9 @@ class Ticking:
 
     Args:
         settle: waits for a ticket where the settings ask for it.
+
+    Attributes:
+        made_room: whether the last tick forgot what one before it had handed over, as that is durable by now.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Ticking:
         self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
         self._is_async = config.flush is Flush.ASYNC  # then what was handed over becomes durable, and may be forgotten, behind its tick
         self._keeps_handed_over = False
+        self.made_room = False
         self._has_more = False
         self._last_ms: int | None = None
 
@@ -82,6 +86,7 @@ class Ticking:
         Raises:
             ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
         """
+        self.made_room = False
         self._check_step(now_ms)
         if (notes := self._held.look()) is not self._scheduler.seen:
             self._scheduler.look(notes)
@@ -96,6 +101,7 @@ class Ticking:
         elif self._keeps_handed_over:
             self._timers.forget(durable := self._pops.durable_cursor())
             self._keeps_handed_over = durable != self._pops.timer_cursor()
+            self.made_room = not self._keeps_handed_over
         if self._upkeep_turn.take(now_ms) or self._has_more or always:
             expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
             if expired:

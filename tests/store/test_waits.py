@@ -262,6 +262,19 @@ def test_a_send_waits_until_its_slot_has_room(tmp_path: Path, make_room: Callabl
         assert b"second" in [each.body for each in store.pop("t", "g")]
 
 
+def test_a_send_waits_until_what_was_handed_over_is_durable_and_forgotten(tmp_path: Path) -> None:
+    clock = SilentClock()
+    batch = [Message("t", b"x", deliver_at_ms=due_ms) for due_ms in (1000, 5000)]
+    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, congestion_limit=1, flush="async") as store:
+        store.send(Message("t", b"first"), delay_ms=1000)
+        clock.time_ms = 1000
+        assert store.tick().handed_over == 1
+        waiting = WaitingSend(lambda: store.send_batch(batch, timeout=LONG))
+        store.flush()
+        store.tick()
+        assert waiting.result() == ["sent"]
+
+
 def test_a_send_waits_for_the_end_of_a_pause_and_its_delay_counts_from_the_call(tmp_path: Path) -> None:
     clock = SilentClock()
     with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False) as store:

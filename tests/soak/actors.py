@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import rmqstore
-from rmqstore import Message, PoppedMessage, RmqstoreError, Store, StoreFullError, StoreUnavailableError
+from rmqstore import Flow, FlowControlError, Message, PoppedMessage, RmqstoreError, Store, StoreFullError, StoreUnavailableError
 from rmqstore.server.connection import Connection
 
 TOPICS: Final = ("kept", "freed")
@@ -32,6 +32,10 @@ _INVISIBLE_S: Final = 3.0
 _START_S: Final = 60.0
 _CUT: Final = 0.02
 """The share of calls whose connection is cut."""
+
+_PAUSED: Final = 0.01
+"""The share of a producer's calls that hold up all sends for a moment."""
+
 _REFUSALS: Final = (StoreFullError, StoreUnavailableError)
 
 
@@ -88,7 +92,7 @@ def opened(path: Path, ledgers: Path, *, shared: bool) -> Store:
 
 
 class Producer:
-    """Sends now, later and in batches, and cancels some of what is for later."""
+    """Sends now, later and in batches, waits where sends are paused, and cancels some of what is for later."""
 
     def __init__(self, store: Store, clock: MovedClock, ledger: Ledger, chance: random.Random, name: str) -> None:
         self._store, self._clock, self._ledger, self._chance, self._name = store, clock, ledger, chance, name
@@ -99,7 +103,13 @@ class Producer:
         """Make one call."""
         time.sleep(self._chance.choice((0.0, 0.0, 0.0, 0.1)))  # the more it is within a call, the more a kill meets one
         try:
+            if self._chance.random() < _PAUSED:
+                self._pause()
             self._cancel() if self._timers and self._chance.random() < 0.3 else self._send()
+        except FlowControlError as error:
+            self._ledger.write("refused", ("-", type(error).__name__))
+            with suppress(*_REFUSALS):
+                self._store.pauses.end(Flow.SENDS)  # who has begun it may be dead
         except _REFUSALS as error:
             self._ledger.write("refused", ("-", type(error).__name__))
 
@@ -111,11 +121,18 @@ class Producer:
         # A time of its own must reach the worker as it is; a delay counts from when the owner got the call.
         due_ms = self._clock.now_ms() + delay_ms if delay_ms and chance.random() < 0.5 else None
         times: dict[str, Any] = {"delay_ms": delay_ms} if due_ms is None else {"deliver_at_ms": due_ms}
+        if chance.random() < 0.5:
+            times["timeout"] = timedelta(seconds=chance.choice((0.1, 2)))
         messages = [Message(topic, each.encode() * chance.randint(1, 20), message_id=each) for each in ids]
         self._ledger.write("sending", *((each, topic, due_ms or "-") for each in ids))
         receipts = [self._store.send(messages[0], **times)] if len(ids) == 1 else self._store.send_batch(messages, **times)
         self._ledger.write("sent", *((each.message_id,) for each in receipts))
         self._timers = [*self._timers, *((each.message_id, each.handle) for each in receipts if each.handle is not None)][-200:]
+
+    def _pause(self) -> None:
+        self._store.pauses.begin(Flow.SENDS)
+        time.sleep(self._chance.choice((0.0, 0.1)))
+        self._store.pauses.end(Flow.SENDS)
 
     def _cancel(self) -> None:
         timers = [self._timers.pop(self._chance.randrange(len(self._timers))) for _ in range(min(len(self._timers), 2))]

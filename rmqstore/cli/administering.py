@@ -45,8 +45,12 @@ def list_topics(
     """List the topics, with queues, messages and offsets."""
     with stores.reading(store) as opened:
         infos = opened.topics.list(system=system)
+        parts = [(shard, {info.name: info for info in part.topics.list(system=system)}) for shard, part in stores.parts(opened)]
     if as_json:
-        show.document({"topics": [_topic_document(info) for info in infos]})
+        queues = {
+            info.name: [each for shard, own in parts if info.name in own for each in _queues(own[info.name], shard)] for info in infos
+        }
+        show.document({"topics": [{"name": name, "queues": each} for name, each in queues.items()]})
         return
     if not infos:
         show.line("There is no topic yet; the first message of a topic makes it.")
@@ -70,7 +74,7 @@ def create_topic(
     with stores.owning(store) as opened:
         info = opened.topics.create(topic, queues)
     if as_json:
-        show.document(_topic_document(info))
+        show.document({"name": info.name, "queues": _queues(info, {})})
     else:
         show.line(f"topic {info.name} has {show.count(info.queues, 'queue')}.")
 
@@ -206,14 +210,12 @@ def _group_and_topic(each: Subscription) -> tuple[str, str]:
     return each.group, each.topic
 
 
-def _topic_document(info: TopicInfo) -> dict[str, object]:
-    return {
-        "name": info.name,
-        "queues": [
-            {"queue_id": queue, "min_offset": low, "next_offset": high}
-            for queue, (low, high) in enumerate(zip(info.min_offsets, info.max_offsets, strict=True))
-        ],
-    }
+def _queues(info: TopicInfo, shard: dict[str, int]) -> list[dict[str, int]]:
+    """Return a topic's queues as documents; ``shard`` says in which shard they are, of a data set."""
+    return [
+        {**shard, "queue_id": queue, "min_offset": low, "next_offset": high}
+        for queue, (low, high) in enumerate(zip(info.min_offsets, info.max_offsets, strict=True))
+    ]
 
 
 def _range(offsets: tuple[int, ...]) -> str:

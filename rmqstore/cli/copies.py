@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+import msgspec
 import typer
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
@@ -19,6 +21,9 @@ from rmqstore.errors import TransferError
 from rmqstore.settings import CORE_SETTINGS, allowed
 from rmqstore.store.directory import engines_in
 from rmqstore.store.snapshots import restore as restore_snapshot
+
+if TYPE_CHECKING:
+    from rmqstore.transfer import DumpReport, LoadReport
 
 EngineOption = Annotated[
     str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.", autocompletion=complete_engine)
@@ -35,12 +40,32 @@ def snapshot(
 ) -> None:
     """Write a consistent copy of a store.
 
-    The copy opens like any store. Where the store is shared or served, its owner writes it, and goes on meanwhile.
+    The copy opens like any store. Where the store is shared or served, its owner writes it, and goes on meanwhile. That of a data set is
+    one as well: each shard is as of its own moment, and no job is half done in it.
     """
-    with stores.owning(store) as opened:
-        path = opened.snapshot(dest)
+    path = _copied(store, dest, "copying", _take_snapshot) if stores.shards_at(store) else _take_snapshot(store, dest)
     show.line(str(path))
     show.note(f"`rmqstore restore {path} DEST` makes a store of it.")
+
+
+def _take_snapshot(store: Path, dest: Path) -> Path:
+    with stores.owning(store) as opened:
+        return opened.snapshot(dest)
+
+
+def _copied(source: Path, dest: Path, doing: str, copy_shard: Callable[[Path, Path], object], **changes: object) -> Path:
+    """Copy a data set, or make one of a copy; ``changes`` are those of its manifest."""
+    from rmqstore.spark.copies import copied
+    from rmqstore.spark.dataset import Dataset
+
+    dataset = Dataset.open(source)
+    return copied(dataset, dest, doing, copy_shard, msgspec.structs.replace(dataset.manifest, **changes))
+
+
+def _is_dataset(path: Path) -> bool:
+    from rmqstore.spark.dataset import is_dataset
+
+    return not stores.is_store(path) and is_dataset(path)
 
 
 @examples("rmqstore restore backup-2026-12-01 data")
@@ -48,12 +73,12 @@ def restore(
     snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Directory of the snapshot; it stays as it is.")],
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the store, which must not exist yet.")],
 ) -> None:
-    """Make a store from a snapshot.
+    """Make a store, or a data set, from a snapshot.
 
     It is the store that the snapshot was taken from, as of then: its receipts and handles count. Do not use both at the same time: each
     would deliver the same messages. An interrupted restore leaves no store, and is simply run again.
     """
-    path = restore_snapshot(snapshot, dest)
+    path = _copied(snapshot, dest, "restoring", restore_snapshot) if _is_dataset(snapshot) else restore_snapshot(snapshot, dest)
     show.line(str(path))
     show.note(f"`rmqstore doctor {path} --deep` looks it over.")
 
@@ -88,23 +113,45 @@ def dump(
 ) -> None:
     """Write all that a store holds to Parquet files.
 
-    The dump is one consistent state, made beside a program that has the store open where its engine can be opened for reading.
-    docs/transfer.md tells what is in it.
+    The dump is one consistent state, made beside a program that has the store open where its engine can be opened for reading. That of a
+    data set has a dump of each shard, and is made whole or not at all. docs/transfer.md tells what is in it.
     """
     from rmqstore import transfer  # it brings Parquet along
     from rmqstore.transfer.dumps import MANIFEST, PROGRESS
 
-    stores.require(store)
+    if shards := stores.shards_at(store):
+        if resume:
+            raise typer.BadParameter("an interrupted dump of a data set leaves nothing to go on with", param_hint="--resume")
+    else:
+        stores.require(store)
     if not resume and (dest / PROGRESS).exists() and not (dest / MANIFEST).exists():
         raise TransferError(f"{dest} holds an interrupted dump; --resume goes on with it, or choose another directory")
+    path = dest
+    reports: list[DumpReport] = []
     with _progress("dumping") as told:
-        report = transfer.dump(store, dest, progress=told)
+
+        def take(source: Path, to: Path) -> None:
+            reports.append(transfer.dump(source, to, progress=told))
+
+        if shards:
+            path = _copied(store, dest, "dumping", take)
+        else:
+            take(store, dest)
+    tables, written, reused = _summed(reports), sum(each.bytes for each in reports), sum(each.reused_files for each in reports)
     if as_json:
-        show.document({"path": str(report.path), "tables": report.tables, "bytes": report.bytes, "reused_files": report.reused_files})
+        show.document({"path": str(path), "tables": tables, "bytes": written, "reused_files": reused})
         return
-    _show_tables(report.tables)
-    reused = f", {show.count(report.reused_files, 'file')} of an earlier run used again" if report.reused_files else ""
-    show.note(f"{report.path} has {size(report.bytes)}{reused}; `rmqstore load {report.path} STORE` takes it in.")
+    _show_tables(tables)
+    again = f", {show.count(reused, 'file')} of an earlier run used again" if reused else ""
+    show.note(f"{path} has {size(written)}{again}; `rmqstore load {path} STORE` takes it in.")
+
+
+def _summed(reports: Sequence[DumpReport | LoadReport]) -> dict[str, int]:
+    """Return the rows by table that these reports tell of."""
+    found: Counter[str] = Counter()
+    for report in reports:
+        found.update(report.tables)
+    return dict(found)
 
 
 @examples("rmqstore load data.dump copy", "rmqstore load data.dump copy --engine NAME")
@@ -119,16 +166,36 @@ def load(
     """Load a dump into an empty directory or store.
 
     All handles and receipts are still good in it; use only one of the two stores from then on. A store that holds anything is left as it
-    is. The same command goes on after an interruption.
+    is. The same command goes on after an interruption; of the dump of a data set, which becomes a new one, it begins again.
     """
     from rmqstore import transfer
 
     given = stores.parsed_settings(settings or ())
     if precision is not None:
         given["precision_ms"] = _precision_ms(precision)
+    path = store
+    reports: list[LoadReport] = []
     with _progress("loading") as told:
-        report = transfer.load(dump, store, engine=engine, clock=stores.clock_factory(), progress=told, **given)
-    _report(report.path, report.tables, None, as_json)
+
+        def take(source: Path, to: Path) -> None:
+            reports.append(transfer.load(source, to, engine=engine, clock=stores.clock_factory(), progress=told, **given))
+
+        if _is_dataset(dump):
+            path = _copied(dump, store, "loading", take, **_changes(dump, engine, given))
+        else:
+            take(dump, store)
+    _report(path, _summed(reports), None, as_json)
+
+
+def _changes(dump: Path, engine: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is another in the manifest of a data set that is made of a dump with these settings."""
+    from rmqstore.spark.dataset import Dataset
+    from rmqstore.spark.migrating import check_settings
+
+    manifest = Dataset.open(dump).manifest
+    if engine is not None:
+        check_settings(manifest, engine)
+    return {"engine": engine or manifest.engine, "settings": {**manifest.settings, **given}}
 
 
 @examples("rmqstore migrate data --engine NAME", "rmqstore migrate data --precision 100ms")

@@ -20,14 +20,22 @@ from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import Reader
 
 
+class QueueStanding(msgspec.Struct, frozen=True):
+    """Where a group stands on a queue: ``offset`` is None when it never popped; ``shard`` is its number, of a data set only."""
+
+    shard: dict[str, int]
+    queue_id: int
+    offset: GroupOffset | None
+    end_offset: int
+
+
 class Standing(msgspec.Struct, frozen=True):
-    """Where a group stands on a topic; ``offsets`` by queue, empty when it never popped."""
+    """Where a group stands on a topic."""
 
     group: str
     topic: str
     lag: Lag
-    offsets: tuple[GroupOffset, ...]
-    ends: tuple[int, ...]
+    queues: tuple[QueueStanding, ...]
 
 
 @examples("rmqstore lag data", "rmqstore lag data --group billing --queues", "rmqstore lag data --json")
@@ -69,39 +77,43 @@ def lag(
 
 
 def _standings(store: Reader, group: str | None, topic: str | None) -> list[Standing]:
-    ends = {info.name: info.max_offsets for info in store.topics.list(system=True)}
+    parts = [(shard, each, {info.name: info.max_offsets for info in each.topics.list(system=True)}) for shard, each in stores.parts(store)]
     found = []
     for name in store.groups.list() if group is None else [group]:
-        offsets = store.groups.offsets(name)
-        popped = {each.topic for each in offsets if not each.topic.startswith(RETRY_PREFIX)}
+        popped = {each.topic for each in store.groups.offsets(name) if not each.topic.startswith(RETRY_PREFIX)}
         for wanted in sorted(popped) if topic is None else [topic]:
             if topic is not None and group is None and topic not in popped:
                 continue
-            own = tuple(each for each in offsets if each.topic == wanted)
-            found.append(Standing(name, wanted, store.lag(wanted, name), own, ends.get(wanted, ())))
+            queues = []
+            for shard, part, ends in parts:
+                own = {each.queue_id: each for each in part.groups.offsets(name) if each.topic == wanted}
+                queues += [QueueStanding(shard, queue, own.get(queue), end) for queue, end in enumerate(ends.get(wanted, ()))]
+            found.append(Standing(name, wanted, store.lag(wanted, name), tuple(queues)))
     return found
 
 
 def _show_queues(standings: list[Standing]) -> None:
     rows = []
+    shards = ["shard"] if any(each.shard for standing in standings for each in standing.queues) else []
     for standing in standings:
-        held = {each.queue_id: each for each in standing.offsets}
-        for queue, end in enumerate(standing.ends):
-            own = held.get(queue)
+        for each in standing.queues:
+            own, end = each.offset, each.end_offset
             numbers = ("-", end, "-", "-") if own is None else (own.next_offset, end, max(end - own.next_offset, 0), own.in_flight)
-            rows.append([standing.group, standing.topic, queue, *numbers])
-    show.table(show.columns(["group", "topic"], ["queue", "next offset", "end", "behind", "in flight"]), rows)
+            rows.append([standing.group, standing.topic, *each.shard.values(), each.queue_id, *numbers])
+    show.table(show.columns(["group", "topic"], [*shards, "queue", "next offset", "end", "behind", "in flight"]), rows)
 
 
 def _standing_document(standing: Standing) -> dict[str, Any]:
     queues = [
         {
+            **each.shard,
             "queue_id": each.queue_id,
-            "next_offset": each.next_offset,
-            "end_offset": standing.ends[each.queue_id],
-            "in_flight": each.in_flight,
+            "next_offset": each.offset.next_offset,
+            "end_offset": each.end_offset,
+            "in_flight": each.offset.in_flight,
         }
-        for each in standing.offsets
+        for each in standing.queues
+        if each.offset is not None
     ]
     return {"group": standing.group, "topic": standing.topic, **msgspec.structs.asdict(standing.lag), "queues": queues}
 

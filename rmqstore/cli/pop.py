@@ -247,7 +247,7 @@ def ack(
     else's by now); unknown (no receipt of this store).
     """
     given = _lines_of_stdin() if receipts == ["-"] else _joined(receipts)
-    with stores.owning(store) as opened:
+    with stores.owning_all(store) as opened:
         outcomes = opened.ack(given)
     _show_outcomes("receipt", given, outcomes, AckOutcome.ACKED, as_json)
 
@@ -277,7 +277,7 @@ def cancel(
     if not handles:
         if topic is None or not keys:
             raise typer.BadParameter("--topic and --key go together", param_hint="--topic" if keys else "--key")
-        with stores.owning(store) as opened:
+        with stores.owning_all(store) as opened:
             found = opened.cancel_keys(topic, keys)
             if not any(found):
                 stores.require_topic(opened, topic, or_timers=True)
@@ -290,7 +290,7 @@ def cancel(
         _show_outcomes("key", given, outcomes, CancelOutcome.CANCELLED, as_json, lacks=bool(of_nothing))
         return
     given = _lines_of_stdin() if handles == ["-"] else handles
-    with stores.owning(store) as opened:
+    with stores.owning_all(store) as opened:
         outcomes = opened.cancel(given)
     _show_outcomes("handle", given, outcomes, CancelOutcome.CANCELLED, as_json)
 

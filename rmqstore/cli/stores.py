@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
+from rmqstore.cli.shards import Shards
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import keyword_of
 from rmqstore.contract import PendingTimer
@@ -79,21 +81,51 @@ def require(path: Path) -> None:
         raise StorePathError(f"there is no store in {path}, the directory {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
 
 
+def shards_at(path: Path) -> list[Path]:
+    """Return the shards of the data set in ``path``; none when there is a single store, or nothing.
+
+    Raises:
+        StorePathError: a shard is missing.
+    """
+    if is_store(path):
+        return []
+    from rmqstore.spark.dataset import Dataset, is_dataset  # as in require
+
+    if not is_dataset(path):
+        return []
+    dataset = Dataset.open(path)
+    for shard in dataset.shards:
+        dataset.engines(shard)
+    return [dataset.shard_path(shard) for shard in dataset.shards]
+
+
+def parts(store: Reader) -> list[tuple[dict[str, int], Reader]]:
+    """Return the shards of a data set, each with its number as a document has it; of a store, itself and nothing."""
+    if isinstance(store, Shards):
+        return [({"shard": shard}, opened) for shard, opened in enumerate(store.opened)]
+    return [({}, store)]
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[Reader]:
-    """Open a store that exists for reading: beside its owner where its engine can, else as owner for a moment.
+    """Open a store that exists for reading, or all shards of a data set: beside its owner where its engine can, else as owner for a moment.
 
     Raises:
         StoreLockedError: somebody else has it open, and the engine cannot read beside an owner.
     """
-    require(path)
-    reader: ReadStore | Store
+    shards = shards_at(path)
+    if not shards:
+        require(path)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(_readable(each)) for each in shards or [path]]
+        yield Shards(path, opened) if shards else opened[0]
+
+
+def _readable(path: Path) -> ReadStore | Store:
     try:
-        reader = open_store(path, read_only=True, clock=clock_factory())
+        return open_store(path, read_only=True, clock=clock_factory())
     except UnsupportedOperationError:
-        reader = _owned(path)
-    with reader:
-        yield reader
+        return _owned(path)
 
 
 def _owned(path: Path) -> Store:
@@ -129,6 +161,15 @@ def owning(
             raise locked from None
     with store:
         yield store
+
+
+@contextmanager
+def owning_all(path: Path) -> Iterator[Store]:
+    """Own a store as :func:`owning` does, or all shards of a data set, of which then each is asked."""
+    shards = shards_at(path)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(owning(each)) for each in shards or [path]]
+        yield Shards(path, opened) if shards else opened[0]
 
 
 def is_address(store: str) -> bool:
@@ -206,6 +247,10 @@ def _instead(given: str, names: Collection[str], shown: Collection[str]) -> str:
 
 def pending_timers(store: Reader, from_ms: int = 0, to_ms: int | None = None) -> Iterator[PendingTimer]:
     """Yield the pending timers that are due in ``from_ms <= due < to_ms``, by due time, page after page; None for no end."""
+    if isinstance(store, Shards):
+        each_in_order = (pending_timers(shard, from_ms, to_ms) for shard in store.opened)
+        yield from heapq.merge(*each_in_order, key=lambda timer: timer.deliver_at_ms)
+        return
     after = None
     while True:
         page = store.scan(from_ms=from_ms, to_ms=to_ms, after=after, limit=_PAGE)

@@ -58,6 +58,7 @@ LOCK_WAIT_MS: Final = 600_000
 """How long a task waits for a shard that another task holds."""
 
 _POLL_S: Final = 0.05
+_DOINGS: Final = ("creating", "copying", "restoring", "dumping", "loading")
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -335,7 +336,8 @@ def what_is(place: Path) -> str:
 
 def left_asides(place: Path) -> list[Path]:
     """Return the directories in which data sets for ``place`` are being made, or were left unfinished."""
-    name = re.compile(re.escape(aside_prefix(place, "creating")) + "[0-9a-f]{8}")
+    prefixes = "|".join(re.escape(aside_prefix(place, doing)) for doing in _DOINGS)
+    name = re.compile(f"({prefixes})[0-9a-f]{{8}}")
     return sorted(entry for entry in place.parent.iterdir() if name.fullmatch(entry.name) and entry.is_dir())
 
 

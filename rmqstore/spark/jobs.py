@@ -327,8 +327,7 @@ class Job:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Let what decides about jobs happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
-        with open(self.path.with_name(_LOCK), "a", encoding="ascii") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with _locked(self.dataset):
             yield
 
     def _write(self, name: str, content: msgspec.Struct) -> None:
@@ -342,6 +341,13 @@ class Job:
             return None
         except ValueError as error:
             raise CorruptStoreError(f"the record {file} of job {self.id!r} cannot be read: {error}", file=str(file), offset=0) from error
+
+
+@contextmanager
+def _locked(dataset: Dataset) -> Iterator[None]:
+    with open(dataset.path / "jobs" / _LOCK, "a", encoding="ascii") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _alike(some: Sequence[StagedFile], others: Sequence[StagedFile]) -> bool:
@@ -410,6 +416,29 @@ def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
             record = job.record()
             if record is not None and not record.is_dropped:
                 job.forget()
+
+
+@contextmanager
+def at_rest(dataset: Dataset) -> Iterator[None]:
+    """Let no job be committed for a while, when none is half done.
+
+    Raises:
+        TransferError: one is.
+    """
+    with _locked(dataset):
+        check_no_job_waits(dataset)
+        yield
+
+
+def copy_finished(source: Dataset, target: Dataset) -> None:
+    """Let a data set that has every message of another one know which jobs brought them, and which were given up."""
+    (target.path / "jobs").mkdir()
+    for job in jobs_of(source):
+        record = job.record()
+        if record is not None and record.is_done:
+            same = Job(target, job.id)
+            same.path.mkdir()
+            same._write(_DONE, record)
 
 
 def check_no_job_waits(dataset: Dataset) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from rmqstore.errors import ConfigError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
-from rmqstore.spark.dataset import Dataset
+from rmqstore.spark.dataset import Dataset, Manifest
 from rmqstore.spark.jobs import check_no_job_waits
 from rmqstore.store.directory import StoreDirectory
 
@@ -47,14 +47,21 @@ def begin(dataset: Dataset, engine: str) -> None:
         )
     if manifest.engine == engine:
         raise TransferError(f"data set {dataset.path} is of engine {engine!r} already")
-    foreign = [name for name in manifest.settings if name.partition("__")[0] == manifest.engine]
-    if foreign:
-        raise ConfigError(
-            f"data set {dataset.path} has the setting {foreign[0]} of engine {manifest.engine!r}, which {engine!r} does not know"
-        )
+    check_settings(manifest, engine)
     dataset.check_ready()
     check_no_job_waits(dataset)
     dataset.rewrite(msgspec.structs.replace(manifest, migrating_to=engine))
+
+
+def check_settings(manifest: Manifest, engine: str) -> None:
+    """Refuse an engine that does not know the settings of a data set.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    foreign = [name for name in manifest.settings if name.partition("__")[0] == manifest.engine != engine]
+    if foreign:
+        raise ConfigError(f"the data set has the setting {foreign[0]} of engine {manifest.engine!r}, which {engine!r} does not know")
 
 
 def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:

@@ -1,0 +1,51 @@
+"""Copies of a whole data set, side by side in a directory of the same layout: snapshots and dumps, and the data sets made of them.
+
+A copy has no half done job, and none is committed while it is made, since that waits for the lock of jobs. So of each job that a copy knows
+as finished it has every message, and of any other none. What programs send to a shard meanwhile is in the copy or not, shard by shard.
+Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from rmqstore.errors import StorePathError
+from rmqstore.spark.dataset import MANIFEST, Dataset, Manifest, place_of, write_json
+from rmqstore.spark.jobs import at_rest, copy_finished
+from rmqstore.store.directory import made_aside
+
+CopyShard: TypeAlias = Callable[[Path, Path], object]
+"""Makes the second path, which is not there yet, of the shard that is the first."""
+
+
+def copied(source: Dataset, path: str | os.PathLike[str], doing: str, copy_shard: CopyShard, manifest: Manifest | None = None) -> Path:
+    """Copy a data set, or a copy of one, to ``path``, which is there whole in the end, or not at all; returns its absolute path.
+
+    Args:
+        doing: what a directory is called in which the copy is being made.
+        manifest: of the copy; by default that of the source.
+
+    Raises:
+        TransferError: a job is half done.
+        StorePathError: ``path`` exists, or its parent does not, or a shard is missing.
+        RmqstoreError: what copying a shard raises.
+    """
+    target = place_of(path)
+    if target.exists():
+        raise StorePathError(f"{target} exists already; a copy of a data set goes into a new directory")
+    if not target.parent.is_dir():
+        raise StorePathError(f"{target.parent} does not exist; make it first")
+    if target.is_relative_to(source.path):
+        raise StorePathError(f"{target} lies in the data set itself; a copy goes elsewhere")
+    with at_rest(source), made_aside(target, doing) as aside:
+        made = Dataset(aside, manifest or source.manifest)
+        for shard in source.shards:
+            copy_shard(source.shard_path(shard), made.shard_path(shard))
+        copy_finished(source, made)
+        write_json(aside / MANIFEST, msgspec.to_builtins(made.manifest))
+    return target

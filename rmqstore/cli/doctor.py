@@ -78,8 +78,8 @@ def doctor(
     That is engines, lock, files, settings, disk room, clock, and what waits in the store. Each check is one line: ok, warning, or problem
     with what to do. A store that is in use is looked at beside its owner, where its engine can do that.
 
-    Of a data set that Spark wrote every shard is checked. Jobs and migrations that were interrupted are named, finished or undone, and jobs
-    that cannot be finished given up.
+    Of a data set that Spark wrote every shard is checked. Jobs, migrations and reshardings that were interrupted are named, finished or
+    undone, and jobs that cannot be finished given up.
     """
     if finish or undo or drop_job is not None:
         _repair(store, finish=finish, undo=undo, drop_job=drop_job)
@@ -105,9 +105,8 @@ def _repair(path: Path, *, finish: bool, undo: bool, drop_job: str | None) -> No
     if finish + undo + (drop_job is not None) > 1:
         raise typer.BadParameter("choose one of --finish, --undo and --drop-job", param_hint="--finish")
     from rmqstore.spark import repair
-    from rmqstore.spark.dataset import Dataset
 
-    dataset = Dataset.open(path)
+    dataset = repair.opened(path)
     if drop_job is not None:
         sentences = repair.drop_job(dataset, drop_job)
     else:

@@ -12,7 +12,7 @@ from rmqstore.spark.cancels import cancel
 from rmqstore.spark.columns import ddl, shard_of
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.ingest import ShardReport
-from rmqstore.spark.running import HandOverReport, ScheduleReport, hand_over, migrate, read, schedule
+from rmqstore.spark.running import HandOverReport, ScheduleReport, hand_over, migrate, read, reshard, schedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +31,7 @@ __all__ = [
     "migrate",
     "read",
     "register",
+    "reshard",
     "schedule",
     "shard_of",
 ]

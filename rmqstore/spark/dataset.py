@@ -2,7 +2,7 @@
 
 ::
 
-    rmqstore-dataset.json    the manifest: format, id, number of shards, engine, routing, settings; a migration that is under way
+    rmqstore-dataset.json    the manifest: format, id, number of shards, engine, routing, settings; a move that is under way
     shard-00000/ …           the shards, each a store like any other; its rmqstore.toml has the settings, too
     jobs/                    what was written by jobs, and is being written (rmqstore.spark.jobs)
 
@@ -69,6 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         engine: of every shard.
         settings: with which every shard is opened, by the keywords of ``rmqstore.open``.
         migrating_to: the engine of a migration that did not come to its end.
+        resharding_to: the number of shards of a resharding that did not come to its end.
     """
 
     format: int
@@ -78,6 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     routing: str = ROUTING
     settings: dict[str, Any] = {}
     migrating_to: str | None = None
+    resharding_to: int | None = None
 
 
 class Dataset:
@@ -104,8 +106,8 @@ class Dataset:
             raise StorePathError(f"there is no data set at {place}: {what_is(place)}")
         if shards is not None and shards != manifest.shards:
             raise ConfigError(
-                f"data set {place} has {manifest.shards} shards, not {shards}, and their number cannot change; leave it out, or write into "
-                "another directory"
+                f"data set {place} has {manifest.shards} shards, not {shards}; leave it out, or change their number with "
+                "rmqstore.spark.reshard"
             )
         if engine is not None and engine != manifest.engine:
             raise ConfigError(
@@ -136,10 +138,7 @@ class Dataset:
             UnknownEngineError, EngineNotInstalledError, BrokenEngineError: the engine cannot be used.
         """
         place = place_of(path)
-        if type(shards) is not int:
-            raise IllegalArgumentTypeError(f"shards must be an int, not {shards!r}")
-        if not 1 <= shards <= MAX_SHARDS:
-            raise IllegalArgumentError(f"shards must be 1–{MAX_SHARDS}, not {shards}")
+        check_shards(shards)
         if not place.parent.is_dir():
             raise StorePathError(f"{place.parent} does not exist; make it first, then write to {place}")
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -208,7 +207,7 @@ class Dataset:
         """Refuse a data set that nothing can be written to, whoever has its shards open.
 
         Raises:
-            ConfigError: a shard has another engine, or a migration has not come to its end.
+            ConfigError: a shard has another engine, or a migration or a resharding has not come to its end.
             StorePathError: a shard is missing.
             EngineLookupError: the engine cannot be used here.
         """
@@ -216,6 +215,11 @@ class Dataset:
         if self.manifest.migrating_to is not None:
             raise ConfigError(
                 f"the migration of data set {self.path} to engine {self.manifest.migrating_to!r} has not come to its end; run it again, "
+                f"or `rmqstore doctor {self.path} --finish` (or --undo)"
+            )
+        if self.manifest.resharding_to is not None:
+            raise ConfigError(
+                f"the resharding of data set {self.path} to {self.manifest.resharding_to} shards has not come to its end; run it again, "
                 f"or `rmqstore doctor {self.path} --finish` (or --undo)"
             )
         for shard in self.shards:
@@ -272,6 +276,18 @@ class Dataset:
         """Put another manifest into place, durably and in one step."""
         write_json(self.path / MANIFEST, msgspec.to_builtins(manifest))
         self.manifest = manifest
+
+
+def check_shards(shards: int) -> None:
+    """Refuse a number of shards that no data set can have.
+
+    Raises:
+        IllegalArgumentError: it is none.
+    """
+    if type(shards) is not int:
+        raise IllegalArgumentTypeError(f"shards must be an int, not {shards!r}")
+    if not 1 <= shards <= MAX_SHARDS:
+        raise IllegalArgumentError(f"shards must be 1–{MAX_SHARDS}, not {shards}")
 
 
 def is_dataset(path: Path) -> bool:

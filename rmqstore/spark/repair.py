@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError, TransferError
-from rmqstore.spark import migrating
-from rmqstore.spark.dataset import Dataset, left_asides
+from rmqstore.spark import migrating, resharding
+from rmqstore.spark.dataset import Dataset, left_asides, place_of
 from rmqstore.spark.ingest import ingest_here
 from rmqstore.spark.jobs import Job, jobs_of, unfinished_jobs
 
@@ -34,6 +35,10 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             f"{done} of {dataset.manifest.shards} shards are of engine {dataset.manifest.migrating_to!r}; {doctor} --finish` moves the "
             f"others, --undo moves these back to {dataset.manifest.engine!r}",
         )
+    if resharding.is_left(dataset):
+        target = dataset.manifest.resharding_to
+        what = "is there, but the old one has not got its name" if target is None else f"to {target} shards has not come to its end"
+        yield Trouble("resharding", True, f"the resharding {what}; {doctor} --finish` ends it, --undo removes what is not in its place")
     for job in jobs_of(dataset):
         try:
             record = job.record()
@@ -73,6 +78,17 @@ def _shards(dataset: Dataset) -> Iterator[Trouble]:
             )
 
 
+def opened(path: Path) -> Dataset:
+    """Open the data set at ``path``; when a resharding was cut off behind the exchange, it ends first.
+
+    Raises:
+        StorePathError, FormatVersionError, CorruptStoreError: as :meth:`Dataset.open`.
+    """
+    place = place_of(path)
+    resharding.take_up(place)
+    return Dataset.open(place)
+
+
 def finish(dataset: Dataset) -> list[str]:
     """Bring what is half done to its end; returns one sentence a thing.
 
@@ -85,6 +101,10 @@ def finish(dataset: Dataset) -> list[str]:
     if target is not None:
         moved = migrating.migrate_here(dataset, target)
         done.append(f"every shard is of engine {target!r} now; {sum(bool(each.previous) for each in moved)} moved")
+    if dataset.manifest.resharding_to is not None:
+        resharded = resharding.reshard_here(dataset, dataset.manifest.resharding_to)
+        dataset = Dataset.open(dataset.path)
+        done.append(f"the data set has {dataset.manifest.shards} shards now; the old one is {resharded.previous}")
     failed: list[str] = []
     for job in unfinished_jobs(dataset):
         try:
@@ -131,6 +151,9 @@ def undo(dataset: Dataset) -> list[str]:
     if dataset.manifest.migrating_to is not None:
         moved = migrating.undo_here(dataset)
         done.append(f"every shard is of engine {dataset.manifest.engine!r} again; {sum(bool(each.previous) for each in moved)} moved back")
+    if dataset.manifest.resharding_to is not None:
+        resharding.undo_here(dataset)
+        done.append(f"what was built of new shards is removed; the {dataset.manifest.shards} old ones are as they were")
     for job in jobs_of(dataset):
         if job.record() is None:
             job.discard()

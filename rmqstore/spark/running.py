@@ -1,4 +1,4 @@
-"""What a driver calls: write, read, hand over, migrate. Each runs jobs of Spark whose tasks own one shard at a time.
+"""What a driver calls: write, read, hand over, migrate, reshard. Each runs jobs of Spark whose tasks own one shard at a time.
 
 Nothing here touches ``sparkContext``, RDDs or accumulators, so that it works over Spark Connect as well.
 """
@@ -18,7 +18,7 @@ from rmqstore.clock import SystemClock
 from rmqstore.settings import Value
 from rmqstore.spark import migrating
 from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
-from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
+from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, unfinished_jobs
@@ -29,6 +29,8 @@ from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from rmqstore.spark.resharding import Resharding
 
 _ANSWER = "answer string"
 
@@ -224,6 +226,32 @@ def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> t
     found = _run(spark, dataset.shards, lambda shard: migrating.migrate_shard(dataset, shard, engine), migrating.ShardMigration)
     migrating.end(dataset, engine)
     return tuple(found)
+
+
+def reshard(spark: SparkSession, path: str | os.PathLike[str], shards: int) -> Resharding:
+    """Change the number of shards: every message and timer goes to the shard that its name has among so many; the old shards are kept.
+
+    A task a new shard reads all old ones, so it takes as many readings as there will be shards. The new data set takes the place of the
+    old one in one step, so an interrupted call has changed nothing; it goes on with the same call, or with ``rmqstore doctor --finish``,
+    and ``--undo`` removes what is built. Where groups stand goes along; handles, receipts and marks do not. ``rmqstore.spark.resharding``
+    tells what cannot be split, and why nothing is lost or there twice.
+
+    Raises:
+        TransferError: there is nothing to change, a job is half done, or there is what cannot be split: leases, schedules, pauses, or
+            groups of one topic that are not equally far.
+        ConfigError: the shards have different settings.
+        StoreLockedError: a shard is open in another process.
+    """
+    from rmqstore.spark import resharding  # as migrate_shard does with what moves stores
+
+    place = place_of(path)
+    finished = resharding.take_up(place)
+    dataset = Dataset.open(place)
+    if finished is not None and dataset.manifest.shards == shards:
+        return resharding.Resharding(shards=(), previous=str(finished.previous))
+    with resharding.begun(dataset, shards) as plan:
+        found = _run(spark, range(shards), lambda shard: resharding.build(dataset, plan, shard), resharding.ShardShare)
+        return resharding.end(dataset, plan, tuple(found))
 
 
 # ---------------------------------------------------------------- tasks

@@ -39,7 +39,7 @@ class Published(NamedTuple):
 
 
 class Replacement:
-    """The way of one store into the place ``path``; ``what`` names the undertaking in the file names."""
+    """The way of one store, or data set, into the place ``path``; ``what`` names the undertaking in the file names."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class Replacement:
         if note is None or "inode" not in note:
             return None
         with ExitStack() as stack:
-            if not self._is_in_place(note) and self.path.exists():
+            if not self.is_in_place() and self.path.exists():
                 if read_manifest(self.path) is not None:
                     stack.enter_context(StoreDirectory(self.path))
                 if epoch_of(self.path) != note["epoch"]:
@@ -111,7 +111,7 @@ class Replacement:
         """Put the new store into its place and say where the old one is. Can be called again after a crash anywhere in it."""
         note = self.noted() or {}
         previous = self.path.with_name(note["previous"])
-        if not self._is_in_place(note):
+        if not self.is_in_place():
             if not self.path.exists():
                 self.staging.rename(self.path)
             elif not exchanged(self.staging, self.path):
@@ -127,8 +127,9 @@ class Replacement:
         self._note.unlink()
         return Published(previous if previous.exists() else None)
 
-    def _is_in_place(self, note: dict[str, Any]) -> bool:
-        return self.path.exists() and self.path.stat().st_ino == note["inode"]
+    def is_in_place(self) -> bool:
+        """Say whether what was noted as complete is in its place, so that only the name of the old one is missing."""
+        return self.path.exists() and self.path.stat().st_ino == (self.noted() or {}).get("inode")
 
     def _write(self, note: dict[str, Any]) -> None:
         write_durably(self._note, json_bytes(note))

@@ -299,13 +299,18 @@ def test_an_engine_that_executors_lack_is_named_with_the_machine(spark: SparkSes
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
-def test_all_shards_move_to_another_engine(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+def test_all_shards_move_to_another_engine_and_become_more(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
     rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now_ms=NOW_MS)
     moved = rmqspark.migrate(spark, path, ENGINES[0])
     assert sum(shard.tables["timers"] for shard in moved) == ROWS
     assert all(Path(shard.previous).is_dir() for shard in moved)
     assert Dataset.open(path).manifest.engine == ENGINES[0]
+    assert in_the_store(path) == list(range(ROWS))
+    assert rmqspark.schedule(timers, path, job_id="load").repeated == ROWS
+    resharded = rmqspark.reshard(spark, path, 3)
+    assert sum(shard.timers for shard in resharded.shards) == ROWS
+    assert Path(resharded.previous).is_dir()
     assert in_the_store(path) == list(range(ROWS))
     assert rmqspark.schedule(timers, path, job_id="load").repeated == ROWS
 

@@ -22,12 +22,11 @@ from rmqstore.errors import (
     IllegalArgumentError,
     StoreLockedError,
     StorePathError,
-    StoreUnavailableError,
     UnsupportedOperationError,
 )
 from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
 from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
-from rmqstore.server import connect
+from rmqstore.server import reach
 from rmqstore.settings import known_settings
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import MANIFEST_NAME, read_manifest
@@ -150,15 +149,13 @@ def owning(
     """
     if not create:
         require(path)
-    try:
-        store = open_store(path, engine=engine, clock=clock_factory(), services=services, **(settings or {}))
-    except StoreLockedError as locked:
-        if engine is not None or settings:
-            raise StoreLockedError(f"{locked}; what --engine and --set say is for who opens it") from None
+    if engine is None and not settings:
+        store = reach(path, patience=timedelta(0), clock=clock_factory(), services=services)
+    else:
         try:
-            store = connect(path, patience=timedelta(0))
-        except StoreUnavailableError:
-            raise locked from None
+            store = open_store(path, engine=engine, clock=clock_factory(), services=services, **(settings or {}))
+        except StoreLockedError as locked:
+            raise StoreLockedError(f"{locked}; what --engine and --set say is for who opens it") from None
     with store:
         yield store
 

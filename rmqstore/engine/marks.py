@@ -98,7 +98,7 @@ def decode_ticks(answer: bytes) -> list[int]:
 def drop_old_marks(kv: OrderedKV, floors: Floors, batch: WriteBatch, side: bytes, now_ms: int, memory_ms: int, budget: int) -> int:
     """Add the removal of up to ``budget`` marks of one side that are older than ``memory_ms``, the oldest first; returns how many.
 
-    The order is relied on: a mark that is there says that no younger one of its side is gone (``rmqstore.spark.witness``).
+    The order is relied on: a mark that is there says that no younger one of its side is gone (``rmqstore.store.witness``).
     """
     old = floors.before(META, MARK_AGE + side, MARK_AGE + side + U64.pack(max(now_ms - memory_ms, 0)), budget)
     if old:

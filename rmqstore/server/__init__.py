@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from rmqstore import store
 from rmqstore.clock import Clock
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, StoreLockedError, StoreUnavailableError
 from rmqstore.store import ReadStore, Store
 from rmqstore.store.opening import checked_clock, checked_path
 
@@ -83,6 +83,22 @@ def open(  # noqa: A001 - a store opens like a file
 
     checked = checked_clock(clock)
     return SharedStore(checked_path(path), {"engine": engine, **settings}, checked, services=services, patience=PATIENCE)
+
+
+def reach(path: str | os.PathLike[str], *, patience: timedelta = PATIENCE, **opening: Any) -> Store:
+    """Own the store in the directory ``path``, or use it through the process that serves it; ``opening`` is as for :func:`open`.
+
+    Raises:
+        StoreLockedError: it is open elsewhere, and nobody serves it.
+    """
+    try:
+        owned: Store = store.open(path, **opening)
+    except StoreLockedError as locked:
+        try:
+            return connect(path, patience=patience)
+        except StoreUnavailableError:
+            raise locked from None
+    return owned
 
 
 def connect(

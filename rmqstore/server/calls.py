@@ -28,7 +28,7 @@ LONG: Final = frozenset(
     (
         "send_batch tick health snapshot flush pending scan leases read get where stats verify "
         "topics.delete groups.delete groups.reset_offset dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop "
-        "transfer.digest transfer.dump schedules.put schedules.delete pauses.begin pauses.end"
+        "transfer.digest transfer.dump transfer.plant_witness transfer.has_witness schedules.put schedules.delete pauses.begin pauses.end"
     ).split()
 )
 """Calls that have a thread of its pool."""

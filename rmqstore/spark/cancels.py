@@ -54,14 +54,14 @@ def cancel(
 
     Raises:
         IllegalArgumentError: ``df`` has not these columns, or a topic or key is none; shards that came first have done their part.
-        StoreLockedError: a shard is open in another process.
+        StoreLockedError: a shard is open in another process that does not serve it, or ``now`` is given and it is open at all.
     """
     from pyspark.sql import functions as sf
 
     names = _asked_by(df)
     at_ms = time_ms("now", now, now_ms)
     dataset = Dataset.open(path)
-    dataset.check_ready()
+    dataset.check_ready(at_ms)
     # Timers that were read are not there any more when the frame is computed again.
     given = df.localCheckpoint()
     every = sf.sequence(sf.lit(0), sf.lit(dataset.manifest.shards - 1))

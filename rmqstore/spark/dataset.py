@@ -11,12 +11,15 @@ It is made beside its place, shards and all, and renamed: so there is a whole da
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,10 +35,12 @@ from rmqstore.errors import (
     IllegalArgumentTypeError,
     StoreLockedError,
     StorePathError,
+    StoreUnavailableError,
     UnsupportedOperationError,
     system_error,
 )
 from rmqstore.plugins import get_plugins
+from rmqstore.server import connect, reach
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.columns import ROUTING
 from rmqstore.store import Store, open as open_store
@@ -192,8 +197,8 @@ class Dataset:
         """Return the store directory of a shard."""
         return self.path / f"shard-{shard:05}"
 
-    def check_ready(self) -> None:
-        """Refuse to begin anything that writes, unless every shard is there, of the right engine, and open nowhere.
+    def check_closed(self) -> None:
+        """Refuse to begin what needs every shard for itself, unless each is there, of the right engine, and open nowhere.
 
         Raises:
             StoreLockedError: a shard is open in another process.
@@ -202,6 +207,26 @@ class Dataset:
         self.check_whole()
         for shard in self.shards:
             StoreDirectory(self.shard_path(shard)).release()
+
+    def check_ready(self, now_ms: int | None = None) -> None:
+        """Refuse to begin anything that writes, as :meth:`check_closed`; but a shard that another process serves will do.
+
+        Args:
+            now_ms: the time that the shards are to see; one that is served has its own, so with a time it will not do.
+        """
+        if now_ms is not None:
+            self.check_closed()
+            return
+        self.check_whole()
+        for shard in self.shards:
+            path = self.shard_path(shard)
+            try:
+                StoreDirectory(path).release()
+            except StoreLockedError as locked:
+                try:
+                    connect(path, patience=timedelta(0)).close()
+                except StoreUnavailableError:
+                    raise locked from None
 
     def check_whole(self) -> None:
         """Refuse a data set that nothing can be written to, whoever has its shards open.
@@ -247,11 +272,12 @@ class Dataset:
         manifests = {shard: read_manifest(self.shard_path(shard)) for shard in self.shards}
         return {shard: set(engines_in(manifest)) for shard, manifest in manifests.items() if manifest is not None}
 
-    def open_shard(self, shard: int, *, now_ms: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> Store:
-        """Own a shard, without services; waits while another task holds it.
+    @contextmanager
+    def open_shard(self, shard: int, *, now_ms: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> Iterator[Store]:
+        """Own a shard, without services, or use it through the process that serves it; waits while another task has it.
 
         Args:
-            now_ms: the time that the shard is to see; by default that of the machine.
+            now_ms: the time that the shard is to see; by default that of the machine, or of who serves it. With one, only an owner will do.
 
         Raises:
             StoreLockedError: it is still held after ``wait_ms``.
@@ -260,15 +286,30 @@ class Dataset:
         self.engines(shard)
         path = self.shard_path(shard)
         until_s = time.monotonic() + wait_ms / 1000
-        clock = None if now_ms is None else ManualClock(now_ms)
         while True:
-            try:
-                store: Store = open_store(path, clock=clock, services=False, **self.manifest.settings)
-                return store
-            except StoreLockedError as error:
-                if time.monotonic() >= until_s:
-                    raise StoreLockedError(f"{error}; a task waited {wait_ms} ms for it") from error
-                time.sleep(_POLL_S)
+            with ExitStack() as stack:
+                try:
+                    store = self._entered(stack, path, now_ms)
+                except StoreLockedError as error:
+                    if time.monotonic() >= until_s:
+                        raise StoreLockedError(f"{error}; a task waited {wait_ms} ms for it") from error
+                else:
+                    yield store
+                    return
+            time.sleep(_POLL_S)
+
+    def _entered(self, stack: ExitStack, path: Path, now_ms: int | None) -> Store:
+        """Open a shard for as long as the stack is, when no other task has it; a lock of their own, as they may meet at a server."""
+        turn = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, turn)
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLockedError(f"another task is at work in {path}") from None
+        if now_ms is None:
+            return stack.enter_context(reach(path, services=False, **self.manifest.settings))
+        store: Store = open_store(path, clock=ManualClock(now_ms), services=False, **self.manifest.settings)
+        return stack.enter_context(store)
 
     # ------------------------------------------------------------ changing the manifest
 

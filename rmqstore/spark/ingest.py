@@ -27,7 +27,6 @@ from rmqstore.errors import (
     TransferError,
 )
 from rmqstore.plugins import get_plugins
-from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
@@ -82,7 +81,7 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         if _is_done(job, record, shard):
             return ShardReport(shard=shard, rows=rows, repeated=rows)
         had_begun = job.progress(shard) is not None
-        progress = _begun(job, record, shard, store)
+        progress = _begun(job, shard, store)
         repeated = 0
         has_sent = had_begun
         try:
@@ -100,20 +99,19 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
     return ShardReport(shard=shard, rows=rows, repeated=repeated)
 
 
-def _begun(job: Job, record: JobRecord, shard: int, store: Store) -> ShardProgress:
-    """Note that a shard begins, or see that it still knows which chunks it has; the caller owns it."""
-    now_ms = SystemClock().now_ms() if record.now_ms is None else record.now_ms
+def _begun(job: Job, shard: int, store: Store) -> ShardProgress:
+    """Note that a shard begins, or see that it still knows which chunks it has; no other task is at work in it."""
     progress, prefix = job.progress(shard), _mark_prefix(job)
-    if progress is not None and not witness.stands(store, prefix, progress.begun_ms):
+    if progress is not None and not store.transfer.has_witness(prefix, progress.begun_ms):
         raise TransferError(
             f"shard {shard} of {job.dataset.path} began with job {job.id!r} and did not finish, and by now it has forgotten its "
-            f"marks (they are kept for mark_memory_ms, here {store.engine.config.mark_memory_ms}) or was set back to an earlier state, so "
-            "what is missing cannot be told any more: compare the shard with the source"
+            "marks (they are kept for mark_memory_ms of its owner) or was set back to an earlier state, so what is missing cannot be told "
+            "any more: compare the shard with the source"
         )
-    if progress is None or now_ms < progress.begun_ms:
+    begun_ms = store.transfer.plant_witness(prefix)
+    if progress is None or begun_ms < progress.begun_ms:
         # A clock that was set back gives marks that are older than the witness, so they need another one.
-        witness.plant(store, prefix, now_ms)
-        progress = ShardProgress(begun_ms=now_ms)
+        progress = ShardProgress(begun_ms=begun_ms)
         job.note_begun(shard, progress)
     return progress
 

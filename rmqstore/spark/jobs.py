@@ -13,14 +13,16 @@ names the files of these answers. It is one rename, under a lock of the job: bef
 and what the disk changes is refused by the sums that the commit holds (``staging``).
 So the chunks of phase 2, made of the batches of these files in their order, are the same for every sender, however often. Each
 carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
-(I1); a chunk whose mark is there is skipped. A task owns its shard while it sends, and looks under that lock whether the shard is done, so
-a late twin finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten.
+(I1); a chunk whose mark is there is skipped. One task at a time is at work in a shard, which it owns, or reaches by who serves it, and it
+looks under that lock whether the shard is done, so a late twin finds nothing to do. *Done* is written when everything is durable; from then
+on the marks may be forgotten.
 
 Before that they must not be, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of its current owner, which
-need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.spark.witness``): a mark on each side of the
+need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.store.witness``): a mark on each side of the
 store that is older than those of the chunks. Marks go oldest first, so while the witness is there none of them is gone, and a chunk whose
 mark is not there was not sent. *Begun* is written when the witness is durable, and before anything is sent; a shard that was begun and
-has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness.
+has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness;
+both go by the clock of the store, also where another process serves it.
 
 A job with the same id after the commit skips phase 1, completes what is missing, and refuses rows that are others than it had; before the
 commit it starts again. Of the jobs that came to their end the newest are known (:data:`KEPT_JOBS`); the id of an older one is a new one.
@@ -84,7 +86,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a shard is: since when it takes chunks in, by the clock of the job, and whether it has them all."""
+    """How far a shard is: since when it takes chunks in, by the clock of its store, and whether it has them all."""
 
     begun_ms: int
     is_done: bool = False

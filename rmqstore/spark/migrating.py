@@ -31,7 +31,7 @@ def begin(dataset: Dataset, engine: str) -> None:
 
     Raises:
         TransferError: it is of that engine, a job is half done, or another migration is.
-        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_ready`.
+        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_closed`.
         EngineLookupError: the engine cannot be used.
     """
     info, _ = get_plugins().load_engine(engine)
@@ -48,7 +48,7 @@ def begin(dataset: Dataset, engine: str) -> None:
     if manifest.engine == engine:
         raise TransferError(f"data set {dataset.path} is of engine {engine!r} already")
     check_settings(manifest, engine)
-    dataset.check_ready()
+    dataset.check_closed()
     check_no_job_waits(dataset)
     dataset.rewrite(msgspec.structs.replace(manifest, migrating_to=engine))
 

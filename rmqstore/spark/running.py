@@ -91,7 +91,7 @@ def schedule(
         shards: of a new data set, by default 2; of one that exists, what it must have.
         engine: likewise.
         job_id: name of the job; by default a new one, which is refused while another job is half done.
-        now: the time at which the messages are sent, an aware ``datetime``; by default that of the machine.
+        now: the time at which the messages are sent, an aware ``datetime``; by default that of the machine, and of who serves a shard.
         now_ms: the same in ms since the epoch.
         settings: keywords of ``rmqstore.open`` for every shard of a new data set.
         lock_wait_ms: how long a task waits for a shard that another task holds.
@@ -101,14 +101,14 @@ def schedule(
         TransferError: the job is committed and not all of it is stored, with its id and what completes it; or another one is, and this one
             has no id; or a job of this id has brought other rows, or was given up; or shards do not know which part of it they have.
         ConfigError: the data set is another one than was asked for.
-        StoreLockedError: a shard is open in another process.
+        StoreLockedError: a shard is open in another process that does not serve it, or ``now`` is given and it is open at all.
         EngineNotInstalledError: the engine is missing here or on an executor.
         StorePathError, StoreFullError: the directory cannot be used.
     """
     check_columns((field.name, field.dataType.simpleString()) for field in df.schema.fields)
     now_ms = time_ms("now", now, now_ms)
     dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
-    dataset.check_ready()
+    dataset.check_ready(now_ms)
     job = job_of_write(dataset, job_id)
     files = _staged(df, job, now_ms) if job.record() is None else None
     with job.completing():
@@ -190,7 +190,7 @@ def hand_over(
     given_ms = time_ms("until", until, until_ms)
     due_ms = SystemClock().now_ms() if given_ms is None else given_ms
     dataset = Dataset.open(path)
-    dataset.check_ready()
+    dataset.check_closed()
     check_no_job_waits(dataset)
     found = _run(spark, dataset.shards, lambda shard: tick_shard(dataset, shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
     return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))

@@ -99,7 +99,7 @@ class RmqstoreSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
         path = self.options.get("path")
         dataset, now_ms, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, "job_id"))
-        dataset.check_ready()
+        dataset.check_ready(now_ms)
         return JobWriter(job_of_write(dataset, self.options.get("job_id")), now_ms, lock_wait_ms, is_table=path is None)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rmqstore.contract import GroupOffset, GroupSettings, InitMode, Subscription, TopicInfo
 from rmqstore.delays import backoff_table
 from rmqstore.errors import IllegalArgumentTypeError
-from rmqstore.message import RESERVED_PREFIXES, check_count, check_group, check_readable_topic, check_topic
+from rmqstore.message import RESERVED_PREFIXES, check_count, check_group, check_marks, check_readable_topic, check_time_ms, check_topic
 
 if TYPE_CHECKING:
     from rmqstore.digests import TableDigest
@@ -137,6 +137,29 @@ class Transfer(Part):
 
         self._store._check_open()
         return dump(self._store, path, progress=progress)
+
+    def plant_witness(self, prefix: bytes) -> int:
+        """Note that calls begin whose marks begin with ``prefix``; returns since when, by the store's clock, ms.
+
+        As long as :meth:`has_witness` says so, no such mark was forgotten, whoever owns the store and whatever its clock: then a call that
+        is not there was never made. Done again, it counts from then on.
+        """
+        from rmqstore.store import witness  # as with dump
+
+        store = self._store._as_owner("transfer.plant_witness")
+        check_marks([prefix])
+        begun_ms = store._clock.now_ms()
+        witness.plant(store.engine.timers, store.engine.pops, prefix, begun_ms)
+        return begun_ms
+
+    def has_witness(self, prefix: bytes, begun_ms: int) -> bool:
+        """Say whether every mark of a call is kept that was made since :meth:`plant_witness` gave this time."""
+        from rmqstore.store import witness
+
+        self._store._check_open()
+        check_marks([prefix])
+        check_time_ms("begun_ms", begun_ms)
+        return witness.stands(self._store.engine.timers, self._store.engine.pops, prefix, begun_ms)
 
     def wake(self) -> None:
         """Let everything that waits look again, after messages came in by another way than a call of the store."""

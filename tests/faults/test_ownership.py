@@ -108,6 +108,8 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "pauses.list": lambda s, p: s.pauses.list(),
     "pauses.begin": lambda s, p: s.pauses.begin(Flow.SENDS),
     "pauses.end": lambda s, p: s.pauses.end(Flow.SENDS),
+    "transfer.plant_witness": lambda s, p: s.transfer.plant_witness(b"job/"),
+    "transfer.has_witness": lambda s, p: s.transfer.has_witness(b"job/", 5),
     "transfer.wake": lambda s, p: s.transfer.wake(),
     "close": lambda s, p: s.close(),
 }

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+import rmqstore
+from rmqstore import ManualClock
+from rmqstore.server.serving import ServerThread
 from rmqstore.spark import Dataset
 from rmqstore.spark.ingest import ingest_shard
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import View, Wanted, plan, read
 from rmqstore.spark.staging import StagedFile, stage
+from rmqstore.store.directory import SOCKET_NAME
 from tests.pairs import DURABLE_PAIRS
 
 NOW_MS: Final = 1_700_000_000_000
@@ -61,6 +67,17 @@ def numbers_of(path: Path, view: View, **wanted: object) -> list[int]:
 def timers_of(path: Path, **wanted: object) -> list[int]:
     """Read the numbers of the pending timers."""
     return numbers_of(path, View.TIMERS, **wanted)
+
+
+@contextmanager
+def served(path: Path, now_ms: int = NOW_MS) -> Iterator[rmqstore.Store]:
+    """Own a shard and serve it; give it."""
+    with rmqstore.open(path, clock=ManualClock(now_ms), services=False) as store:
+        thread = ServerThread(store, lambda server: server.listen_unix(path / SOCKET_NAME))
+        try:
+            yield store
+        finally:
+            thread.stop()
 
 
 def creation_left_behind(dataset: Dataset) -> Path:

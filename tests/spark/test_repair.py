@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore.spark import Dataset, migrating, repair, witness
+from rmqstore.spark import Dataset, migrating, repair
 from rmqstore.spark.ingest import check_delays, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress, jobs_of
 from rmqstore.spark.staging import stage
+from rmqstore.store import witness
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, creation_left_behind, ingested, rows, timers_of

@@ -132,7 +132,10 @@ def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> N
             "pauses.begin": partial(reader.pauses.begin, Flow.SENDS),
             "pauses.end": partial(reader.pauses.end, Flow.SENDS),
         }
-        calls |= {"transfer.wake": partial(reader.transfer.wake)}
+        calls |= {
+            "transfer.wake": partial(reader.transfer.wake),
+            "transfer.plant_witness": partial(reader.transfer.plant_witness, b"job/"),
+        }
         for name, call in calls.items():
             with pytest.raises(UnsupportedOperationError, match=name):
                 call()

@@ -1,0 +1,95 @@
+"""Shards that another process serves: what a job brings goes through it, exactly once, whatever breaks on the way."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+import rmqstore
+from rmqstore.server.remote import RemoteStore
+from rmqstore.spark import Dataset
+from rmqstore.spark.ingest import ingest_here, ingest_shard
+from rmqstore.spark.jobs import Job
+from tests.spark.datasets import ENGINES, NOW_MS, rows, served, staged, timers_of
+
+pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
+
+WEEK_MS = 7 * 86_400_000
+
+
+@pytest.fixture
+def job(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job of 40 timers, in chunks of ten or less, that goes by the clocks of the shards."""
+    for module in ("staging", "jobs"):
+        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
+    found = Job(dataset, "load")
+    found.commit(staged(found, *(rows(first, 10) for first in range(0, 40, 10))))
+    return found
+
+
+def interrupted(job: Job, kind: type[rmqstore.Store], *, chunks: int) -> None:
+    """Send some chunks of shard 0, in one way or the other, and stop as a killed process does."""
+    send_batch, sent = kind.send_batch, 0
+
+    def dying(store: rmqstore.Store, *given: object, **named: object) -> object:
+        nonlocal sent
+        if sent == chunks:
+            raise RuntimeError("killed")
+        sent += 1
+        return send_batch(store, *given, **named)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "send_batch", dying)
+        with pytest.raises(RuntimeError, match="killed"):
+            ingest_shard(job, 0)
+
+
+def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Dataset, job: Job) -> None:
+    record = job.record()
+    assert record is not None
+    with served(dataset.shard_path(0)) as store:
+        dataset.check_ready()
+        with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
+            dataset.check_ready(NOW_MS)
+        with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
+            dataset.check_closed()
+        interrupted(job, RemoteStore, chunks=1)
+        begun = job.progress(0)
+        assert begun is not None
+        assert begun.begun_ms == NOW_MS
+        assert 0 < store.pending().total <= 10
+    # Its owner ends: the task owns the shard, and finds what came by the server. Then it is served again.
+    interrupted(job, rmqstore.Store, chunks=1)
+    with served(dataset.shard_path(0)) as store:
+        (first, second) = ingest_here(job)
+        assert first.rows == store.pending().total == record.rows_of(0)
+        assert first.repeated > 0
+        assert second.repeated == 0
+        assert ingest_shard(job, 0).repeated == record.rows_of(0)
+        other = Job(dataset, "other")
+        other.commit(staged(other, rows(40, 10)))
+        with dataset.open_shard(0) as through:
+            assert isinstance(through, RemoteStore)
+            with pytest.raises(rmqstore.StoreLockedError, match="another task is at work"):
+                ingest_shard(other, 0, wait_ms=0)
+    assert sorted(timers_of(dataset.path)) == list(range(40))
+
+
+def test_who_serves_a_shard_may_have_forgotten_the_marks(dataset: Dataset, job: Job) -> None:
+    with served(dataset.shard_path(0)):
+        interrupted(job, RemoteStore, chunks=1)
+    with served(dataset.shard_path(0), NOW_MS + WEEK_MS + 1000) as store:
+        store.tick()
+        with pytest.raises(rmqstore.TransferError, match="compare the shard with the source"):
+            ingest_shard(job, 0)
+
+
+def test_a_shard_that_is_open_and_not_served_is_waited_for(dataset: Dataset, job: Job) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(rmqstore.open(dataset.shard_path(0), services=False))
+        with pytest.raises(rmqstore.StoreLockedError, match=r"shard-00000.*waited 0 ms"):
+            ingest_shard(job, 0, wait_ms=0)
+        with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
+            dataset.check_ready()
+    assert job.progress(0) is None

@@ -75,6 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         settings: with which every shard is opened, by the keywords of ``rmqstore.open``.
         migrating_to: the engine of a migration that did not come to its end.
         resharding_to: the number of shards of a resharding that did not come to its end.
+        resharded: how often the data set has got another number of shards; offsets of streams from before mean nothing.
     """
 
     format: int
@@ -85,6 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     migrating_to: str | None = None
     resharding_to: int | None = None
+    resharded: int = 0
 
 
 class Dataset:

@@ -205,7 +205,8 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
                 file=str(dataset.path),
             )
     replacement = Replacement(dataset.path, _WHAT)
-    made = Dataset(replacement.staging, msgspec.structs.replace(dataset.manifest, shards=plan.shards, resharding_to=None))
+    manifest = msgspec.structs.replace(dataset.manifest, shards=plan.shards, resharding_to=None, resharded=dataset.manifest.resharded + 1)
+    made = Dataset(replacement.staging, manifest)
     shutil.rmtree(made.path / "jobs", ignore_errors=True)
     copy_finished(dataset, made)
     sync_path(made.path / "jobs")

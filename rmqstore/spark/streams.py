@@ -5,7 +5,8 @@ Spark runs again after a crash is the same job again (``rmqstore.spark.jobs``): 
 is sent. Spark tells the id of the query to tasks alone; they hand it to the commit with their answers.
 
 **Reading.** An offset of a stream says for each queue, named ``shard/topic/queue``, which of its messages comes next; a queue that is not
-named begins with its first message. Spark keeps the offsets, and asks for a range of them again after a crash. Nothing is leased.
+named begins with its first message. Spark keeps the offsets, and asks for a range of them again after a crash. Nothing is leased. Of a data
+set that was resharded they say how often, since the queues of before are others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStream
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from rmqstore.errors import TransferError
+from rmqstore.spark.dataset import Dataset, is_dataset, place_of
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import complete_here
 from rmqstore.spark.jobs import Job
@@ -30,10 +32,11 @@ from rmqstore.spark.staging import StagedFile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rmqstore.spark.dataset import Dataset
-
 KEPT_BATCHES: Final = 100
 """So many micro-batches of a query are remembered, as many as Spark keeps in a checkpoint (``spark.sql.streaming.minBatchesToRetain``)."""
+
+_RESHARDED: Final = "resharded"
+"""Among the offsets of a data set that was, how often; the names of queues have slashes."""
 
 Offsets = dict[str, int]
 
@@ -95,7 +98,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
-        return _ends(self._queues()) if self._is_from_latest else {}
+        return self._resharded() | _ends(self._queues()) if self._is_from_latest else {}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._queues()
@@ -104,7 +107,9 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        self._check(start)
         queues = self._queues() if self._last is None else self._last
+        start = start | self._resharded()
         self._seen = start | _ends(queues)
         return bounded(start, queues, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
@@ -112,6 +117,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        self._check(end)
         parts: list[Part] = []
         for name, queue in self._queues().items():
             first, behind = max(start.get(name, 0), queue.first), end.get(name, 0)
@@ -120,6 +126,23 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(partition.value, self._wanted)
+
+    def _resharded(self) -> Offsets:
+        place = place_of(self._path)
+        times = Dataset.open(place).manifest.resharded if is_dataset(place) else 0
+        return {_RESHARDED: times} if times else {}
+
+    def _check(self, offsets: Offsets) -> None:
+        """Refuse offsets of the shards that a data set had before.
+
+        Raises:
+            TransferError: they are.
+        """
+        if offsets and offsets.get(_RESHARDED, 0) != self._resharded().get(_RESHARDED, 0):
+            raise TransferError(
+                f"data set {self._path} has got another number of shards since this stream read it, so its offsets are those of shards "
+                "that are gone; a new checkpoint begins with what is there"
+            )
 
     def _queues(self) -> dict[str, Part]:
         """Return every queue that has messages, whole, by the name that it has in offsets."""

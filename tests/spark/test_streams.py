@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from rmqstore.spark import Dataset
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.jobs import jobs_of
 from rmqstore.spark.readout import View
-from tests.spark.datasets import ENGINE, NOW_MS, numbers_of, rows, staged, timers_of
+from rmqstore.spark.resharding import reshard_here
+from tests.spark.datasets import ENGINE, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
 
@@ -280,6 +282,21 @@ def test_a_batch_takes_of_each_queue_in_proportion_and_no_more_than_it_may(store
 def test_a_queue_that_ends_before_the_offset_of_a_checkpoint_is_told(store: rmqstore.Store, tmp_path: Path) -> None:
     with pytest.raises(rmqstore.TransferError, match="queue 0/orders/1 ends at offset 1, and this stream has read it up to 7"):
         reader_of(tmp_path / "store").latestOffset({"0/orders/1": 7}, ReadAllAvailable())
+
+
+def test_offsets_of_other_shards_are_refused(dataset: Dataset) -> None:
+    ingested(committed(dataset, "load", rows(0, 9).drop_columns(["deliver_at_ms"])))
+    before, limit = reader_of(dataset.path), ReadAllAvailable()
+    end = before.latestOffset({}, limit)
+    assert sum(end.values()) == 9
+    reshard_here(dataset, 3)
+    reader = reader_of(dataset.path)
+    for call in (partial(reader.latestOffset, end, limit), partial(reader.partitions, {}, end)):
+        with pytest.raises(rmqstore.TransferError, match=r"another number of shards since .* a new checkpoint begins with what is there"):
+            call()
+    anew = reader.latestOffset({}, limit)
+    assert (anew["resharded"], reader.latestOffset(anew, limit)) == (1, anew)
+    assert sorted(map(int, bodies(reader, {}, anew))) == list(range(9))
 
 
 def test_options_that_make_no_stream_are_refused(dataset: Dataset) -> None:

@@ -405,6 +405,15 @@ def unfinished_jobs(dataset: Dataset) -> list[Job]:
     return [job for job in jobs_of(dataset) if job.is_unfinished()]
 
 
+def job_under_way(dataset: Dataset, shard: int) -> Job | None:
+    """Return a job that a shard has begun with and not finished, so that time must not go on there; None when there is none."""
+    for job in unfinished_jobs(dataset):
+        progress = job.progress(shard)
+        if progress is not None and not progress.is_done:
+            return job
+    return None
+
+
 def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
     """Forget the oldest of the finished jobs when there are a tenth more than ``kept``; those that were given up stay."""
     folder = dataset.path / "jobs"

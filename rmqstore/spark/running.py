@@ -21,7 +21,7 @@ from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
-from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, unfinished_jobs
+from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, job_under_way
 from rmqstore.spark.readout import View, Wanted, stores_at, view_of
 from rmqstore.spark.staging import StagedFile, counted, stage
 from rmqstore.store.tick import TickReport
@@ -204,10 +204,8 @@ def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LO
         TransferError: a job has begun in it meanwhile and did not come to its end.
     """
     with dataset.open_shard(shard, now_ms=until_ms, wait_ms=wait_ms) as store:
-        for job in unfinished_jobs(dataset):
-            progress = job.progress(shard)
-            if progress is not None and not progress.is_done:
-                raise job.half_done()
+        if (job := job_under_way(dataset, shard)) is not None:
+            raise job.half_done()
         return ShardTick(shard=shard, **msgspec.structs.asdict(store.tick()))
 
 

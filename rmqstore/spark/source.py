@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from rmqstore.config import keyword_of
 from rmqstore.errors import ConfigError, IllegalArgumentError
-from rmqstore.message import check_time_ms
+from rmqstore.message import check_group, check_readable_topic, check_time_ms
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import Value, known_settings
 from rmqstore.spark.catalog import check_written, options_of, options_of_creation, with_options, without_handles
@@ -33,6 +33,7 @@ from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import complete_here
 from rmqstore.spark.jobs import Job, job_of_write
+from rmqstore.spark.popping import INVISIBLE_MS, ROUND_ROWS, GroupReader
 from rmqstore.spark.readout import PART_ROWS, View, Wanted, plan, read, view_of
 from rmqstore.spark.running import staged_here
 from rmqstore.spark.staging import StagedFile
@@ -42,6 +43,7 @@ from rmqstore.store.directory import read_manifest
 NAME: Final = "rmqstore"
 _READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows")
 _STREAM_OPTIONS: Final = ("startingOffsets", "maxRowsPerBatch")
+_GROUP_OPTIONS: Final = ("path", "view", "topic", "columns", "group", "maxRowsPerBatch", "invisible_ms", "lock_wait_ms")
 _WRITE_OPTIONS: Final = ("path", "shards", "engine", "now_ms", "lock_wait_ms")
 _QUERY_OPTIONS: Final = ("checkpointLocation", "queryName")
 """What Spark has for itself, and hands on."""
@@ -83,17 +85,35 @@ class RmqstoreSource(DataSource):
         _refuse_unknown(self.options, _READ_OPTIONS, "reads")
         return ViewReader(*self._reading(schema))
 
-    def streamReader(self, schema: StructType) -> QueueReader:
-        self._take_up(schema, (*_READ_OPTIONS, *_STREAM_OPTIONS))
+    def streamReader(self, schema: StructType) -> QueueReader | GroupReader:
+        is_group = "group" in self.options
+        known = _GROUP_OPTIONS if is_group else (*_READ_OPTIONS, *_STREAM_OPTIONS)
+        self._take_up(schema, known)
         options = self.options
-        path, wanted, part_rows = self._reading(schema)
-        if wanted.view is not View.MESSAGES:
+        _refuse_unknown(options, known, "streams of a group" if is_group else "streams")
+        if self._wanted().view is not View.MESSAGES:
             raise IllegalArgumentError('a stream reads the messages of topics: name that view with option("view", "messages")')
-        start, max_rows = options.get("startingOffsets", "earliest"), _number(options, "maxRowsPerBatch")
+        path, wanted, part_rows = self._reading(schema)
+        max_rows = _number(options, "maxRowsPerBatch", minimum=1)
+        if is_group:
+            group, topic = options["group"], wanted.topic
+            if topic is None:
+                raise IllegalArgumentError("option topic is missing: a stream of a group pops one topic")
+            check_group(group)
+            check_readable_topic(topic)
+            dataset = Dataset.open(path)
+            dataset.check_whole()
+            return GroupReader(
+                dataset,
+                wanted,
+                group=group,
+                max_rows=max_rows or ROUND_ROWS,
+                invisible_ms=_number(options, "invisible_ms", minimum=1) or INVISIBLE_MS,
+                lock_wait_ms=_lock_wait_ms(options),
+            )
+        start = options.get("startingOffsets", "earliest")
         if start not in ("earliest", "latest"):
             raise IllegalArgumentError(f"option startingOffsets must be earliest or latest, not {start!r}")
-        if max_rows is not None and max_rows < 1:
-            raise IllegalArgumentError(f"option maxRowsPerBatch must be 1 or more, not {max_rows}")
         return QueueReader(path, wanted, part_rows, is_from_latest=start == "latest", max_rows=max_rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
@@ -117,14 +137,14 @@ class RmqstoreSource(DataSource):
         if overwrite:
             raise IllegalArgumentError('a data set is only added to: write with mode("append"), or outputMode("append") of a stream')
         check_columns((field.name, field.dataType.simpleString()) for field in schema.fields)
-        now_ms, lock_wait_ms = _number(options, "now_ms"), _number(options, "lock_wait_ms")
+        now_ms = _number(options, "now_ms")
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        return _dataset(options), now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms
+        return _dataset(options), now_ms, _lock_wait_ms(options)
 
     def _wanted(self) -> Wanted:
         options = self.options
-        _refuse_unknown(options, (*_READ_OPTIONS, *_STREAM_OPTIONS), "reads")
+        _refuse_unknown(options, tuple(dict.fromkeys(_READ_OPTIONS + _STREAM_OPTIONS + _GROUP_OPTIONS)), "reads")
         system = options.get("system", "false").lower()
         if system not in ("true", "false"):
             raise IllegalArgumentError(f"option system must be true or false, not {system!r}")
@@ -210,14 +230,22 @@ def _path(options: Mapping[str, str]) -> str:
     return path
 
 
-def _number(options: Mapping[str, str], name: str) -> int | None:
+def _number(options: Mapping[str, str], name: str, *, minimum: int | None = None) -> int | None:
     text = options.get(name)
     if text is None:
         return None
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise IllegalArgumentError(f"option {name} must be a whole number, not {text!r}") from None
+    if minimum is not None and number < minimum:
+        raise IllegalArgumentError(f"option {name} must be {minimum} or more, not {number}")
+    return number
+
+
+def _lock_wait_ms(options: Mapping[str, str]) -> int:
+    given_ms = _number(options, "lock_wait_ms")
+    return LOCK_WAIT_MS if given_ms is None else given_ms
 
 
 def _refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:

@@ -83,6 +83,15 @@ def test_a_stream_goes_in_once_and_comes_out_in_batches_of_the_size_that_was_ask
     assert sorted(int(row.body) for row in spark.read.parquet(str(out)).collect()) == ALL
     assert sum(input_rows(run(found.writeStream.format("noop"), tmp_path / "read"))) == 0
 
+    popped = spark.readStream.format("rmqstore").options(view="messages", topic="orders", group="billing", maxRowsPerBatch=250)
+    consuming = popped.load(str(path)).select("body").writeStream.format("parquet").option("path", str(tmp_path / "popped"))
+    query = run(consuming, tmp_path / "consumed")
+    assert [rows for rows in input_rows(query) if rows] == [250, 250, 100]
+    assert sum(input_rows(run(consuming, tmp_path / "consumed"))) == 0
+    assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / "popped")).collect()) == ALL
+    lag = spark.read.format("rmqstore").option("view", "lag").load(str(path))
+    assert lag.select("ready", "in_flight", "retry").distinct().collect() == [(0, 0, 0)]
+
 
 @pytest.mark.spark
 def test_a_task_whose_process_dies_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -109,6 +118,7 @@ import rmqstore.spark
 from rmqstore.spark import jobs
 from rmqstore.spark.sessions import session
 from rmqstore.spark.source import RmqstoreSource
+from rmqstore.spark.popping import GroupReader
 from rmqstore.spark.streams import QueueReader
 
 work, engine = Path(sys.argv[1]), sys.argv[2]
@@ -152,7 +162,11 @@ class DyingSource(RmqstoreSource):
 
     def streamReader(self, schema):
         reader = super().streamReader(schema)
-        reader.__class__ = DyingReader
+        if isinstance(reader, GroupReader):
+            dying(rmqstore.Store, "pop_batch", after="popped")
+            dying(rmqstore.Store, "ack", before="written", after="acked")
+        else:
+            reader.__class__ = DyingReader
         return reader
 
 with session("local[2,4]", quick=True) as spark:
@@ -164,26 +178,39 @@ with session("local[2,4]", quick=True) as spark:
     run(files.writeStream.format("rmqstore"), "data", engine=engine, shards=2)
     found = spark.readStream.format("rmqstore").options(view="messages", maxRowsPerBatch=100).load(str(work / "data"))
     run(found.select("body").writeStream.format("parquet"), "out")
+    if sys.argv[3] == "as a group":
+        consumed = spark.readStream.format("rmqstore").options(view="messages", topic="orders", group="g", maxRowsPerBatch=300)
+        run(consumed.load(str(work / "data")).select("body").writeStream.format("parquet"), "popped")
 """
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("points", [("sent", "read"), pytest.param(("staged", "committed", "finished"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("sent", "read"),
+        pytest.param(("staged", "committed", "finished"), marks=pytest.mark.slow),
+        pytest.param(("popped", "written", "acked"), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the processes of a session in /proc")
 def test_queries_whose_processes_are_all_killed_go_on_from_their_checkpoints(
     spark: SparkSession, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
     numbered(spark, tmp_path / "files")
     (tmp_path / "deaths").mkdir()
-    program = [sys.executable, "-c", KILLED, str(tmp_path), ENGINE]
+    is_group = "popped" in points
+    program = [sys.executable, "-c", KILLED, str(tmp_path), ENGINE, "as a group" if is_group else "by offsets"]
     for point in (*points, None):
         if point is not None:
             (tmp_path / "deaths" / point).touch()
         ended = subprocess.run(program, start_new_session=True, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == (0 if point is None else -signal.SIGKILL), ended.stderr
         assert list((tmp_path / "deaths").iterdir()) == []
-    assert sorted(numbers_of(tmp_path / "data", View.MESSAGES)) == ALL
-    assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ALL
+    for out in ("out", "popped") if is_group else ("out",):
+        assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / out)).collect()) == ALL
+    lag = spark.read.format("rmqstore").option("view", "lag").load(str(tmp_path / "data"))
+    assert lag.select("ready", "in_flight", "retry").distinct().collect() == [(0, 0, 0)] * is_group
 
 
 # ---------------------------------------------------------------- without a session

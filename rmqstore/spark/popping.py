@@ -1,0 +1,247 @@
+"""A stream that consumes as a group: a micro-batch is popped, set aside, given to Spark from there, and acked when Spark has committed it.
+
+::
+
+    streams/<consumer>/7.json     round 7 of a query: which shards are popped for one micro-batch, in their order, and how many messages
+    streams/<consumer>/7.arrow    what was popped, with shard and receipt of each message
+
+**Offsets.** An offset is ``{"consumer": name, "round": number}``: every round up to that number belongs to micro-batches up to here. Spark
+keeps it in its offset log. The first micro-batch of a query is empty: it brings the name, which is random, into the checkpoint, so that
+nothing is ever leased under a name that a crash takes away.
+
+**What Spark does.** ``latestOffset(start)``; the answer goes to the offset log; ``partitions(start, end)``; tasks; the sink; the commit
+log; then ``latestOffset`` again, whose ``start`` is that ``end``. A query that begins again takes the last entry of the offset log. When
+the commit log has it, too, ``latestOffset`` comes next, with it as ``start``; else the micro-batch is planned again, from the same two
+offsets and without a ``latestOffset`` before. So whatever ``start`` says is committed, and is not asked for again. Spark's own
+``commit(end)`` tells the same later, when the next micro-batch is planned: a query that waits or stops would keep its last one for ever.
+
+**What happens here**, all on the driver: ``latestOffset`` acks the rounds up to ``start``, then notes what the next one is to pop, pops it,
+with attempt ids made of name, round and turn, and answers when its file is in place, durable and in one step. Tasks read files alone, and
+no shard is open meanwhile.
+
+- Killed before the file is in place, or before the offset log has the round: nobody has seen it. The same call comes again, follows the
+  note with the same attempt ids, and gets the same messages while their leases run, and else what is there then. It replaces the file.
+- Killed later, up to the commit log: the micro-batch is planned again and read from the file. So it has the same rows, whatever
+  became of the leases, which is what a sink must rely on that takes each micro-batch once.
+- Killed before or within the ack: the query begins with it. An ack that is made again changes nothing (P5). The file of the last round
+  stays until the next one is acked, for a checkpoint that loses its last entry with the power.
+
+**What holds.** A message is acked only when Spark has committed it, and nobody else in the group gets it while its lease runs (P1). It is
+at least once, not exactly once: when the lease ends first, since the micro-batch or the way to a restart took longer, the message comes to
+the group again, with its attempt counted, and the ack comes too late. Then it is in a later micro-batch as well, or with another consumer.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from rmqstore.clock import SystemClock
+from rmqstore.engine.kv.directory import sync_path
+from rmqstore.errors import CorruptStoreError, TransferError, system_error
+from rmqstore.message import MAX_POP
+from rmqstore.schemas import OUT_SCHEMA
+from rmqstore.spark.dataset import Dataset, write_json
+from rmqstore.spark.jobs import job_under_way
+from rmqstore.spark.readout import SCHEMAS, View, Wanted
+from rmqstore.store.reader import ReadStore
+
+if TYPE_CHECKING:
+    from rmqstore.store import Store
+
+ROUND_ROWS: Final = 100_000
+"""A micro-batch has at most so many messages when nothing else is asked for."""
+
+INVISIBLE_MS: Final = 600_000
+"""Length of a lease when nothing else is asked for: a micro-batch, and a restart within it, should take less."""
+
+_SCHEMA: Final = SCHEMAS[View.MESSAGES]
+
+Offset = dict[str, Any]
+
+
+class HeldPart(msgspec.Struct, frozen=True):
+    """What one task reads: what a round popped of one shard."""
+
+    path: str
+    shard: int
+
+
+class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Pops one topic of every shard for a group, a round a micro-batch.
+
+    Args:
+        wanted: the columns, and the topic.
+        max_rows: of a round.
+        invisible_ms: length of a lease.
+        lock_wait_ms: how long a shard is waited for that somebody else holds.
+    """
+
+    def __init__(self, dataset: Dataset, wanted: Wanted, *, group: str, max_rows: int, invisible_ms: int, lock_wait_ms: int) -> None:
+        self._dataset = dataset
+        self._schema = wanted.schema()
+        self._topic = str(wanted.topic)
+        self._group = group
+        self._max_rows = max_rows
+        self._invisible_ms = invisible_ms
+        self._lock_wait_ms = lock_wait_ms
+        self._acked: int | None = None  # the last round that this process acked
+        self._left = sys.maxsize  # of a query that stops behind what waited when it began
+
+    def initialOffset(self) -> Offset:
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._left = 0
+        for shard in self._dataset.shards:
+            with self._ticked(shard) as store:
+                lag = store.lag(self._topic, self._group)
+                self._left += lag.ready + lag.retry
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        if not start:
+            return {"consumer": secrets.token_hex(8), "round": 0}
+        is_first, consumer, number = self._acked is None, start["consumer"], start["round"]
+        self._ack(consumer, number)
+        wish = self._path(consumer, number + 1).with_suffix(".json")
+        rows = self._pop(consumer, number + 1, **json.loads(wish.read_bytes())) if is_first and wish.exists() else 0
+        if not rows:
+            shards = [shard for shard in self._dataset.shards if self._is_ready(shard)]
+            most = min(self._left, limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize)
+            if shards and most > 0:
+                turn = number % len(shards)
+                wanted: dict[str, Any] = {"shards": [*shards[turn:], *shards[:turn]], "most": most}
+                wish.parent.mkdir(parents=True, exist_ok=True)
+                write_json(wish, wanted)
+                rows = self._pop(consumer, number + 1, **wanted)
+                self._left -= rows
+        if not rows:
+            wish.unlink(missing_ok=True)
+        return {"consumer": consumer, "round": number + 1} if rows else start
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        parts: list[HeldPart] = []
+        for number in range(start.get("round", 0) + 1, end["round"] + 1):
+            path = self._path(end["consumer"], number)
+            parts += [HeldPart(str(path), shard) for shard, _ in groupby(_batches(path), _shard)]
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        part = partition.value
+        for batch in _batches(Path(part.path)):
+            if _shard(batch) == part.shard:
+                yield pa.RecordBatch.from_arrays([batch.column(name) for name in self._schema.names], schema=self._schema)
+
+    # ------------------------------------------------------------ on the driver
+
+    def _path(self, consumer: str, number: int) -> Path:
+        return self._dataset.path / "streams" / consumer / f"{number}.arrow"
+
+    @contextmanager
+    def _ticked(self, shard: int) -> Iterator[Store]:
+        """Own a shard in which leases that ended are revived, and timers that are due handed over, unless a job is half done there."""
+        with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
+            if job_under_way(self._dataset, shard) is None:
+                store.tick()
+            yield store
+
+    def _is_ready(self, shard: int) -> bool:
+        """Say whether a pop may find something, without owning the shard."""
+        with ReadStore(self._dataset.shard_path(shard), {}) as view:
+            lag, now_ms = view.lag(self._topic, self._group), SystemClock().now_ms()
+            times = (view.pending().earliest_ms, view.engine.pops.next_expiry_ms())
+            return lag.ready + lag.retry > 0 or any(time_ms is not None and time_ms <= now_ms for time_ms in times)
+
+    def _ack(self, consumer: str, number: int) -> None:
+        """Ack the rounds up to this one, and remove those before it."""
+        if self._acked == number:
+            return
+        rounds = sorted(int(path.stem) for path in self._path(consumer, number).parent.glob("*.arrow"))
+        for each in (each for each in rounds if each <= number):
+            for shard, batches in groupby(_batches(self._path(consumer, each)), _shard):
+                with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
+                    for batch in batches:
+                        store.ack(batch.column("receipt").to_pylist())
+            if each < number:
+                for suffix in (".arrow", ".json"):
+                    self._path(consumer, each).with_suffix(suffix).unlink(missing_ok=True)
+        self._acked = number
+
+    def _pop(self, consumer: str, number: int, shards: Sequence[int], most: int) -> int:
+        """Pop up to ``most`` messages from these shards, and put the file of the round into place, if there are any; returns how many."""
+        path = self._path(consumer, number)
+        new = path.with_suffix(f".{secrets.token_hex(4)}.new")
+        rows = 0
+        try:
+            with pa.OSFile(str(new), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
+                for place, shard in enumerate(shards):
+                    for batch in self._popped(shard, f"{consumer}-{number}", -(-(most - rows) // (len(shards) - place))):
+                        writer.write_batch(batch)
+                        rows += batch.num_rows
+            if rows:
+                sync_path(new)
+                new.replace(path)
+                sync_path(path.parent)
+        except OSError as error:
+            raise system_error(error, new) from error
+        finally:
+            new.unlink(missing_ok=True)
+        return rows
+
+    def _popped(self, shard: int, attempt: str, most: int) -> Iterator[pa.RecordBatch]:
+        with self._ticked(shard) as store:
+            for number in count():
+                if most <= 0:
+                    return
+                popped = store.pop_batch(
+                    self._topic,
+                    self._group,
+                    max_messages=min(most, MAX_POP),
+                    invisible_ms=self._invisible_ms,
+                    attempt_id=f"{attempt}-{number}",
+                ).columns
+                if not len(popped):
+                    return
+                most -= len(popped)
+                own = pa.repeat(pa.scalar(shard, pa.int32()), len(popped))
+                yield pa.RecordBatch.from_arrays([own, *(popped.column(name) for name in OUT_SCHEMA.names)], schema=_SCHEMA)
+
+
+def _shard(batch: pa.RecordBatch) -> int:
+    """Return the shard of which a batch of a round is."""
+    shard: int = batch.column("shard")[0].as_py()
+    return shard
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a round, each of one shard, and those of a shard one behind the other.
+
+    Raises:
+        TransferError: there is no such file.
+        CorruptStoreError: it is damaged.
+    """
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+            for place in range(file.num_record_batches):
+                yield file.get_batch(place)
+    except FileNotFoundError as error:
+        raise TransferError(
+            f"what was popped for a micro-batch is gone: {path}; its checkpoint was set back, or is a copy of another one. A new "
+            "checkpoint goes on with what the group was not given yet, and with what comes back when its lease ends"
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise CorruptStoreError(f"what was popped for a micro-batch cannot be read: {path}: {error}", file=str(path), offset=0) from error

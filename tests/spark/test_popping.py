@@ -1,0 +1,259 @@
+"""A stream that consumes as a group, played as Spark plays it: what is leased, given again after a crash, acked, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore.clock import SystemClock
+from rmqstore.spark import Dataset
+from rmqstore.spark.jobs import ShardProgress
+from tests.spark.datasets import ENGINE, NOW_MS, SECOND_MS, committed, rows
+
+pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from rmqstore.spark import popping
+from rmqstore.spark.popping import GroupReader
+from rmqstore.spark.source import RmqstoreSource
+
+pytestmark = pytest.mark.skipif(not ENGINE, reason="no durable engine is installed")
+COLUMNS = {"body": BinaryType(), "attempt": IntegerType(), "receipt": StringType(), "shard": IntegerType()}
+SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+LEASE_MS = 60_000
+MESSAGES = 20
+
+Offset = dict[str, Any]
+
+
+class Time:
+    """The machine's time."""
+
+    now_ms = NOW_MS
+
+
+@pytest.fixture(autouse=True)
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    at = Time()
+    monkeypatch.setattr(SystemClock, "now_ms", lambda _: at.now_ms)
+    return at
+
+
+@pytest.fixture
+def orders(dataset: Dataset, time: Time) -> Dataset:
+    """Twenty messages that are due, in two shards."""
+    sent(dataset, 0, MESSAGES)
+    return dataset
+
+
+def sent(dataset: Dataset, first: int, behind: int) -> None:
+    for shard in dataset.shards:
+        with dataset.open_shard(shard) as store:
+            store.send_batch([rmqstore.Message("orders", b"%d" % number) for number in range(first, behind) if number % 2 == shard])
+
+
+def reader_of(dataset: Dataset, **options: str) -> GroupReader:
+    given = {"path": str(dataset.path), "view": "messages", "topic": "orders", "group": "billing", "invisible_ms": str(LEASE_MS), **options}
+    reader = RmqstoreSource(given).streamReader(SCHEMA)
+    assert isinstance(reader, GroupReader)
+    return reader
+
+
+def begun(reader: GroupReader) -> Offset:
+    """The first micro-batch of a query, which is empty."""
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert reader.partitions(reader.initialOffset(), start) == []
+    return start
+
+
+def latest(reader: GroupReader, start: Offset) -> Offset:
+    return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+
+def found(reader: GroupReader, start: Offset, end: Offset) -> list[dict[str, Any]]:
+    return [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return sorted(int(row["body"]) for row in rows)
+
+
+def lags(dataset: Dataset) -> Iterator[tuple[int, int, int]]:
+    """What is ready, leased, and waits to be given again, shard by shard."""
+    for shard in dataset.shards:
+        with dataset.open_shard(shard) as store:
+            lag = store.lag("orders", "billing")
+            yield lag.ready, lag.in_flight, lag.retry
+
+
+def popped_elsewhere(dataset: Dataset) -> list[int]:
+    """What another consumer of the group gets."""
+    bodies = []
+    for shard in dataset.shards:
+        with dataset.open_shard(shard) as store:
+            store.tick()
+            bodies += [int(message.body) for message in store.pop("orders", "billing")]
+    return sorted(bodies)
+
+
+def test_a_micro_batch_is_leased_until_the_next_look_acks_it(orders: Dataset) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    end = latest(reader, start)
+    assert numbers(found(reader, start, end)) == list(range(MESSAGES))
+    assert {row["shard"] for row in found(reader, start, end)} == {0, 1}
+    assert popped_elsewhere(orders) == []
+    assert list(lags(orders)) == [(0, MESSAGES // 2, 0)] * 2
+    assert latest(reader, end) == end
+    assert list(lags(orders)) == [(0, 0, 0)] * 2
+    sent(orders, MESSAGES, MESSAGES + 3)
+    assert numbers(found(reader, end, latest(reader, end))) == list(range(MESSAGES, MESSAGES + 3))
+
+
+def test_a_look_that_was_killed_before_its_end_leases_the_same_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = begun(reader_of(orders))
+    with monkeypatch.context() as patch:
+        patch.setattr(popping, "sync_path", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            latest(reader_of(orders), start)
+    assert list(lags(orders)) == [(0, MESSAGES // 2, 0)] * 2
+    reader = reader_of(orders)
+    reader.prepareForTriggerAvailableNow()
+    again = found(reader, start, latest(reader, start))
+    assert (numbers(again), {row["attempt"] for row in again}) == (list(range(MESSAGES)), {1})
+
+
+def test_a_look_that_was_killed_follows_its_note_whatever_came_since(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    offset = latest(reader, start)
+    latest(reader, offset)
+    with orders.open_shard(1) as store:
+        store.send_batch([rmqstore.Message("orders", b"%d" % number) for number in range(3000)])
+    pop_batch, pops = rmqstore.Store.pop_batch, []
+
+    def dying(store: rmqstore.Store, *given: Any, **named: Any) -> Any:
+        pops.append(named)
+        return pop_batch(store, *given, **named) if len(pops) < 3 else 1 / 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rmqstore.Store, "pop_batch", dying)
+        with pytest.raises(ZeroDivisionError):
+            reader_of(orders, maxRowsPerBatch="2500").latestOffset(offset, ReadMaxRows(2500))
+    sent(orders, 5000, 9000)
+    again = reader_of(orders)
+    got = found(again, offset, latest(again, offset))
+    assert (len(got), {row["shard"] for row in got}) == (2500, {1})
+    assert [in_flight for _, in_flight, _ in lags(orders)] == [0, 2500]
+
+
+def test_a_micro_batch_that_is_planned_again_has_the_same_rows_whatever_became_of_its_leases(orders: Dataset, time: Time) -> None:
+    start = begun(reader_of(orders))
+    end = latest(reader_of(orders), start)
+    before = found(reader_of(orders), start, end)
+    time.now_ms += LEASE_MS + SECOND_MS
+    assert popped_elsewhere(orders) == list(range(MESSAGES))
+    sent(orders, MESSAGES, MESSAGES + 2)
+    reader = reader_of(orders)
+    assert found(reader, start, end) == before
+    # Their acks come too late, and take nothing from the other consumer.
+    assert numbers(found(reader, end, latest(reader, end))) == [MESSAGES, MESSAGES + 1]
+    assert [in_flight for _, in_flight, _ in lags(orders)] == [MESSAGES // 2 + 1] * 2
+
+
+def test_what_was_not_acked_in_time_comes_in_a_later_micro_batch(orders: Dataset, time: Time) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    latest(reader, start)
+    time.now_ms += LEASE_MS + SECOND_MS
+    # As a query that begins again before its offset log had the round; by then the leases are over.
+    late = reader_of(orders)
+    again = found(late, start, latest(late, start))
+    assert (numbers(again), {row["attempt"] for row in again}) == (list(range(MESSAGES)), {2})
+
+
+def test_an_ack_that_was_cut_short_is_made_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    end = latest(reader, start)
+    ack, acked = rmqstore.Store.ack, []
+
+    def failing(store: rmqstore.Store, receipts: Any) -> Any:
+        acked.append(receipts)
+        return ack(store, receipts) if len(acked) == 1 else 1 / 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rmqstore.Store, "ack", failing)
+        with pytest.raises(ZeroDivisionError):
+            latest(reader, end)
+    assert sorted(in_flight for _, in_flight, _ in lags(orders)) == [0, MESSAGES // 2]
+    assert latest(reader_of(orders), end) == end
+    assert list(lags(orders)) == [(0, 0, 0)] * 2
+
+
+def test_rounds_are_bounded_and_shared_out_and_their_files_go(orders: Dataset) -> None:
+    reader = reader_of(orders, maxRowsPerBatch="7")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(7)
+    offset, sizes = begun(reader), []
+    reader.prepareForTriggerAvailableNow()
+    while (end := latest(reader, offset)) != offset:
+        got = found(reader, offset, end)
+        sizes.append([sum(row["shard"] == shard for row in got) for shard in orders.shards])
+        sent(orders, 100 * len(sizes), 100 * len(sizes) + 2)
+        offset = end
+        assert len(list((orders.path / "streams").glob("*/*"))) <= 4
+    assert [sum(each) for each in sizes] == [7, 7, 6]
+    assert all(abs(first - second) <= 1 for first, second in sizes[:2])
+    assert numbers(found(reader, offset, reader.latestOffset(offset, ReadMaxRows(2)))) == []
+    whole = reader_of(orders)
+    assert len(found(whole, offset, whole.latestOffset(offset, ReadAllAvailable()))) == 6
+
+
+def test_timers_that_are_due_are_handed_over_where_no_job_is_half_done(orders: Dataset, time: Time) -> None:
+    for shard in orders.shards:
+        with orders.open_shard(shard) as store:
+            store.send_batch(rows(100 + shard, 1))
+    job = committed(orders, "load", rows(200, 2))
+    job.note_progress(1, ShardProgress(begun_ms=NOW_MS))
+    time.now_ms += 1000 * SECOND_MS
+    reader = reader_of(orders)
+    start = begun(reader)
+    assert numbers(found(reader, start, latest(reader, start))) == [*range(MESSAGES), 100]
+
+
+def test_what_is_not_there_any_more_is_told(orders: Dataset) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    end = latest(reader, start)
+    (file,) = (orders.path / "streams").glob("*/*.arrow")
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(rmqstore.CorruptStoreError, match="cannot be read"):
+        reader.partitions(start, end)
+    file.unlink()
+    with pytest.raises(rmqstore.TransferError, match="its checkpoint was set back"):
+        reader.partitions(start, end)
+
+
+def test_options_that_make_no_stream_of_a_group_are_refused(orders: Dataset, tmp_path: Path) -> None:
+    for options, told in (
+        ({"topic": ""}, "topic"),
+        ({"group": "no group"}, "group"),
+        ({"invisible_ms": "0"}, "invisible_ms must be 1 or more"),
+        ({"view": "timers"}, "the messages of topics"),
+    ):
+        with pytest.raises(rmqstore.IllegalArgumentError, match=told):
+            reader_of(orders, **options)
+    with pytest.raises(rmqstore.IllegalArgumentError, match="option topic is missing"):
+        RmqstoreSource({"path": str(orders.path), "view": "messages", "group": "billing"}).streamReader(SCHEMA)
+    for name in ("startingOffsets", "part_rows", "from_ms"):
+        with pytest.raises(rmqstore.ConfigError, match=f"{name} is unknown to streams of a group"):
+            reader_of(orders, **{name: "1"})
+    rmqstore.open(tmp_path / "store", engine=ENGINE, services=False).close()
+    with pytest.raises(rmqstore.StorePathError, match="that is a single store"):
+        RmqstoreSource({"path": str(tmp_path / "store"), "view": "messages", "topic": "t", "group": "g"}).streamReader(SCHEMA)

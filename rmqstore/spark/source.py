@@ -92,7 +92,10 @@ class RmqstoreSource(DataSource):
         options = self.options
         _refuse_unknown(options, known, "streams of a group" if is_group else "streams")
         if self._wanted().view is not View.MESSAGES:
-            raise IllegalArgumentError('a stream reads the messages of topics: name that view with option("view", "messages")')
+            raise IllegalArgumentError(
+                'a stream reads the messages of topics: name that view with option("view", "messages"). Timers become messages when they '
+                "are due, by the ticks of a stream with a group, of rmqstore.spark.hand_over, or of a program that owns the shard"
+            )
         path, wanted, part_rows = self._reading(schema)
         max_rows = _number(options, "maxRowsPerBatch", minimum=1)
         if is_group:

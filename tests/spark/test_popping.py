@@ -245,7 +245,7 @@ def test_options_that_make_no_stream_of_a_group_are_refused(orders: Dataset, tmp
         ({"topic": ""}, "topic"),
         ({"group": "no group"}, "group"),
         ({"invisible_ms": "0"}, "invisible_ms must be 1 or more"),
-        ({"view": "timers"}, "the messages of topics"),
+        ({"view": "timers"}, "rmqstore.spark.hand_over"),
     ):
         with pytest.raises(rmqstore.IllegalArgumentError, match=told):
             reader_of(orders, **options)

@@ -77,25 +77,31 @@ def written_columns(names: Sequence[str]) -> list[str]:
 
 
 def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of messages in a batch of Spark's, with deliver times in milliseconds.
-
-    Raises:
-        IllegalMessageError: a deliver time is one of seconds or of microseconds.
-    """
+    """Return the columns of messages in a batch of Spark's, with deliver times in milliseconds."""
     batch = batch.select(written_columns(batch.schema.names))
     at = batch.schema.get_field_index(DELIVER_AT)
     if at >= 0:
         # As datetimes elsewhere, a part of a millisecond is rounded up.
         whole = pc.ceil_temporal(batch.column(at), unit="millisecond").cast(pa.timestamp("ms", "UTC"))
         batch = batch.set_column(at, "deliver_at_ms", whole.cast(pa.int64()))
-    if "deliver_at_ms" in batch.schema.names and pa.types.is_int64(batch.column("deliver_at_ms").type):
-        _check_unit(batch.column("deliver_at_ms"))
     return batch
 
 
-def _check_unit(deliver_at_ms: pa.Array) -> None:
-    seconds = pc.and_(pc.greater_equal(deliver_at_ms, _SECONDS.start), pc.less(deliver_at_ms, _SECONDS.stop))
-    wrong = deliver_at_ms.filter(pc.or_(seconds, pc.greater_equal(deliver_at_ms, _MICROSECONDS_FROM)))
+def check_unit(batch: pa.RecordBatch) -> None:
+    """Refuse deliver times that can only be of seconds or of microseconds.
+
+    Raises:
+        IllegalMessageError: naming the first one.
+    """
+    at = batch.schema.get_field_index("deliver_at_ms")
+    if at < 0 or not pa.types.is_int64(batch.column(at).type):
+        return
+    times = batch.column(at)
+    earliest_ms, latest_ms = pc.min_max(times).values()
+    if not earliest_ms.is_valid or (earliest_ms.as_py() >= _SECONDS.stop and latest_ms.as_py() < _MICROSECONDS_FROM):
+        return
+    seconds = pc.and_(pc.greater_equal(times, _SECONDS.start), pc.less(times, _SECONDS.stop))
+    wrong = times.filter(pc.or_(seconds, pc.greater_equal(times, _MICROSECONDS_FROM)))
     if len(wrong):
         value = wrong[0].as_py()
         unit = "seconds" if value in _SECONDS else "microseconds"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -14,19 +14,15 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from rmqstore import config
 from rmqstore.batch import MessageBatch
-from rmqstore.clock import SystemClock
 from rmqstore.errors import (
     CorruptStoreError,
-    DelayTooLongError,
     FlowControlError,
     IllegalArgumentError,
     RmqstoreError,
     StorePathError,
     TransferError,
 )
-from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
@@ -41,26 +37,6 @@ class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     shard: int
     rows: int
     repeated: int = 0
-
-
-def check_delays(job: Job, files: Iterable[StagedFile], now_ms: int | None) -> None:
-    """Refuse deliver times that the shards would refuse, before the commit.
-
-    Raises:
-        DelayTooLongError: one is beyond the horizon of the engine or ``max_delay_ms``.
-    """
-    dataset, found = job.dataset, get_plugins()
-    info, _ = found.load_engine(dataset.manifest.engine)
-    known = found.engine_settings()
-    # A shard may have settings of its own, and a file does not say to which shard its latest message goes.
-    given = [config.load(dataset.shard_path(shard), dataset.manifest.settings, known).max_delay_ms for shard in dataset.shards]
-    horizon_ms = min(each or info.capabilities.horizon_ms for each in given)
-    now_ms = SystemClock().now_ms() if now_ms is None else now_ms
-    for file in files:
-        if file.latest_ms is not None and file.latest_ms - now_ms > horizon_ms:
-            raise DelayTooLongError(
-                f"column 'deliver_at_ms': {file.latest_ms} is {file.latest_ms - now_ms} ms ahead; this data set takes {horizon_ms}"
-            )
 
 
 def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardReport:
@@ -190,7 +166,6 @@ def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wai
 
     Raises:
         TransferError: it is half done; or it was taken back meanwhile; or it has brought other rows than these.
-        DelayTooLongError: a deliver time is too far away.
     """
     with job.completing():
         if job.record() is None:
@@ -198,7 +173,6 @@ def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wai
                 raise TransferError(
                     f"job {job.id!r} was taken back while this write was under way; nothing of it was stored, so run it again"
                 )
-            check_delays(job, files, now_ms)
             job.commit(files, now_ms)
         record = _record(job)
         for shard in job.missing_shards():

@@ -3,6 +3,7 @@
 ::
 
     jobs/<job>/staged/<name>.arrow    phase 1: what the tasks checked and set aside, split by shard; no store is touched
+    jobs/<job>/rejected/<name>.arrow  rows that are no messages, where they are collected, each with the reason
     jobs/<job>/job.json               the commit: names the files that count; from now on the messages belong to the data set
     jobs/<job>/shard-00000.json       phase 2: a shard takes its chunks in; begun, and later done
     jobs/<job>/done.json              every shard has everything, or the job was given up; takes the place of job.json
@@ -80,6 +81,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Messages of the job."""
         return sum(sum(file.rows) for file in self.files)
 
+    @property
+    def rejected(self) -> int:
+        """Rows that were set aside, since they are no messages."""
+        return sum(file.rejected for file in self.files)
+
     def rows_of(self, shard: int) -> int:
         """Return how many of them belong to a shard."""
         return sum(rows for file in self.files for own, rows in zip(file.shards, file.rows, strict=True) if own == shard)
@@ -100,6 +106,7 @@ class Job:
         self.id = checked_job_id(job_id)
         self.path = dataset.path / "jobs" / self.id
         self.staged = self.path / "staged"
+        self.rejected = self.path / "rejected"
         self._lock_file = self.path.with_name(f".{self.id}.lock")  # no id begins with a dot
 
     # ------------------------------------------------------------ phase 1
@@ -117,20 +124,21 @@ class Job:
         with self._locked():
             record = self.record()
             if record is None:
-                named = sorted((file for file in files if file.rows), key=lambda file: file.name)
+                named = sorted((file for file in files if file.rows or file.rejected), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
                 paths = [(self.staged / file.name, file.size_bytes) for file in record.files]
                 if not all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in paths):
                     raise TransferError(
                         f"staged files of job {self.id!r} are gone or cut off: another run of it failed meanwhile; run it again"
                     )
-                for folder in (self.staged, self.path, self.path.parent):
-                    sync_path(folder)
+                for folder in (self.staged, self.rejected, self.path, self.path.parent):
+                    if folder.is_dir():
+                        sync_path(folder)
                 self._write(_RECORD, record)
-            kept = set() if record.is_done else {file.name for file in record.files}
-            for entry in self.staged.glob("*") if self.staged.is_dir() else ():
-                if entry.name not in kept:
-                    entry.unlink(missing_ok=True)
+            kept = set() if record.is_done else {self.staged / file.name for file in record.files}
+            kept |= {self.rejected / file.name for file in record.files if file.rejected}
+            for entry in {*self.staged.glob("*"), *self.rejected.glob("*")} - kept:
+                entry.unlink(missing_ok=True)
         return record
 
     def discard(self) -> None:
@@ -189,11 +197,11 @@ class Job:
         record, files = self.record(), list(found)
         if record is None or not files:
             return
-        rows = sum(sum(file.rows) for file in files)
-        if rows != record.rows or not _alike(files, record.files):
-            others = f"{rows} others" if rows == record.rows else str(rows)
+        rows, had = sum(sum(file.rows) + file.rejected for file in files), record.rows + record.rejected
+        if rows != had or not _alike(files, record.files):
+            others = f"{rows} others" if rows == had else str(rows)
             raise TransferError(
-                f"job {self.id!r} of {self.dataset.path} has brought {record.rows} messages, and this write has {others}, of which none "
+                f"job {self.id!r} of {self.dataset.path} has brought {had} messages, and this write has {others}, of which none "
                 "was stored: other rows need a job_id of their own"
             )
 

@@ -24,6 +24,8 @@ from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
+from rmqstore.spark.jobs import Job, jobs_of
+from rmqstore.spark.staging import REJECTED_SCHEMA
 from rmqstore.store.directory import read_manifest
 from rmqstore.store.reader import ReadStore
 from rmqstore.tables import State
@@ -39,12 +41,15 @@ _KINDS: Final = {"s": pa.string(), "i": pa.int32(), "l": pa.int64()}
 
 
 class View(enum.Enum):
-    """What can be read: pending timers, messages in their topics, running leases, how far groups are behind."""
+    """What can be read: pending timers, messages in their topics, running leases, how far groups are behind; and of the jobs of a data set,
+    what they rejected.
+    """
 
     TIMERS = "timers"
     MESSAGES = "messages"
     LEASES = "leases"
     LAG = "lag"
+    REJECTED = "rejected"
 
 
 SCHEMAS: Final[dict[View, pa.Schema]] = {
@@ -62,6 +67,7 @@ SCHEMAS: Final[dict[View, pa.Schema]] = {
         [_SHARD, pa.field("topic", pa.string()), pa.field("group", pa.string())]
         + [pa.field(name, pa.int64()) for name in ("ready", "in_flight", "retry", "dead", "expired", "backing_off")]
     ),
+    View.REJECTED: pa.schema([pa.field("job_id", pa.string()), *REJECTED_SCHEMA]),
 }
 """The columns of each view; all may be null as far as Spark knows."""
 
@@ -87,6 +93,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         topic: only this one.
         from_ms, to_ms: only what is due in ``from_ms <= deliver_at_ms < to_ms``; None = also what has no deliver time.
         system: messages of retry topics, dead letter queues and parked entries as well.
+        job_id: of what jobs rejected, only what this one did.
     """
 
     view: View
@@ -96,6 +103,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     from_ms: int | None = None
     to_ms: int | None = None
     system: bool = False
+    job_id: str | None = None
 
     def schema(self) -> pa.Schema:
         """Return the columns of the answer.
@@ -116,9 +124,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task reads of one store.
+    """What one task reads of one store, or of what one task of a job rejected.
 
     Attributes:
+        path: of the store, or the file.
         first, behind: ticks of timers, or offsets of the queue, ``first <= … < behind``.
     """
 
@@ -158,6 +167,8 @@ def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
     """
     wanted.schema()
     parts: list[Part] = []
+    if wanted.view is View.REJECTED:
+        return [*_rejected_parts(Dataset.open(path), wanted.job_id)]
     stores = stores_at(path)
     if wanted.shard is not None:
         if wanted.shard not in range(len(stores)):
@@ -202,6 +213,12 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
         yield msgspec.structs.replace(whole, first=start, behind=behind)
 
 
+def _rejected_parts(dataset: Dataset, job_id: str | None) -> Iterator[Part]:
+    for job in jobs_of(dataset) if job_id is None else [Job(dataset, job_id)]:
+        if (record := job.record()) is not None:
+            yield from (Part(shard=0, path=str(job.rejected / file.name)) for file in record.files if file.rejected)
+
+
 def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
     """Return ``number - 1`` times between which about equally many timers are due."""
     if number == 1:
@@ -235,6 +252,9 @@ def split(queue: Part, part_rows: int) -> Iterator[Part]:
 def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets."""
     schema = wanted.schema()
+    if wanted.view is View.REJECTED:
+        yield from (batch.select(schema.names) for batch in _rejected(Path(part.path)))
+        return
     with ReadStore(Path(part.path), {}) as view:
         made: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
             "shard": lambda rows: pa.repeat(pa.scalar(part.shard, pa.int32()), len(rows)),
@@ -303,6 +323,13 @@ def _lag(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch
         if wanted.topic in (None, each.topic):
             rows.append({"topic": each.topic, "group": each.group, **msgspec.structs.asdict(view.lag(each.topic, each.group))})
     yield pa.RecordBatch.from_pylist(rows, schema=_without_shard(View.LAG))
+
+
+def _rejected(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as batches:
+        for batch in batches:
+            job_id = pa.repeat(pa.scalar(path.parent.parent.name), len(batch))
+            yield pa.RecordBatch.from_arrays([job_id, *batch.columns], schema=SCHEMAS[View.REJECTED])
 
 
 def _of_structs(view: View, rows: Sequence[msgspec.Struct]) -> pa.RecordBatch:

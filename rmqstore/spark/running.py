@@ -20,10 +20,10 @@ from rmqstore.spark import migrating
 from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
-from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
+from rmqstore.spark.ingest import ShardReport, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, job_under_way
-from rmqstore.spark.readout import View, Wanted, stores_at, view_of
-from rmqstore.spark.staging import StagedFile, counted, stage
+from rmqstore.spark.readout import SCHEMAS, View, Wanted, stores_at, view_of
+from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage, way_of
 from rmqstore.store.tick import TickReport
 from rmqstore.when import time_ms
 
@@ -44,6 +44,7 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rows: messages of the job, in all shards.
+        rejected: rows that are no messages, which the view ``rejected`` shows; 0 unless they are collected.
         repeated: how many of them an earlier run of the same job had written.
         shards: the same by shard; those without a message are left out.
     """
@@ -52,6 +53,7 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     repeated: int
     shards: tuple[ShardReport, ...]
+    rejected: int = 0
 
 
 class ShardTick(TickReport, frozen=True, tag=True, kw_only=True):
@@ -78,6 +80,7 @@ def schedule(
     now_ms: int | None = None,
     settings: Mapping[str, Value] | None = None,
     lock_wait_ms: int = LOCK_WAIT_MS,
+    on_bad_row: str = OnBadRow.FAIL.value,
 ) -> ScheduleReport:
     """Write the rows of ``df`` as messages into the data set ``path``, made as needed, exactly once for one ``job_id``.
 
@@ -95,6 +98,8 @@ def schedule(
         now_ms: the same in ms since the epoch.
         settings: keywords of ``rmqstore.open`` for every shard of a new data set.
         lock_wait_ms: how long a task waits for a shard that another task holds.
+        on_bad_row: ``fail``, or ``collect``: a row that is no message is set aside with the reason, exactly once as the others are
+            written, and the view ``rejected`` has it. Columns are not rows: a wrong one always fails.
 
     Raises:
         IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
@@ -106,18 +111,19 @@ def schedule(
         StorePathError, StoreFullError: the directory cannot be used.
     """
     check_columns((field.name, field.dataType.simpleString()) for field in df.schema.fields)
-    now_ms = time_ms("now", now, now_ms)
+    now_ms, way = time_ms("now", now, now_ms), way_of(on_bad_row)
     dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
     dataset.check_ready(now_ms)
+    rules = rules_of(dataset, now_ms, way)
     job = job_of_write(dataset, job_id)
-    files = _staged(df, job, now_ms) if job.record() is None else None
+    files = _staged(df, job, rules) if job.record() is None else None
     with job.completing():
         if files is not None:
             job.commit(files, now_ms)
         sent = _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)
         job.finish()
     if files is None:
-        job.check_same(_answers(df, job, now_ms))
+        job.check_same(_answers(df, job, rules))
     return report_of(job, {report.shard: report for report in sent})
 
 
@@ -127,22 +133,21 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
     assert record is not None
     counts = {shard: record.rows_of(shard) for shard in job.dataset.shards}
     shards = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in counts.items() if rows)
-    return ScheduleReport(job_id=job.id, rows=record.rows, repeated=sum(each.repeated for each in shards), shards=shards)
+    repeated = sum(each.repeated for each in shards)
+    return ScheduleReport(job_id=job.id, rows=record.rows, repeated=repeated, shards=shards, rejected=record.rejected)
 
 
-def _staged(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
+def _staged(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
     try:
         job.begin()
-        files = _answers(df, job, now_ms)
-        check_delays(job, files, now_ms)
+        return _answers(df, job, rules)
     except BaseException:
         job.discard()
         raise
-    return files
 
 
-def _answers(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
-    return reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, now_ms), _ANSWER)), StagedFile)
+def _answers(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
+    return reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, rules), _ANSWER)), StagedFile)
 
 
 def read(
@@ -163,8 +168,11 @@ def read(
     """
     from pyspark.sql import functions as sf
 
-    schema = Wanted(view=view_of(view), columns=tuple(columns)).schema()
+    wanted = Wanted(view=view_of(view), columns=tuple(columns))
+    schema = wanted.schema()
     reader = spark.read.format("rmqstore").schema(ddl(schema)).options(view=view, **options)  # type: ignore[arg-type]
+    if "shard" not in SCHEMAS[wanted.view].names:
+        return reader.load(os.fspath(path))
     scans = [reader.option("shard", shard).load(os.fspath(path)) for shard, _ in stores_at(os.fspath(path))]
     if "shard" in schema.names:
         scans = [scan.withColumn("shard", sf.lit(shard)) for shard, scan in enumerate(scans)]
@@ -272,15 +280,15 @@ def partition_here() -> int:
     return context.partitionId()
 
 
-def staged_here(job: Job, batches: Iterable[pa.RecordBatch], now_ms: int | None) -> str:
+def staged_here(job: Job, batches: Iterable[pa.RecordBatch], rules: Rules) -> str:
     """Set the rows of this task aside, or count them when their job was committed; returns the answer, as JSON."""
     found = map(taken, batches)
-    return answered(lambda: stage(job, found, partition_here(), now_ms) if job.record() is None else counted(found))
+    return answered(lambda: stage(job, found, partition_here(), rules) if job.record() is None else counted(found))
 
 
-def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
+def _staging(job: Job, rules: Rules) -> Callable[[_Batches], _Batches]:
     def run(batches: _Batches) -> _Batches:
-        yield _row(staged_here(job, batches, now_ms))
+        yield _row(staged_here(job, batches, rules))
 
     return run
 

@@ -36,15 +36,15 @@ from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.popping import INVISIBLE_MS, ROUND_ROWS, GroupReader
 from rmqstore.spark.readout import PART_ROWS, View, Wanted, plan, read, view_of
 from rmqstore.spark.running import staged_here
-from rmqstore.spark.staging import StagedFile
+from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, rules_of, way_of
 from rmqstore.spark.streams import MicroBatchWriter, QueueReader
 from rmqstore.store.directory import read_manifest
 
 NAME: Final = "rmqstore"
-_READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows")
+_READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows", "job_id")
 _STREAM_OPTIONS: Final = ("startingOffsets", "maxRowsPerBatch")
 _GROUP_OPTIONS: Final = ("path", "view", "topic", "columns", "group", "maxRowsPerBatch", "invisible_ms", "lock_wait_ms")
-_WRITE_OPTIONS: Final = ("path", "shards", "engine", "now_ms", "lock_wait_ms")
+_WRITE_OPTIONS: Final = ("path", "shards", "engine", "now_ms", "lock_wait_ms", "on_bad_row")
 _QUERY_OPTIONS: Final = ("checkpointLocation", "queryName")
 """What Spark has for itself, and hands on."""
 
@@ -121,18 +121,18 @@ class RmqstoreSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
         path = self.options.get("path")
-        dataset, now_ms, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, "job_id"))
-        dataset.check_ready(now_ms)
-        return JobWriter(job_of_write(dataset, self.options.get("job_id")), now_ms, lock_wait_ms, is_table=path is None)
+        dataset, rules, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, "job_id"))
+        dataset.check_ready(rules.now_ms)
+        return JobWriter(job_of_write(dataset, self.options.get("job_id")), rules, lock_wait_ms, is_table=path is None)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:
-        dataset, now_ms, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, *_QUERY_OPTIONS))
+        dataset, rules, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, *_QUERY_OPTIONS))
         # Another query, or what a killed driver left, may have a shard for a while; the commit waits for it.
         dataset.check_whole()
-        return MicroBatchWriter(dataset, now_ms, lock_wait_ms)
+        return MicroBatchWriter(dataset, rules, lock_wait_ms)
 
-    def _target(self, schema: StructType, overwrite: bool, allowed: Sequence[str]) -> tuple[Dataset, int | None, int]:
-        """Return the data set of a write, the time at which its messages are sent, and how long a shard is waited for."""
+    def _target(self, schema: StructType, overwrite: bool, allowed: Sequence[str]) -> tuple[Dataset, Rules, int]:
+        """Return the data set of a write, how its rows are checked, and how long a shard is waited for."""
         path = self.options.get("path")
         check_written(self._take_up(schema, allowed), path)
         options = self.options
@@ -143,7 +143,9 @@ class RmqstoreSource(DataSource):
         now_ms = _number(options, "now_ms")
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        return _dataset(options), now_ms, _lock_wait_ms(options)
+        lock_wait_ms, way = _lock_wait_ms(options), way_of(options.get("on_bad_row", OnBadRow.FAIL.value))
+        dataset = _dataset(options)
+        return dataset, rules_of(dataset, now_ms, way), lock_wait_ms
 
     def _wanted(self) -> Wanted:
         options = self.options
@@ -159,6 +161,7 @@ class RmqstoreSource(DataSource):
             from_ms=_number(options, "from_ms"),
             to_ms=_number(options, "to_ms"),
             system=system == "true",
+            job_id=options.get("job_id"),
         )
 
     def _reading(self, schema: StructType) -> tuple[str, Wanted, int]:
@@ -193,20 +196,20 @@ class Staged(WriterCommitMessage):
 class JobWriter(DataSourceArrowWriter):
     """Writes a job: tasks stage, the commit sends."""
 
-    def __init__(self, job: Job, now_ms: int | None, lock_wait_ms: int, *, is_table: bool = False) -> None:
+    def __init__(self, job: Job, rules: Rules, lock_wait_ms: int, *, is_table: bool = False) -> None:
         self.job = job
-        self._now_ms = now_ms
+        self._rules = rules
         self._lock_wait_ms = lock_wait_ms
         self._is_table = is_table
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if self._is_table:
             iterator = map(without_handles, iterator)
-        return Staged(staged_here(self.job, iterator, self._now_ms))
+        return Staged(staged_here(self.job, iterator, self._rules))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
-        complete_here(self.job, files, self._now_ms, self._lock_wait_ms)
+        complete_here(self.job, files, self._rules.now_ms, self._lock_wait_ms)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.

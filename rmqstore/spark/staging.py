@@ -8,8 +8,11 @@ anything of that batch is sent.
 
 from __future__ import annotations
 
+import enum
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,15 +22,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmqstore import config
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.columns import bytes_of
 from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
-from rmqstore.errors import CorruptStoreError, IllegalMessageError, TransferError, system_error
+from rmqstore.errors import CorruptStoreError, DelayTooLongError, IllegalArgumentError, TransferError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.schemas import IN_SCHEMA
-from rmqstore.spark.columns import shard_column
+from rmqstore.spark.columns import check_unit, shard_column
 
 try:
     from zlib_ng.zlib_ng import crc32
@@ -35,6 +39,7 @@ except ImportError:  # the same sums, taken more slowly; the extra "spark" bring
     from zlib import crc32
 
 if TYPE_CHECKING:
+    from rmqstore.spark.dataset import Dataset
     from rmqstore.spark.jobs import Job
 
 CHUNK_ROWS: Final = 50_000
@@ -47,11 +52,61 @@ HELD_BYTES: Final = 128 * 1024 * 1024
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
+REJECTED_SCHEMA: Final = pa.schema([*IN_SCHEMA, pa.field("reason", pa.string())])
+"""The columns of a row that is no message, as it was written, and why it is none."""
+
+
+class OnBadRow(enum.Enum):
+    """What becomes of a row that is no message: the whole write fails, or the row is set aside with the reason."""
+
+    FAIL = "fail"
+    COLLECT = "collect"
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How the rows of a write are checked.
+
+    Attributes:
+        now_ms: the time from which delays count; None = that of the machine.
+        horizon_ms: the longest delay that every shard takes; None = nothing is too long.
+    """
+
+    now_ms: int | None = None
+    horizon_ms: int | None = None
+    on_bad_row: OnBadRow = OnBadRow.FAIL
+
+
+DEFAULT_RULES: Final = Rules()
+
+
+def way_of(on_bad_row: str) -> OnBadRow:
+    """Return what becomes of bad rows.
+
+    Raises:
+        IllegalArgumentError: ``on_bad_row`` says nothing of the kind.
+    """
+    ways = [way.value for way in OnBadRow]
+    if on_bad_row not in ways:
+        raise IllegalArgumentError(f"on_bad_row must be {' or '.join(ways)}, not {on_bad_row!r}")
+    return OnBadRow(on_bad_row)
+
+
+def rules_of(dataset: Dataset, now_ms: int | None, on_bad_row: OnBadRow) -> Rules:
+    """Return the rules of a write into a data set."""
+    found = get_plugins()
+    info, _ = found.load_engine(dataset.manifest.engine)
+    known = found.engine_settings()
+    # A shard may have settings of its own, and a row does not say to which shard it goes.
+    given = [config.load(dataset.shard_path(shard), dataset.manifest.settings, known).max_delay_ms for shard in dataset.shards]
+    return Rules(now_ms=now_ms, horizon_ms=min(each or info.capabilities.horizon_ms for each in given), on_bad_row=on_bad_row)
+
+
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each; and the latest deliver time, ms.
+    """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each.
 
     A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
-    ``body_sum`` and ``name_sum`` are as in :class:`Sums`; earlier versions took no sum of names. A file
+    ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``body_sum`` and ``name_sum`` are as in
+    :class:`Sums`, of all rows; earlier versions took no sum of names. A file
     without ``sums`` was written by a version that took none of these; it only says what its job had.
     """
 
@@ -61,7 +116,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sizes_bytes: list[int]
     offset: int = 0
     sums: list[int] = []
-    latest_ms: int | None = None
+    rejected: int = 0
     body_sum: int = 0
     name_sum: int | None = None
     is_drained: bool = False
@@ -102,57 +157,103 @@ def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
     return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], body_sum=sums.bodies, name_sum=sums.names, is_drained=True)
 
 
-def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: int | None = None) -> StagedFile:
-    """Check the rows of one task and write them durably into a file of its own.
+def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Rules = DEFAULT_RULES) -> StagedFile:
+    """Check the rows of one task and write them durably into a file of its own; bad ones, if they are collected, into another one.
 
     Args:
         batches: columns of ``IN_SCHEMA``, optional ones may be missing.
         partition: number of the task; it begins the file's name and the turn of rows without a name.
-        now_ms: from when on properties that ask for a delay count; by default the time of the machine.
 
     Raises:
-        IllegalMessageError: naming the column at fault, and the row in its task.
+        IllegalArgumentError: naming the column at fault, and the row in its task.
         EngineLookupError: the engine of the data set cannot be used in this process.
         StoreFullError: no room.
     """
     get_plugins().load_engine(job.dataset.manifest.engine)
     name = f"{partition:05}-{secrets.token_hex(8)}.arrow"
-    path = job.staged / name
-    now_ms = SystemClock().now_ms() if now_ms is None else now_ms
+    path, bad_path = job.staged / name, job.rejected / name
+    now_ms = SystemClock().now_ms() if rules.now_ms is None else rules.now_ms
+    rows = rejected = 0
+    kept: list[Path] = []
     try:
         job.begin()
-        with pa.OSFile(str(path), "wb") as sink:
-            writer = StagedWriter(sink, job.dataset.manifest.shards)
-            rows = 0
-            for batch in batches:
-                if batch.num_rows:
-                    writer.add(_checked(batch, partition, rows, now_ms), partition + rows)
-                    rows += batch.num_rows
-            staged = writer.finish(name)
-        if not rows:
-            path.unlink()
-            return StagedFile(name="", shards=[], rows=[], sizes_bytes=[], name_sum=0)
-        sync_path(path)
+        with ExitStack() as files:
+            writer = StagedWriter(files.enter_context(pa.OSFile(str(path), "wb")), job.dataset.manifest.shards)
+            aside: pa.RecordBatchStreamWriter | None = None
+            for batch in filter(len, batches):
+                bad: dict[int, str] | None = {} if rules.on_bad_row is OnBadRow.COLLECT else None
+                good = [*_sorted_out(batch, partial(_checked, now_ms=now_ms, horizon_ms=rules.horizon_ms), bad)]
+                if good:
+                    writer.add(joined(good), partition + rows)
+                    rows += sum(map(len, good))
+                if bad:
+                    if aside is None:
+                        bad_path.parent.mkdir(exist_ok=True)
+                        sink = files.enter_context(pa.OSFile(str(bad_path), "wb"))
+                        aside = files.enter_context(pa.ipc.new_stream(sink, REJECTED_SCHEMA))
+                    as_written = batch.take(pa.array(bad))
+                    aside.write_batch(_with_reasons(as_written, list(bad.values())))
+                    writer.sums.add(as_written)
+                    rejected += len(bad)
+            staged = msgspec.structs.replace(writer.finish(name), rejected=rejected)
+        for each, is_wanted in ((path, rows or rejected), (bad_path, rejected)):
+            if is_wanted:
+                sync_path(each)
+                kept.append(each)
+    except IllegalArgumentError as error:
+        error.args = (f"{error} (counted from row {rows} of partition {partition}; nothing was written)",)
+        raise
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise system_error(error, path) from error
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return staged
+    finally:
+        for each in {path, bad_path}.difference(kept):
+            each.unlink(missing_ok=True)
+    return staged if kept else StagedFile(name="", shards=[], rows=[], sizes_bytes=[], name_sum=0)
 
 
-def _checked(batch: pa.RecordBatch, partition: int, first_row: int, now_ms: int) -> pa.RecordBatch:
+def _sorted_out(
+    batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], pa.RecordBatch], bad: dict[int, str] | None, first: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that are messages, as ``check`` gives them; the others come into ``bad``, their numbers with the reasons.
+
+    Raises:
+        IllegalArgumentError: a row is none, and ``bad`` is None.
+    """
     try:
-        # The store would do this when it is too late to refuse a row.
-        return batch_without_requests(MessageBatch.from_arrow(batch), now_ms).columns
-    except IllegalMessageError as error:
-        error.args = (f"{error} (counted from row {first_row} of partition {partition}; nothing was written)",)
-        raise
+        good = check(batch)
+    except IllegalArgumentError as error:
+        if bad is None:
+            raise
+        if batch.num_rows == 1:
+            bad[first] = str(error).removeprefix("row 0: ")
+            return
+        half = batch.num_rows // 2
+        yield from _sorted_out(batch.slice(0, half), check, bad, first)
+        yield from _sorted_out(batch.slice(half), check, bad, first + half)
+    else:
+        yield good
+
+
+def _checked(batch: pa.RecordBatch, now_ms: int, horizon_ms: int | None) -> pa.RecordBatch:
+    """Return rows as the shards take them; what these would refuse later is refused here."""
+    check_unit(batch)
+    columns = batch_without_requests(MessageBatch.from_arrow(batch), now_ms).columns
+    latest_ms = pc.max(columns.column("deliver_at_ms")).as_py()
+    if latest_ms is not None and horizon_ms is not None and latest_ms - now_ms > horizon_ms:
+        raise DelayTooLongError(f"column 'deliver_at_ms': {latest_ms} is {latest_ms - now_ms} ms ahead; this data set takes {horizon_ms}")
+    return columns
+
+
+def _with_reasons(batch: pa.RecordBatch, reasons: list[str]) -> pa.RecordBatch:
+    columns = [
+        batch.column(field.name).cast(field.type) if field.name in batch.schema.names else pa.nulls(len(reasons), field.type)
+        for field in IN_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(reasons, pa.string())], schema=REJECTED_SCHEMA)
 
 
 class StagedWriter:
-    """Collects rows by shard and writes them into a new file chunk by chunk, each a record batch of its own."""
+    """Collects rows by shard and writes them into a new file chunk by chunk, each a record batch of its own; ``sums`` are of these rows."""
 
     def __init__(self, sink: pa.NativeFile, shards: int) -> None:
         self._sink = sink
@@ -163,14 +264,10 @@ class StagedWriter:
         self._held_rows: dict[int, int] = {}
         self._held_bytes: dict[int, int] = {}
         self._written: list[tuple[int, int, int, int]] = []  # of each batch: shard, rows, bytes, CRC-32
-        self._sums = Sums()
-        self._latest_ms: int | None = None
+        self.sums = Sums()
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
         """Take in a checked batch; ``first_row`` is the turn of its first row."""
-        latest_ms = pc.max(columns.column("deliver_at_ms")).as_py()
-        if latest_ms is not None:
-            self._latest_ms = max(latest_ms, self._latest_ms or 0)
         for shard, piece in self._split(columns, first_row):
             self._pieces.setdefault(shard, []).append(piece)
             self._held_rows[shard] = self._held_rows.get(shard, 0) + piece.num_rows
@@ -201,7 +298,7 @@ class StagedWriter:
         """Write rows of ``IN_SCHEMA`` that belong to one shard."""
         message = batch.serialize()
         self._written.append((shard, batch.num_rows, message.size, crc32(message)))
-        self._sums.add(batch)
+        self.sums.add(batch)
         self._sink.write(message)
 
     def finish(self, name: str) -> StagedFile:
@@ -217,9 +314,8 @@ class StagedWriter:
             sizes_bytes=sizes_bytes,
             offset=self._offset,
             sums=sums,
-            latest_ms=self._latest_ms,
-            body_sum=self._sums.bodies,
-            name_sum=self._sums.names,
+            body_sum=self.sums.bodies,
+            name_sum=self.sums.names,
         )
 
 

@@ -27,7 +27,7 @@ from rmqstore.spark.ingest import complete_here
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, Wanted, plan, read, split
 from rmqstore.spark.running import staged_here
-from rmqstore.spark.staging import StagedFile
+from rmqstore.spark.staging import Rules, StagedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,22 +55,22 @@ class StagedBatch(WriterCommitMessage):
 class MicroBatchWriter(DataSourceStreamArrowWriter):
     """Writes each micro-batch as a job: tasks stage, the commit sends."""
 
-    def __init__(self, dataset: Dataset, now_ms: int | None, lock_wait_ms: int) -> None:
+    def __init__(self, dataset: Dataset, rules: Rules, lock_wait_ms: int) -> None:
         self._dataset = dataset
-        self._now_ms = now_ms
+        self._rules = rules
         self._lock_wait_ms = lock_wait_ms
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context: Any = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId")
         job = self._job(query_id, int(context.getLocalProperty("streaming.sql.batchId")))
-        return StagedBatch(staged_here(job, iterator, self._now_ms), query_id)
+        return StagedBatch(staged_here(job, iterator, self._rules), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = [message for message in messages if isinstance(message, StagedBatch)]
         for query_id in {message.query_id for message in staged}:
             files = reports([message.answer for message in staged], StagedFile)
-            complete_here(self._job(query_id, batchId), files, self._now_ms, self._lock_wait_ms)
+            complete_here(self._job(query_id, batchId), files, self._rules.now_ms, self._lock_wait_ms)
             self._job(query_id, batchId - KEPT_BATCHES).forget()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

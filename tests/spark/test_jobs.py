@@ -15,10 +15,10 @@ import rmqstore
 from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
 from rmqstore.spark.columns import check_columns, ddl_type, taken
-from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
+from rmqstore.spark.ingest import chunks, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, job_of_write, jobs_of, prune, unfinished_jobs
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
-from rmqstore.spark.staging import stage
+from rmqstore.spark.staging import OnBadRow, Rules, rules_of, stage
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
@@ -216,7 +216,7 @@ def test_a_view_is_written_as_it_was_read(dataset: Dataset, tmp_path: Path) -> N
     asked = Wanted(view=View.TIMERS)
     check_columns((field.name, ddl_type(field.type)) for field in SCHEMAS[View.TIMERS])
     batches = [taken(batch) for part in plan(str(dataset.path), asked) for batch in read(part, asked)]
-    job.commit([stage(job, batches, 0, NOW_MS)], NOW_MS)
+    job.commit([stage(job, batches, 0, Rules(now_ms=NOW_MS))], NOW_MS)
     ingested(job)
     assert sorted(timers_of(copy.path)) == list(range(20))
     assert sum(len(timers_of(dataset.path, shard=shard)) for shard in dataset.shards) == 20
@@ -233,17 +233,17 @@ def test_a_timestamp_stands_for_a_deliver_time() -> None:
 
 
 @pytest.mark.parametrize(("value", "unit"), [(NOW_MS // 1000, "seconds"), (NOW_MS * 1000, "microseconds")])
-def test_a_deliver_time_in_another_unit_is_refused(value: int, unit: str) -> None:
+def test_a_deliver_time_in_another_unit_is_refused(dataset: Dataset, value: int, unit: str) -> None:
     with pytest.raises(rmqstore.IllegalMessageError, match=f"{value} looks like {unit}"):
-        taken(rows(0, 1).set_column(3, "deliver_at_ms", pa.array([value])))
+        stage(Job(dataset, "load"), [rows(0, 1).set_column(3, "deliver_at_ms", pa.array([value]))], 0)
 
 
 def test_a_delay_beyond_the_limit_is_refused_before_the_commit(tmp_path: Path) -> None:
     dataset = Dataset.create(tmp_path / "data", shards=1, engine=ENGINE, settings={"max_delay_ms": 5000})
-    job = Job(dataset, "load")
-    check_delays(job, staged(job, rows(0, 5)), NOW_MS)
+    job, rules = Job(dataset, "load"), rules_of(dataset, NOW_MS, OnBadRow.FAIL)
+    assert stage(job, [rows(0, 5)], 0, rules).rows == [5]
     with pytest.raises(rmqstore.DelayTooLongError, match="deliver_at_ms"):
-        check_delays(job, staged(job, rows(0, 6)), NOW_MS)
+        stage(job, [rows(0, 6)], 0, rules)
 
 
 def test_memory_is_bounded_by_writing_the_largest_chunk(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

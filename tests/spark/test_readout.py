@@ -10,10 +10,8 @@ import pytest
 
 import rmqstore
 from rmqstore.spark import Dataset
-from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
 from rmqstore.spark.running import tick_shard
-from rmqstore.spark.staging import stage
 from rmqstore.transfer import migrate
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, timers_of
 
@@ -44,10 +42,8 @@ def test_parts_give_every_timer_once_beside_an_owner(tmp_path: Path, engine: str
 def test_timers_of_the_last_tick_are_read(tmp_path: Path, engine: str, precision_ms: int) -> None:
     dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine, settings={"precision_ms": precision_ms})
     last_ms = 2**62
-    job = Job(dataset, "load")
-    times = pa.array([last_ms - 5000, last_ms - 1, last_ms])
-    job.commit([stage(job, [rows(0, 3, deliver_at_ms=times)], 0)], last_ms - 100_000)
-    ingested(job)
+    with dataset.open_shard(0, now_ms=last_ms - 100_000) as store:
+        store.send_batch(rows(0, 3, deliver_at_ms=pa.array([last_ms - 5000, last_ms - 1, last_ms])))
     assert sorted(timers_of(dataset.path)) == [0, 1, 2]
     assert sorted(timers_of(dataset.path, to_ms=last_ms)) == [0, 1]
     assert timers_of(dataset.path, from_ms=last_ms) == [2]

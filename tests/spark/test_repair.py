@@ -12,9 +12,9 @@ import pytest
 
 import rmqstore
 from rmqstore.spark import Dataset, migrating, repair
-from rmqstore.spark.ingest import check_delays, ingest_here, ingest_shard
+from rmqstore.spark.ingest import ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress, jobs_of
-from rmqstore.spark.staging import stage
+from rmqstore.spark.staging import OnBadRow, Rules, rules_of, stage
 from rmqstore.store import witness
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
@@ -140,7 +140,7 @@ def test_a_write_whose_job_is_undone_between_its_tasks_is_refused(dataset: Datas
     source = pytest.importorskip("rmqstore.spark.source", reason="needs PySpark", exc_type=ImportError)
     monkeypatch.setattr("rmqstore.spark.running.partition_here", lambda: 0)
     committed(dataset, "load", rows(0, 20), rows(20, 20))
-    writer = source.JobWriter(Job(dataset, "load"), NOW_MS, 1000)
+    writer = source.JobWriter(Job(dataset, "load"), Rules(now_ms=NOW_MS), 1000)
     first = writer.write(iter([rows(0, 20)]))
     repair.undo(dataset)
     second = writer.write(iter([rows(20, 20)]))
@@ -158,21 +158,18 @@ def asking(count: int, **others: pa.Array) -> pa.RecordBatch:
 
 def test_properties_that_ask_for_a_time_are_resolved_before_the_commit(dataset: Dataset) -> None:
     job = Job(dataset, "load")
-    file = stage(job, [asking(10)], 0, NOW_MS)
-    assert file.latest_ms == NOW_MS + 3_600_000
-    job.commit([file], NOW_MS)
+    job.commit([stage(job, [asking(10)], 0, Rules(now_ms=NOW_MS))], NOW_MS)
     ingested(job)
     assert len(timers_of(dataset.path, from_ms=NOW_MS + 3_600_000, to_ms=NOW_MS + 3_600_001)) == 10
     for bad in (asking(2, message_group=pa.array(["g", "g"])), asking(2).set_column(3, "deliver_at_ms", pa.array([NOW_MS] * 2))):
         with pytest.raises(rmqstore.IllegalMessageError, match="exclude each other"):
-            stage(Job(dataset, "bad"), [bad], 0, NOW_MS)
+            stage(Job(dataset, "bad"), [bad], 0, Rules(now_ms=NOW_MS))
 
 
 def test_a_limit_in_the_settings_of_a_shard_holds_before_the_commit(dataset: Dataset) -> None:
     (dataset.shard_path(1) / "rmqstore.toml").write_text("max_delay_ms = 1000")
-    job = Job(dataset, "load")
     with pytest.raises(rmqstore.DelayTooLongError, match="takes 1000"):
-        check_delays(job, [stage(job, [asking(10)], 0, NOW_MS)], NOW_MS)
+        stage(Job(dataset, "load"), [asking(10)], 0, rules_of(dataset, NOW_MS, OnBadRow.FAIL))
 
 
 def test_a_job_that_the_first_chunk_is_refused_of_can_be_taken_back_and_others_are_finished(dataset: Dataset) -> None:

@@ -187,6 +187,9 @@ def test_bad_input_is_refused_before_any_write(spark: SparkSession, timers: Data
         rmqspark.schedule(nulls, path, shards=2, engine=ENGINE)
     with pytest.raises(Exception, match=r"'body' has a null.* nothing was written"):
         nulls.write.format("rmqstore").mode("append").save(str(path))
+    with pytest.raises(rmqstore.IllegalArgumentError, match="on_bad_row must be fail or collect, not 'skip'"):
+        rmqspark.schedule(nulls, tmp_path / "other", on_bad_row="skip")
+    assert not (tmp_path / "other").exists()
     with pytest.raises(Exception, match="a data set is only added to"):
         timers.write.format("rmqstore").mode("overwrite").save(str(path))
     with pytest.raises(Exception, match="option shard is unknown to writes"):
@@ -197,6 +200,25 @@ def test_bad_input_is_refused_before_any_write(spark: SparkSession, timers: Data
         rmqspark.schedule(timers, path, shards=3)
     with Dataset.open(path).open_shard(1), pytest.raises(rmqstore.StoreLockedError, match="shard-00001"):
         rmqspark.schedule(timers, path)
+
+
+def test_bad_rows_are_set_aside_once_with_their_reasons(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    seconds = "if(keys[0] % 400 = 0, 1700000000, deliver_at_ms) AS deliver_at_ms"
+    flawed = timers.selectExpr("topic", "if(keys[0] = '7', null, body) AS body", "keys", "properties", seconds)
+    bad = [7, *range(0, ROWS, 400)]
+    for _ in range(2):
+        report = rmqspark.schedule(flawed, path, engine=ENGINE, job_id="load", now_ms=NOW_MS, on_bad_row="collect")
+        assert (report.rows, report.rejected) == (ROWS - len(bad), len(bad))
+    assert in_the_store(path) == [number for number in range(ROWS) if number not in bad]
+    rejected = view(spark, path, "rejected", job_id="load")
+    assert sorted(int(row["keys"][0]) for row in rejected.collect()) == sorted(bad)
+    assert rejected.where("reason LIKE '%looks like seconds%' AND deliver_at_ms = 1700000000").count() == len(bad) - 1
+    assert rejected.where("body IS NULL").select("job_id", "topic", "properties").collect() == [("load", "orders", {"number": "7"})]
+
+    mended = rejected.where("body IS NOT NULL").drop("job_id", "reason", "deliver_at_ms")
+    mended.write.format("rmqstore").mode("append").options(now_ms=NOW_MS, on_bad_row="collect", job_id="mended").save(str(path))
+    assert rmqspark.read(spark, path, "rejected", columns=("job_id",)).distinct().collect() == [("load",)]
 
 
 def test_settings_for_small_messages_end_a_batch_by_its_rows_alone(spark: SparkSession) -> None:

@@ -1,0 +1,133 @@
+"""Rows that are no messages: which they are, why, and that they are set aside exactly once with their job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import rmqstore
+from rmqstore.schemas import IN_SCHEMA
+from rmqstore.spark import Dataset, repair
+from rmqstore.spark.failures import encoded
+from rmqstore.spark.jobs import Job, prune
+from rmqstore.spark.readout import View, Wanted, plan, read
+from rmqstore.spark.running import report_of
+from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage
+from tests.spark.datasets import ENGINE, NOW_MS, ingested, rows, timers_of
+
+pytestmark = pytest.mark.skipif(not ENGINE, reason="no durable engine is installed")
+COLLECT = Rules(now_ms=NOW_MS, on_bad_row=OnBadRow.COLLECT)
+
+
+def flawed(first: int, count: int, **bad: dict[int, object]) -> pa.RecordBatch:
+    """Rows of which some have other values in a column, by their number."""
+    batch = rows(first, count)
+    for name, values in bad.items():
+        at = batch.schema.get_field_index(name)
+        column = [values.get(number, value) for number, value in enumerate(batch.column(name).to_pylist())]
+        batch = batch.set_column(at, name, pa.array(column, IN_SCHEMA.field(name).type))
+    return batch
+
+
+def rejected(dataset: Dataset, **wanted: Any) -> list[dict[str, Any]]:
+    asked = Wanted(view=View.REJECTED, **wanted)
+    return [row for part in plan(str(dataset.path), asked) for batch in read(part, asked) for row in batch.to_pylist()]
+
+
+def collected(job: Job, *tasks: list[pa.RecordBatch]) -> list[StagedFile]:
+    return [stage(job, batches, number, COLLECT) for number, batches in enumerate(tasks)]
+
+
+def test_bad_rows_are_told_apart_with_what_is_wrong_with_each(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    first = flawed(0, 50, body={0: b"", 49: None}, topic={7: "%RETRY%x", 8: "no topic"}, deliver_at_ms={9: NOW_MS // 1000, 10: -1})
+    second = flawed(50, 10, deliver_at_ms={3: NOW_MS + 10**9})
+    rules = Rules(now_ms=NOW_MS, horizon_ms=10**8, on_bad_row=OnBadRow.COLLECT)
+    file = stage(job, [first, rows(0, 0), second], 4, rules)
+    assert (sum(file.rows), file.rejected) == (53, 7)
+    job.commit([file], NOW_MS)
+    found = {int(row["keys"][0]): row for row in rejected(dataset)}
+    assert list(found) == [0, 7, 8, 9, 10, 49, 53]
+    for number, told in (
+        (0, "body"),
+        (7, "%RETRY%"),
+        (8, "no topic"),
+        (9, "looks like seconds"),
+        (10, "-1"),
+        (49, "null"),
+        (53, "takes 100000000"),
+    ):
+        assert told in found[number]["reason"]
+        assert not found[number]["reason"].startswith("row 0")
+    assert (found[8]["topic"], found[8]["body"], found[8]["deliver_at_ms"]) == ("no topic", b"8", NOW_MS + 9000)
+    assert found[49]["body"] is None
+    ingested(job)
+    assert sorted(timers_of(dataset.path)) == [number for number in range(60) if number not in found]
+    assert report_of(job, {}).rejected == 7
+
+
+def test_what_an_attempt_that_does_not_count_rejected_is_not_there(dataset: Dataset) -> None:
+    job, bad = Job(dataset, "load"), flawed(0, 20, body={3: None, 4: None})
+    late = collected(job, [bad])
+    files = collected(job, [bad], [flawed(20, 20, topic={19: ""})], [])
+    assert rejected(dataset) == []
+    job.commit(files, NOW_MS)
+    assert len(list(job.rejected.iterdir())) == 2
+    ingested(job)
+    assert job.commit(late, NOW_MS).rejected == 3
+    assert not job.staged.exists()
+    assert sorted(row["keys"][0] for row in rejected(dataset, job_id="load", columns=("job_id", "keys"))) == ["3", "39", "4"]
+    assert rejected(dataset, job_id="another") == []
+
+
+def test_a_rerun_must_bring_the_bad_rows_as_well(dataset: Dataset) -> None:
+    job, bad = Job(dataset, "load"), flawed(0, 20, body={3: b"", 4: b""})
+    job.commit(collected(job, [bad]), NOW_MS)
+    job.check_same([counted([bad.slice(0, 7)]), counted([bad.slice(7)])])
+    for other, told in ((bad.slice(0, 19), "has brought 20 messages, and this write has 19,"), (rows(0, 20), "20 others")):
+        with pytest.raises(rmqstore.TransferError, match=told):
+            job.check_same([counted([other])])
+
+
+def test_a_job_of_bad_rows_alone_comes_to_its_end_and_is_forgotten(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    job.commit(collected(job, [flawed(0, 2, body={0: None, 1: None})]), NOW_MS)
+    assert job.missing_shards() == []
+    job.finish()
+    assert len(rejected(dataset)) == 2
+    assert list(repair.troubles(dataset)) == []
+    prune(dataset, 0)
+    assert rejected(dataset) == []
+
+
+def test_nothing_is_set_aside_of_a_write_that_fails_or_has_no_bad_row(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    with pytest.raises(rmqstore.IllegalMessageError, match="counted from row 20 of partition 3"):
+        stage(job, [rows(0, 20), flawed(20, 5, body={3: None})], 3, rules_of(dataset, NOW_MS, OnBadRow.FAIL))
+    assert not job.rejected.exists()
+    assert list(job.staged.iterdir()) == []
+    collected(job, [rows(0, 20)])
+    assert not job.rejected.exists()
+
+
+def test_a_micro_batch_that_is_repeated_has_its_bad_rows_once(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
+    from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+    from rmqstore.spark.source import RmqstoreSource
+    from rmqstore.spark.streams import StagedBatch
+
+    monkeypatch.setattr("rmqstore.spark.streams.KEPT_BATCHES", 1)
+    schema = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
+    options = {"path": str(dataset.path), "now_ms": str(NOW_MS), "on_bad_row": "collect"}
+    writer = RmqstoreSource(options).streamWriter(schema, overwrite=False)
+    bad = flawed(0, 10, body={3: None})
+    for batch, attempts in ((0, 2), (1, 1)):
+        for _ in range(attempts):
+            file = stage(writer._job("query", batch), [bad], 0, writer._rules)
+            writer.commit([StagedBatch(encoded(file), "query")], batch)
+        assert [row["job_id"] for row in rejected(dataset)] == [f"query-{batch}"]
+    with pytest.raises(rmqstore.IllegalArgumentError, match="on_bad_row must be fail or collect"):
+        RmqstoreSource({**options, "on_bad_row": "drop"}).streamWriter(schema, overwrite=False)

@@ -91,6 +91,22 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return sum(rows for file in self.files for own, rows in zip(file.shards, file.rows, strict=True) if own == shard)
 
 
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A job at a glance.
+
+    Attributes:
+        state: ``staging`` (it runs, or its driver is gone), ``committed`` (not all of it is sent), ``done`` or ``dropped``.
+        rows: its messages; None before the commit, as ``rejected``.
+        changed_ms: when it came to its state, or when a shard got on with it last.
+    """
+
+    job_id: str
+    state: str
+    rows: int | None
+    rejected: int | None
+    changed_ms: int
+
+
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a shard is: since when it takes chunks in, by the clock of its store, and whether it has them all."""
 
@@ -215,6 +231,18 @@ class Job:
         """Say whether the job was committed and not finished; of one that is finished, nothing is read."""
         record = self._read(_RECORD, JobRecord)
         return record is not None and not record.is_done
+
+    def summary(self) -> JobSummary:
+        """Return what is known of the job.
+
+        Raises:
+            FileNotFoundError: it was forgotten.
+        """
+        record, changed_ms = self.record(), self.path.stat().st_mtime_ns // 1_000_000
+        if record is None:
+            return JobSummary(job_id=self.id, state="staging", rows=None, rejected=None, changed_ms=changed_ms)
+        state = "dropped" if record.is_dropped else "done" if record.is_done else "committed"
+        return JobSummary(job_id=self.id, state=state, rows=record.rows, rejected=record.rejected, changed_ms=changed_ms)
 
     # ------------------------------------------------------------ phase 2
 

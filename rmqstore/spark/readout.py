@@ -7,8 +7,9 @@ by different tasks may be of different states while somebody writes; a snapshot,
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.contract import LeaseInfo, TimerHandle
+from rmqstore.batch import columns_of
+from rmqstore.contract import TimerHandle
 from rmqstore.contract.state import Adopted, timers_from
 from rmqstore.engine.state import giver_of
 from rmqstore.errors import IllegalArgumentError, StorePathError
-from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
+from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, PARKED_TOPIC, RESERVED_PREFIXES
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
 from rmqstore.spark.jobs import Job, jobs_of
 from rmqstore.spark.staging import REJECTED_SCHEMA
+from rmqstore.store.dead_letters import letters_in
 from rmqstore.store.directory import read_manifest
 from rmqstore.store.reader import ReadStore
 from rmqstore.tables import State
@@ -34,40 +37,44 @@ PAGE_ROWS: Final = 8192
 PART_ROWS: Final = 1_000_000
 """About so many messages or timers make one part."""
 
-_SHARD: Final = pa.field("shard", pa.int32())
-_LEASES: Final = {"topic": "s", "group": "s", "queue_id": "i", "queue_offset": "l", "message_id": "s", "attempt": "i"}
-_LEASE_TIMES: Final = ("pop_time_ms", "first_pop_ms", "expiry_ms")
 _KINDS: Final = {"s": pa.string(), "i": pa.int32(), "l": pa.int64()}
 
 
+def _fields(columns: str) -> list[pa.Field]:
+    """Return the fields of some columns, given as name:type."""
+    return [pa.field(name, _KINDS[kind]) for name, _, kind in (each.partition(":") for each in columns.split())]
+
+
+_SHARD: Final = _fields("shard:i")
+_LETTER: Final = _fields("group:s reason:s attempts:i origin_topic:s origin_message_id:s died_ms:l")
+
+
 class View(enum.Enum):
-    """What can be read: pending timers, messages in their topics, running leases, how far groups are behind; and of the jobs of a data set,
-    what they rejected.
+    """What can be read: pending timers, messages in their topics, running leases, how far groups are behind, what they gave up or nobody
+    can read; and of a data set its jobs, and the rows that these rejected.
     """
 
     TIMERS = "timers"
     MESSAGES = "messages"
     LEASES = "leases"
     LAG = "lag"
+    DEAD_LETTERS = "dead_letters"
+    JOBS = "jobs"
     REJECTED = "rejected"
 
 
 SCHEMAS: Final[dict[View, pa.Schema]] = {
-    View.TIMERS: pa.schema([_SHARD, *IN_SCHEMA, pa.field("store_ms", pa.int64()), pa.field("handle", pa.string())]),
-    View.MESSAGES: pa.schema([_SHARD, *OUT_SCHEMA]),
+    View.TIMERS: pa.schema([*_SHARD, *IN_SCHEMA, *_fields("store_ms:l handle:s")]),
+    View.MESSAGES: pa.schema([*_SHARD, *OUT_SCHEMA]),
     View.LEASES: pa.schema(
-        [
-            _SHARD,
-            *(pa.field(name, _KINDS[kind]) for name, kind in _LEASES.items()),
-            *(pa.field(name, pa.int64()) for name in _LEASE_TIMES),
-            pa.field("receipt", pa.string()),
-        ]
+        _fields(
+            "shard:i topic:s group:s queue_id:i queue_offset:l message_id:s attempt:i pop_time_ms:l first_pop_ms:l expiry_ms:l receipt:s"
+        )
     ),
-    View.LAG: pa.schema(
-        [_SHARD, pa.field("topic", pa.string()), pa.field("group", pa.string())]
-        + [pa.field(name, pa.int64()) for name in ("ready", "in_flight", "retry", "dead", "expired", "backing_off")]
-    ),
-    View.REJECTED: pa.schema([pa.field("job_id", pa.string()), *REJECTED_SCHEMA]),
+    View.LAG: pa.schema(_fields("shard:i topic:s group:s ready:l in_flight:l retry:l dead:l expired:l backing_off:l")),
+    View.DEAD_LETTERS: pa.schema([*_SHARD, *OUT_SCHEMA, *_LETTER]),
+    View.JOBS: pa.schema(_fields("job_id:s state:s rows:l rejected:l changed_ms:l")),
+    View.REJECTED: pa.schema([*_fields("job_id:s"), *REJECTED_SCHEMA]),
 }
 """The columns of each view; all may be null as far as Spark knows."""
 
@@ -93,7 +100,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         topic: only this one.
         from_ms, to_ms: only what is due in ``from_ms <= deliver_at_ms < to_ms``; None = also what has no deliver time.
         system: messages of retry topics, dead letter queues and parked entries as well.
-        job_id: of what jobs rejected, only what this one did.
+        job_id: only this job, or what it rejected.
     """
 
     view: View
@@ -167,8 +174,10 @@ def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
     """
     wanted.schema()
     parts: list[Part] = []
-    if wanted.view is View.REJECTED:
-        return [*_rejected_parts(Dataset.open(path), wanted.job_id)]
+    if wanted.view in _OF_JOBS:
+        jobs = _jobs_at(path, wanted)
+        whole = Part(shard=0, path=str(place_of(path)))
+        return [whole] if wanted.view is View.JOBS else [part for job in jobs for part in _rejected_parts(job)]
     stores = stores_at(path)
     if wanted.shard is not None:
         if wanted.shard not in range(len(stores)):
@@ -213,10 +222,14 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
         yield msgspec.structs.replace(whole, first=start, behind=behind)
 
 
-def _rejected_parts(dataset: Dataset, job_id: str | None) -> Iterator[Part]:
-    for job in jobs_of(dataset) if job_id is None else [Job(dataset, job_id)]:
-        if (record := job.record()) is not None:
-            yield from (Part(shard=0, path=str(job.rejected / file.name)) for file in record.files if file.rejected)
+def _jobs_at(path: str, wanted: Wanted) -> list[Job]:
+    dataset = Dataset.open(path)
+    return jobs_of(dataset) if wanted.job_id is None else [Job(dataset, wanted.job_id)]
+
+
+def _rejected_parts(job: Job) -> Iterator[Part]:
+    if (record := job.record()) is not None:
+        yield from (Part(shard=0, path=str(job.rejected / file.name)) for file in record.files if file.rejected)
 
 
 def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
@@ -252,8 +265,8 @@ def split(queue: Part, part_rows: int) -> Iterator[Part]:
 def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets."""
     schema = wanted.schema()
-    if wanted.view is View.REJECTED:
-        yield from (batch.select(schema.names) for batch in _rejected(Path(part.path)))
+    if wanted.view in _OF_JOBS:
+        yield from (rows.select(schema.names) for rows in _OF_JOBS[wanted.view](part, wanted))
         return
     with ReadStore(Path(part.path), {}) as view:
         made: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
@@ -312,9 +325,8 @@ def _chosen(rows: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
 
 
 def _leases(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    found: Sequence[LeaseInfo] = view.leases(wanted.topic)
-    for start in range(0, len(found), PAGE_ROWS):
-        yield _of_structs(View.LEASES, found[start : start + PAGE_ROWS])
+    rows = [msgspec.structs.asdict(lease) for lease in view.leases(wanted.topic)]
+    yield pa.RecordBatch.from_pylist(rows, schema=SCHEMAS[View.LEASES])
 
 
 def _lag(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
@@ -322,22 +334,40 @@ def _lag(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch
     for each in view.groups.subscriptions():
         if wanted.topic in (None, each.topic):
             rows.append({"topic": each.topic, "group": each.group, **msgspec.structs.asdict(view.lag(each.topic, each.group))})
-    yield pa.RecordBatch.from_pylist(rows, schema=_without_shard(View.LAG))
+    yield pa.RecordBatch.from_pylist(rows, schema=SCHEMAS[View.LAG])
 
 
-def _rejected(path: Path) -> Iterator[pa.RecordBatch]:
-    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as batches:
+def _dead_letters(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    topics = [topic.name for topic in view.topics.list(system=True) if topic.name.startswith((DLQ_PREFIX, PARKED_TOPIC))]
+    letters = chain.from_iterable(letters_in(view.engine.pops, topic) for topic in topics)
+    wished = (letter for letter in letters if wanted.topic in (None, letter.origin_topic))
+    while page := [*islice(wished, PAGE_ROWS)]:
+        messages = columns_of([letter.message for letter in page])
+        own = [pa.array([getattr(letter, field.name) for letter in page], field.type) for field in _LETTER]
+        yield pa.RecordBatch.from_arrays([*messages.columns, *own], schema=pa.schema([*messages.schema, *_LETTER]))
+
+
+def _jobs(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    rows = []
+    for job in _jobs_at(part.path, wanted):
+        with suppress(FileNotFoundError):  # there is none, or it was forgotten meanwhile
+            rows.append(msgspec.structs.asdict(job.summary()))
+    yield pa.RecordBatch.from_pylist(rows, schema=SCHEMAS[View.JOBS])
+
+
+def _rejected(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(part.path) as source, pa.ipc.open_stream(source) as batches:
         for batch in batches:
-            job_id = pa.repeat(pa.scalar(path.parent.parent.name), len(batch))
+            job_id = pa.repeat(pa.scalar(Path(part.path).parent.parent.name), len(batch))
             yield pa.RecordBatch.from_arrays([job_id, *batch.columns], schema=SCHEMAS[View.REJECTED])
 
 
-def _of_structs(view: View, rows: Sequence[msgspec.Struct]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([msgspec.structs.asdict(row) for row in rows], schema=_without_shard(view))
-
-
-def _without_shard(view: View) -> pa.Schema:
-    return pa.schema(list(SCHEMAS[view])[1:])
-
-
-_READERS: Final[dict[View, Any]] = {View.TIMERS: _timers, View.MESSAGES: _messages, View.LEASES: _leases, View.LAG: _lag}
+_READERS: Final[dict[View, Any]] = {
+    View.TIMERS: _timers,
+    View.MESSAGES: _messages,
+    View.LEASES: _leases,
+    View.LAG: _lag,
+    View.DEAD_LETTERS: _dead_letters,
+}
+_OF_JOBS: Final[dict[View, Any]] = {View.JOBS: _jobs, View.REJECTED: _rejected}
+"""These are of a data set, not of its shards."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import rmqstore
 from rmqstore.spark import Dataset
+from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
 from rmqstore.spark.running import tick_shard
+from rmqstore.spark.staging import stage
 from rmqstore.transfer import migrate
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, timers_of
 
@@ -91,6 +94,47 @@ def test_messages_leases_and_lag_are_read_by_shard(dataset: Dataset) -> None:
             "backing_off": 0,
         }
     ]
+
+
+def rows_of(dataset: Dataset, view: View, **wanted: Any) -> list[dict[str, Any]]:
+    asked = Wanted(view=view, **wanted)
+    return [row for part in plan(str(dataset.path), asked) for batch in read(part, asked) for row in batch.to_pylist()]
+
+
+def test_dead_letters_are_read_with_group_and_reason(dataset: Dataset) -> None:
+    with dataset.open_shard(1, now_ms=NOW_MS) as store:
+        for topic in ("orders", "mails"):
+            store.send_batch([rmqstore.Message(topic, b"1", keys=("k",)), rmqstore.Message(topic, b"2")])
+            store.reject(store.pop(topic, "billing"), reason=f"no such {topic}")
+    found = rows_of(dataset, View.DEAD_LETTERS)
+    assert {(row["shard"], row["group"], row["origin_topic"], row["reason"], row["attempts"]) for row in found} == {
+        (1, "billing", "orders", "no such orders", 1),
+        (1, "billing", "mails", "no such mails", 1),
+    }
+    assert sorted((row["body"], row["keys"]) for row in found if row["origin_topic"] == "mails") == [(b"1", ["k"]), (b"2", None)]
+    assert all(row["died_ms"] == NOW_MS and row["origin_message_id"] == row["message_id"] for row in found)
+    narrow = rows_of(dataset, View.DEAD_LETTERS, topic="mails", columns=("reason",))
+    assert narrow == [{"reason": "no such mails"}] * 2
+    assert rows_of(dataset, View.DEAD_LETTERS, shard=0) == []
+
+
+def test_jobs_are_read_with_their_states(dataset: Dataset) -> None:
+    ingested(committed(dataset, "a-done", rows(0, 10)))
+    committed(dataset, "b-half", rows(10, 5))
+    stage(Job(dataset, "c-new"), [rows(20, 5)], 0)
+    committed(dataset, "d-dropped", rows(30, 7)).drop()
+    found = rows_of(dataset, View.JOBS)
+    assert [(row["job_id"], row["state"], row["rows"], row["rejected"]) for row in found] == [
+        ("a-done", "done", 10, 0),
+        ("b-half", "committed", 5, 0),
+        ("c-new", "staging", None, None),
+        ("d-dropped", "dropped", 7, 0),
+    ]
+    assert all(abs(row["changed_ms"] - rmqstore.SystemClock().now_ms()) < 3_600_000 for row in found)
+    assert rows_of(dataset, View.JOBS, job_id="b-half", columns=("state",)) == [{"state": "committed"}]
+    assert rows_of(dataset, View.JOBS, job_id="nobody") == []
+    with pytest.raises(rmqstore.StorePathError, match="that is a single store"):
+        plan(str(dataset.shard_path(0)), Wanted(view=View.JOBS))
 
 
 def messages(dataset: Dataset) -> Iterator[int]:

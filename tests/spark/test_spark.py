@@ -102,7 +102,7 @@ def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers:
 def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
     rmqspark.schedule(timers.limit(0), path, shards=2, engine=ENGINE, now_ms=NOW_MS)
-    for name in ("timers", "messages", "leases"):
+    for name in ("timers", "messages", "leases", "dead_letters", "rejected"):
         assert view(spark, path, name).collect() == []
     rmqspark.schedule(timers.limit(3), path, now_ms=NOW_MS)
     assert view(spark, path, "messages").count() == 0
@@ -110,6 +110,7 @@ def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, t
     assert rmqspark.hand_over(spark, path, until_ms=NOW_MS + 10**9).handed_over == 3
     assert view(spark, path).count() == 0
     assert view(spark, path, "messages").count() == 3
+    assert view(spark, path, "jobs").groupBy("state").sum("rows").collect() == [("done", 3)]
 
 
 def test_a_path_that_cannot_be_read_is_told_with_what_is_there(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+CONNECT = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": "0"}
+"""Settings with which a session serves clients of Spark Connect as well, at a port of its choice."""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two tasks at a time, four attempts each."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with session("local[2,4]", quick=True) as running:
+    with session("local[2,4]", quick=True, settings=CONNECT) as running:
         register(running)
         yield running
 

@@ -105,9 +105,8 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each.
 
     A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
-    ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``body_sum`` and ``name_sum`` are as in
-    :class:`Sums`, of all rows; earlier versions took no sum of names. A file
-    without ``sums`` was written by a version that took none of these; it only says what its job had.
+    ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``content_sum`` is of all rows, as
+    :func:`content_sum` gives it; None where an earlier version took another sum, or none, as it did of batches when ``sums`` is empty.
     """
 
     name: str
@@ -117,8 +116,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     offset: int = 0
     sums: list[int] = []
     rejected: int = 0
-    body_sum: int = 0
-    name_sum: int | None = None
+    content_sum: int | None = None
     is_drained: bool = False
 
     @property
@@ -127,34 +125,25 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.offset + sum(self.sizes_bytes) + len(_END_OF_STREAM)
 
 
-class Sums:
-    """Sums of all bytes of a job's rows, the same in whatever order they come: of the bodies, and of topics and keys."""
-
-    def __init__(self) -> None:
-        self.bodies = 0
-        self.names = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take in some rows; ``keys`` may be missing."""
-        self.bodies += _byte_sum(batch.column("body"))
-        self.names += _byte_sum(batch.column("topic"))
-        at = batch.schema.get_field_index("keys")
+def content_sum(batch: pa.RecordBatch) -> int:
+    """Return a sum over the bytes of bodies, topics and keys, the same in whatever order the rows come; ``keys`` may be missing."""
+    total = 0
+    for weight, name in enumerate(("body", "topic", "keys"), start=1):
+        at = batch.schema.get_field_index(name)
         if at >= 0 and batch.column(at).null_count < batch.num_rows:
-            self.names += _byte_sum(batch.column(at).flatten())
-
-
-def _byte_sum(column: pa.Array) -> int:
-    data = bytes_of(column.cast(pa.binary()))
-    return int(pc.sum(pa.Array.from_buffers(pa.uint8(), len(data), [None, pa.py_buffer(data)])).as_py() or 0)
+            column = batch.column(at).flatten() if name == "keys" else batch.column(at)
+            data = bytes_of(column.cast(pa.binary()))
+            total += weight * int(pc.sum(pa.Array.from_buffers(pa.uint8(), len(data), [None, pa.py_buffer(data)])).as_py() or 0)
+    return total
 
 
 def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
-    """Return how many rows there are, and their sums; nothing is written."""
-    rows, sums = 0, Sums()
+    """Return how many rows there are, and their sum; nothing is written."""
+    rows = total = 0
     for batch in batches:
         rows += batch.num_rows
-        sums.add(batch)
-    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], body_sum=sums.bodies, name_sum=sums.names, is_drained=True)
+        total += content_sum(batch)
+    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], content_sum=total, is_drained=True)
 
 
 def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Rules = DEFAULT_RULES) -> StagedFile:
@@ -193,7 +182,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
                         aside = files.enter_context(pa.ipc.new_stream(sink, REJECTED_SCHEMA))
                     as_written = batch.take(pa.array(bad))
                     aside.write_batch(_with_reasons(as_written, list(bad.values())))
-                    writer.sums.add(as_written)
+                    writer.content_sum += content_sum(as_written)
                     rejected += len(bad)
             staged = msgspec.structs.replace(writer.finish(name), rejected=rejected)
         for each, is_wanted in ((path, rows or rejected), (bad_path, rejected)):
@@ -208,7 +197,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     finally:
         for each in {path, bad_path}.difference(kept):
             each.unlink(missing_ok=True)
-    return staged if kept else StagedFile(name="", shards=[], rows=[], sizes_bytes=[], name_sum=0)
+    return staged if kept else StagedFile(name="", shards=[], rows=[], sizes_bytes=[], content_sum=0)
 
 
 def _sorted_out(
@@ -253,7 +242,7 @@ def _with_reasons(batch: pa.RecordBatch, reasons: list[str]) -> pa.RecordBatch:
 
 
 class StagedWriter:
-    """Collects rows by shard and writes them into a new file chunk by chunk, each a record batch of its own; ``sums`` are of these rows."""
+    """Collects rows by shard and writes them into a new file chunk by chunk, each a record batch of its own."""
 
     def __init__(self, sink: pa.NativeFile, shards: int) -> None:
         self._sink = sink
@@ -264,7 +253,7 @@ class StagedWriter:
         self._held_rows: dict[int, int] = {}
         self._held_bytes: dict[int, int] = {}
         self._written: list[tuple[int, int, int, int]] = []  # of each batch: shard, rows, bytes, CRC-32
-        self.sums = Sums()
+        self.content_sum = 0
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
         """Take in a checked batch; ``first_row`` is the turn of its first row."""
@@ -298,7 +287,7 @@ class StagedWriter:
         """Write rows of ``IN_SCHEMA`` that belong to one shard."""
         message = batch.serialize()
         self._written.append((shard, batch.num_rows, message.size, crc32(message)))
-        self.sums.add(batch)
+        self.content_sum += content_sum(batch)
         self._sink.write(message)
 
     def finish(self, name: str) -> StagedFile:
@@ -314,8 +303,7 @@ class StagedWriter:
             sizes_bytes=sizes_bytes,
             offset=self._offset,
             sums=sums,
-            body_sum=self.sums.bodies,
-            name_sum=self.sums.names,
+            content_sum=self.content_sum,
         )
 
 

@@ -101,7 +101,7 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
     for each in (rows(1, 200), *others, rows(0, 200).drop_columns(["keys"])):
         with pytest.raises(rmqstore.TransferError, match="brought 200 messages, and this write has 200 others,"):
             again.commit([Staged(encoded(counted([each])))])
-    earlier = msgspec.structs.replace(counted([others[1]]), name_sum=None)  # of a version that summed bodies only
+    earlier = msgspec.structs.replace(counted([others[1]]), content_sum=None)  # of a version that took other sums
     again.commit([Staged(encoded(earlier))])
     assert sorted(timers_of(dataset.path)) == list(range(200))
     writer()

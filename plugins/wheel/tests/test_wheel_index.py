@@ -133,3 +133,28 @@ def test_a_slot_that_counts_wrongly_is_told(stores: WheelStores, more: int, said
     slots["timers"][slots["timers"] > 0] += more
     (told,) = store.verify()
     assert said in told
+
+
+@pytest.mark.parametrize("slots", [SLOTS, 1024], ids=["its last page is short", "it ends with a page"])
+def test_a_snapshot_is_read_with_holes_and_without(tmp_path: Path, slots: int) -> None:
+    """A copy may have none; what the pages hold is found, the last one too, and where timers are and roll."""
+
+    def opened() -> WheelIndex:
+        return WheelIndex(Disk(), tmp_path, Ring(1000, slots), PER_FILE, lambda reason: None, WINDOW)
+
+    wheel = opened()
+    wheel.units.start(Sums())
+    last = 2 * slots * 850_000 - 1  # of the last place of the ring
+    for seq, slot in enumerate((last - 900, last), start=1):
+        put(wheel, [seq], [(slot + 1) * 1000], now_ms=(slot - 10) * 1000)
+    put(wheel, [3], [(last + 5 * WINDOW) * 1000], now_ms=last * 1000)
+    sums, crc = wheel.check_point()
+    snapshot = tmp_path / "timerwheel"
+    for _ in range(2):
+        found = opened()
+        found.start(sums, crc)
+        assert (found.slots == wheel.slots).all()
+        assert (found.first_roll, found.first_needed(), found.next_live(0)) == (wheel.first_roll, 0, last - 900)
+        assert found.live_slots(0, last + 5 * WINDOW).tolist() == wheel.live_slots(0, last + 5 * WINDOW).tolist()
+        found.close()
+        snapshot.write_bytes(snapshot.read_bytes())  # without holes

@@ -16,7 +16,10 @@ which a check point vouches for.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -375,8 +378,16 @@ class WheelIndex:
         self._find_first_roll()
 
     def _find_first_roll(self) -> None:
-        left = self._live_in(0, self._length, rolls=True)
+        used = self._used()
+        left = used["tick"][used["magic"] & ROLLS > 0]
         self.first_roll = int(left.min()) if len(left) else None
+
+    def _used(self) -> Slots:
+        """Return the slots of the pages that were ever used: all that may hold something."""
+        if self._pages.all():
+            return self.slots
+        places = (self._pages.nonzero()[0][:, np.newaxis] * PAGE_SLOTS + np.arange(PAGE_SLOTS)).ravel()
+        return self.slots.take(places[places < self._length])
 
     def next_live(self, after: int) -> int | None:
         """Return the first slot behind ``after`` that holds timers; None when there is none."""
@@ -423,7 +434,7 @@ class WheelIndex:
         """
         self.units.start(sums)
         self.slots, self._pages = self._snapshot.read(crc)
-        self._last = int(self.slots["tick"].max())
+        self._last = int(self._used()["tick"].max(initial=-1))
         self._find_first_roll()
 
     def start_empty(self) -> None:
@@ -441,10 +452,9 @@ class WheelIndex:
 
     def first_needed(self) -> int:
         """Return the number of the oldest unit that a live slot needs."""
-        live = self.slots["timers"] > 0
-        if not live.any():
-            return self.units.count
-        return int(self.units.numbers(self.slots["first"][live].astype(np.int64)).min())
+        used = self._used()
+        firsts = used["first"][used["timers"] > 0]
+        return int(self.units.numbers(firsts.astype(np.int64)).min()) if len(firsts) else self.units.count
 
     def close(self) -> None:
         """Let go of the files, and of the slots: tens of MiB that would stay until the collector runs."""
@@ -549,20 +559,34 @@ class WheelSnapshot:
             CorruptStoreError: there is no such snapshot.
         """
         for path in (self._path, self._path.with_suffix(".bak")):
-            data = None
             try:
-                # Opened here, as numpy would leave the file open when the system has no descriptor for a second one.
-                with path.open("rb") as file:
+                with path.open("rb", buffering=0) as file:
                     if path.stat().st_size == self._ring.file_bytes:
-                        data = np.fromfile(file, wheel.SLOT)
+                        slots, pages = self._filled(file)
+                        if _crc_of(slots, pages) == crc:
+                            return slots, pages
             except OSError as error:
                 if error.errno in NO_ROOM:
                     raise
-            if data is not None:
-                pages = _filled_pages(data)
-                if _crc_of(data, pages) == crc:
-                    return data, pages
         raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
+
+    def _filled(self, file: FileIO) -> tuple[Slots, Flags]:
+        """Read the slots, and find out which pages hold any; holes, most of the file as a rule, are not read."""
+        slots, pages = np.zeros(self._ring.length, wheel.SLOT), np.zeros(-(-self._ring.length // PAGE_SLOTS), np.bool_)
+        data, stop = slots.view(np.uint8).data, 0
+        while stop < len(data):
+            try:
+                begin = file.seek(stop, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # a hole up to the end
+                    raise
+                break
+            stop = file.seek(begin, os.SEEK_HOLE)
+            file.seek(begin)
+            file.readinto(data[begin:stop])
+            first, behind = begin // SLOT_BYTES // PAGE_SLOTS, -(-stop // SLOT_BYTES // PAGE_SLOTS)
+            pages[first:behind] = _filled_pages(slots[first * PAGE_SLOTS : behind * PAGE_SLOTS])
+        return slots, pages
 
     def write(self, slots: Slots, pages: Flags) -> int:
         """Write a snapshot, the one before it being kept; returns its CRC-32."""
@@ -583,10 +607,8 @@ class WheelSnapshot:
 
 
 def _filled_pages(slots: Slots) -> Flags:
-    padded = -(-len(slots) // PAGE_SLOTS) * PAGE_SLOTS
-    raw = slots.view(np.uint64).reshape(len(slots), -1)
-    filled = raw.any(axis=1)
-    pages: Flags = np.any(np.pad(filled, (0, padded - len(slots))).reshape(-1, PAGE_SLOTS), axis=1)
+    words = slots.view(np.uint64)
+    pages: Flags = np.bitwise_or.reduceat(words, np.arange(0, len(words), PAGE_SLOTS * SLOT_BYTES // 8)) != 0
     return pages
 
 

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -135,9 +135,14 @@ def load(
     return _built(values, origins, known)
 
 
+_DECLARED: Final = {
+    setting.key: (field.name, type(field.default)) for field, setting in zip(structs.fields(CoreSettings), CORE_SETTINGS, strict=True)
+}
+"""By key: the attribute that holds a setting of the framework, and its type."""
+
+
 def _built(values: Mapping[str, Value], origins: Mapping[str, Origin], known: Mapping[str, Setting]) -> Config:
-    declared = zip(structs.fields(CoreSettings), CORE_SETTINGS, strict=True)
-    fields: dict[str, Any] = {field.name: type(field.default)(values[setting.key]) for field, setting in declared}
+    fields: dict[str, Any] = {name: kind(values[key]) for key, (name, kind) in _DECLARED.items()}
     return Config(
         **fields,
         values=MappingProxyType(dict(values)),

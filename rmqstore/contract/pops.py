@@ -505,6 +505,8 @@ class PopStore(Side):
                 if not len(page):
                     break
                 yield page
+                if len(page) == behind - offset:
+                    break  # no columns are made for the end
                 offset = page.columns.column("queue_offset")[-1].as_py() + 1
 
     def get(self, message_id: str) -> PoppedMessage | None:

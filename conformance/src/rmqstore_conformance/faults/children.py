@@ -10,6 +10,8 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from rmqstore_conformance.stores import ANNOUNCED, own_environment
 
 HANGS_S = 30.0
@@ -55,7 +57,7 @@ class Child:
                 return None
             self._said += more
         line, _, self._said = self._said.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = msgspec.json.decode(line)
         return found
 
     def kill(self) -> list[dict[str, Any]]:
@@ -75,4 +77,4 @@ class Child:
 
 def say(**fields: object) -> None:
     """Write a line to whom this process was started by, in one system call."""
-    os.write(1, (json.dumps(fields) + "\n").encode())
+    os.write(1, msgspec.json.encode(fields) + b"\n")

@@ -29,15 +29,14 @@ _WHOLE_ROWS: Final = 48
 _WHOLE_BODY: Final = 64
 
 
-def row_of(message: Message | PoppedMessage) -> list[Any]:
+def row_of(message: Message | PoppedMessage) -> dict[str, Any]:
     """Return every field of a message, but for the proof of its lease."""
     fields = msgspec.structs.asdict(message)
     fields.pop("proof", None)
     body = fields.pop("body")
     fields["body"] = body.decode("latin-1") if len(body) <= _WHOLE_BODY else f"{len(body)} bytes, {_digest(body)}"
-    fields["properties"] = [list(each) for each in sorted(fields["properties"].items())]
-    fields["keys"] = list(fields["keys"])
-    return [[name, value] for name, value in sorted(fields.items())]
+    fields["keys"], fields["properties"] = list(fields["keys"]), dict(fields["properties"])
+    return fields
 
 
 def rows_of(messages: Iterable[Any]) -> list[Any]:
@@ -83,7 +82,7 @@ def show(store: Store) -> Shown:
         "contradictions": _contradictions(store, topics, letters, leases, len(timers)),
         "wrong": store.verify(),
     }
-    found: Shown = json.loads(json.dumps(shown))
+    found: Shown = msgspec.json.decode(msgspec.json.encode(shown))
     return found
 
 

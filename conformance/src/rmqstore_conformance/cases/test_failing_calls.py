@@ -45,13 +45,13 @@ def play_with(failure: Failure, pair: Pair, target: Target, seed: int, kept: Pat
     failed: Counter[str] = Counter()
     with directory() as folder, Opener(pair, target.settings) as opener:
         for numbers in numbers_of(seen, failure, max(target.times(PLAYS), LEAST_PLAYS), seed):
-            for run in runs_of(folder, play, target.settings, failure, numbers):
+            for run in runs_of(folder, play, target.settings, failure, numbers, seen):
                 came[_first_error(run)] += 1
                 failed[run.kind] += 1
                 if faults := faults_of(run, failure, play, opener):
                     wrong += [fault.replace(str(folder), str(kept)) for fault in faults]
                     if run.path.exists() and len(wrong) <= SHOWN_FAULTS:
-                        shutil.copytree(run.path, kept / run.kind / run.path.name)
+                        shutil.copytree(run.path, kept / run.path.name)
             if not until or came[until]:
                 break
     if not failed:

@@ -25,7 +25,7 @@ from rmqstore_conformance.faults.cutting import State, Verdict, chosen_cuts, jud
 from rmqstore_conformance.faults.large import Large, Long
 from rmqstore_conformance.faults.opener import Answer, Opener
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
-from rmqstore_conformance.faults.recording import Playing, Recorded, played, record, recorded
+from rmqstore_conformance.faults.recording import Playing, Recorded, played, record_openings, recorded
 from rmqstore_conformance.faults.script import POPS, START_MS, Notes, Play, open_script
 from rmqstore_conformance.faults.victim import keeps_back
 from rmqstore_conformance.faults.workload import Workload
@@ -190,11 +190,9 @@ def test_the_recovery_loses_power_too(durable_engine: Pair, unplugged: Cut) -> N
 
 def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: int) -> Iterator[State]:
     chance = random.Random(f"recovery {seed}")
-    for state in first:
-        with directory() as folder:
-            write_image(folder / "store", state.image)
-            now_ms = play.steps[state.moment.begun].now_ms
-            recovery = record(folder, Playing(play.pair, target.settings, before=state.image, now_ms=now_ms), target.recorder).recording
+    states = list(first)
+    openings = [Playing(play.pair, target.settings, before=state.image, now_ms=play.steps[state.moment.begun].now_ms) for state in states]
+    for state, recovery in zip(states, record_openings(openings, target.recorder), strict=True):
         calls = recovery.calls
         cuts = chance.sample(range(1, len(calls) + 1), min(CUTS_OF_A_RECOVERY, len(calls)))
         # A recovery that is more than one step is cut behind each of them, with nothing of the next one.
@@ -223,16 +221,15 @@ def _after_kills(found: Recorded, play: Play, target: Target, seed: int) -> Iter
     chance = random.Random(f"kills {seed}")
     moments = {cut: moment_at(found, play, cut) for cut in range(1, len(found.recording.calls) + 1)}
     within = {cut: moment for cut, moment in moments.items() if moment.begun in play.calls}
-    for cut in sorted(chosen_cuts(within, target.times(KILLS), chance)):
-        volume = found.recording.volume()
+    volumes = {cut: found.recording.volume() for cut in sorted(chosen_cuts(within, target.times(KILLS), chance))}
+    for cut, volume in volumes.items():
         for call in found.recording.calls[:cut]:
             volume.do(call)
-        before = volume.image({})
-        now_ms = play.steps[moments[cut].begun].now_ms
-        with directory() as folder:
-            write_image(folder / "store", before)
-            playing = Playing(play.pair, target.settings, before=before, now_ms=now_ms, send_to=AFTERWARDS)
-            again = record(folder, playing, target.recorder).recording
+    openings = [
+        Playing(play.pair, target.settings, before=volume.image({}), now_ms=play.steps[moments[cut].begun].now_ms, send_to=AFTERWARDS)
+        for cut, volume in volumes.items()
+    ]
+    for (cut, volume), again in zip(volumes.items(), record_openings(openings, target.recorder), strict=True):
         # The files that the killed process had open are not those of the next one.
         taken = max((call.file for call in found.recording.calls[:cut]), default=0)
         for call in again.calls:

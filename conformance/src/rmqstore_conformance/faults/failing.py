@@ -76,28 +76,29 @@ def numbers_of(seen: dict[str, int], failure: Failure, wanted: int, seed: int) -
         yield {kind: [number for each, number in chosen if each == kind] for kind, _ in chosen}
 
 
-def runs_of(folder: Path, play: Play, settings: dict[str, Any], failure: Failure, numbers: dict[str, list[int]]) -> Iterator[Run]:
-    """Play the script once for every call that is to fail."""
-    for kind, chosen in numbers.items():
-        here = folder / kind
-        here.mkdir(exist_ok=True)
-        job = {
-            "do": "fail",
-            "folder": str(here),
-            "pair": list(play.pair),
-            "settings": settings,
-            "kind": kind,
-            "numbers": chosen,
-            "every_later": failure.every_later,
-            "at": max(chosen) + 1,
-            "steps": [(step.name, step.call.may_halt, step.shown) for step in play.steps],
-        }
-        trace = run_victim(here, job, (kind, *MARKS), [f"{kind}:{failure.injected}:when={job['at']}"], paths=True)
-        again = _asked_again(trace) if failure.every_later else {}
-        trace.unlink()
-        for number in chosen:
-            (_, process), *reports = [json.loads(line) for line in (here / f"report-{number}").read_text().splitlines()]
-            yield Run(kind, number, reports, again.get(int(process), []), here / f"store-{number}")
+def runs_of(
+    folder: Path, play: Play, settings: dict[str, Any], failure: Failure, numbers: dict[str, list[int]], seen: dict[str, int]
+) -> Iterator[Run]:
+    """Play the script once for every call that is to fail; ``seen`` says how many calls of a kind an undisturbed play makes."""
+    # Behind all that a play makes of a kind, so that calls of one kind alone come to theirs.
+    at = {kind: max(seen[kind] * 5 // 4 + 50, *chosen) + 1 for kind, chosen in numbers.items()}
+    job = {
+        "do": "fail",
+        "folder": str(folder),
+        "pair": list(play.pair),
+        "settings": settings,
+        "numbers": numbers,
+        "every_later": failure.every_later,
+        "at": at,
+        "steps": [(step.name, step.call.may_halt, step.shown) for step in play.steps],
+    }
+    injections = [f"{kind}:{failure.injected}:when={number}" for kind, number in at.items()]
+    trace = run_victim(folder, job, (*numbers, *MARKS), injections, paths=True)
+    again = _asked_again(trace) if failure.every_later else {}
+    trace.unlink()
+    for kind, number in ((kind, number) for kind, chosen in numbers.items() for number in chosen):
+        (_, process), *reports = [json.loads(line) for line in (folder / f"report-{kind}-{number}").read_text().splitlines()]
+        yield Run(kind, number, reports, again.get(int(process), []), folder / f"store-{kind}-{number}")
 
 
 _BEFORE: Final = 300

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,9 +19,9 @@ from rmqstore_conformance.faults.scripts import play_of
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.power.content import Image, read_image, write_image
-from rmqstore_conformance.power.fusing import MARK, STORE, mounted, read_recording
-from rmqstore_conformance.power.replaying import replayed
-from rmqstore_conformance.power.tracing import RECORDED, SYNCS, read_trace, traced
+from rmqstore_conformance.power.fusing import MARK as FUSE_MARK, STORE, mounted, read_recording
+from rmqstore_conformance.power.replaying import MARK, replayed
+from rmqstore_conformance.power.tracing import MARKS, RECORDED, SYNCS, SystemCall, read_trace, strings_of, traced
 from rmqstore_conformance.power.volume import Recording
 from rmqstore_conformance.stores import ANNOUNCED, Pair, directory, own_environment
 from rmqstore_conformance.targets import new_names_of
@@ -98,6 +99,29 @@ def record(folder: Path, playing: Playing, recorder: str = "strace") -> Recorded
     return Recorded(recording._replace(names_follow=names_follow), left, [Answer(*each) for each in found["answers"]], found["notes"])
 
 
+def record_openings(openings: Sequence[Playing], recorder: str) -> list[Recording]:
+    """Record how stores that were left are opened; strace sees forks of one process, as a start under it takes longer than most opens."""
+    with directory() as folder:
+        places = [folder / str(number) for number in range(len(openings))]
+        for place, each in zip(places, openings, strict=True):
+            assert each.before is not None
+            place.mkdir()
+            write_image(place / STORE, each.before)
+        if recorder != "strace":
+            return [record(place, each, recorder).recording for place, each in zip(places, openings, strict=True)]
+        jobs = [each.job(place / STORE, place) for place, each in zip(places, openings, strict=True)]
+        calls = iter(read_trace(run_victim(folder, {"do": "each", "jobs": jobs}, RECORDED, [])))
+        names_follow = bool(openings) and new_names_of(openings[0].pair) is NewNames.FILE_SYNC
+        return [
+            replayed(place / STORE, each.before, _up_to(f"{MARK}job-{number}", calls))._replace(names_follow=names_follow)
+            for number, (place, each) in enumerate(zip(places, openings, strict=True))
+        ]
+
+
+def _up_to(mark: str, calls: Iterator[SystemCall]) -> Iterator[SystemCall]:
+    return itertools.takewhile(lambda call: call.name not in MARKS or mark.encode() not in strings_of(call.arguments), calls)
+
+
 def _by_strace(folder: Path, playing: Playing, told: Path) -> tuple[Recording, Image]:
     """Record the store at ``folder / "store"``, where one that is only opened was left."""
     path = folder / "store"
@@ -114,7 +138,7 @@ def _by_fuse(folder: Path, playing: Playing, told: Path) -> tuple[Recording, Ima
     if playing.before is not None:
         write_image(backing / STORE, playing.before)
     with mounted(backing, mount, trace):
-        _run(_command_of(folder, playing.job(mount / STORE, told, mark=f"{mount}/{MARK}")))
+        _run(_command_of(folder, playing.job(mount / STORE, told, mark=f"{mount}/{FUSE_MARK}")))
     return read_recording(trace, playing.before, lying=playing.lying), read_image(backing / STORE)
 
 

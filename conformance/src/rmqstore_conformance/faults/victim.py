@@ -1,8 +1,9 @@
 """The program that is traced: it plays a script once, or opens a store, or plays the workload again and again with one call failing.
 
-strace fails the call number ``at`` of a kind in each thread. Each play is a fork of this process, made before any store is open; it makes
-``at - n`` calls of that kind on a scratch file first, so that call number n of the store fails. What happened goes to one file a play, by
-``writev``, which is not made to fail. In a crowd all syncs from number ``at`` on fail, so that those of a thread fail that made as many.
+strace fails the call number ``at`` of each kind in each thread. Each play is a fork of this process, made before any store is open; it
+makes ``at - n`` calls of one kind on a scratch file first, so that call number n of that kind of the store fails. What happened goes to one
+file a play, by ``writev``, which is not made to fail. In a crowd all syncs from number ``at`` on fail, so that those of a thread fail that
+made as many.
 """
 
 from __future__ import annotations
@@ -169,15 +170,15 @@ def _write(file: int, *words: str) -> None:
 def play_with_failures(job: dict[str, Any]) -> None:
     """Play once for each number of a call that is to fail."""
     folder = Path(job["folder"])
-    make = _calls_of(job["kind"], folder / "scratch")
-    for number in job["numbers"]:
+    for kind, number in ((kind, number) for kind, numbers in job["numbers"].items() for number in numbers):
         child = os.fork()
         if child == 0:
-            lines = os.open(folder / f"report-{number}", os.O_WRONLY | os.O_CREAT)
+            make = _calls_of(kind, folder / "scratch")
+            lines = os.open(folder / f"report-{kind}-{number}", os.O_WRONLY | os.O_CREAT)
             _write(lines, "process", str(os.getpid()))
-            for _ in range(job["at"] - number):
+            for _ in range(job["at"][kind] - number):
                 make()
-            play_with_a_failure(job, folder / f"store-{number}", partial(_write, lines))
+            play_with_a_failure(job, folder / f"store-{kind}-{number}", partial(_write, lines))
             os._exit(0)
         os.waitpid(child, 0)
 
@@ -242,11 +243,27 @@ def play_crowds(job: dict[str, Any]) -> None:
         os.waitpid(child, 0)
 
 
+def do_each(job: dict[str, Any]) -> None:
+    """Do several jobs, each in a fork; a mark stands behind each."""
+    for number, each in enumerate(job["jobs"]):
+        if (child := os.fork()) == 0:
+            do(each)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"job {number} failed")
+        mark("job", number)
+
+
+def do(job: dict[str, Any]) -> None:
+    """Do a job."""
+    {"play": play_once, "open": open_once, "fail": play_with_failures, "crowd": play_crowds, "each": do_each}[job["do"]](job)
+
+
 def main() -> None:
     """Do the job in the file that the command line names."""
     job = json.loads(Path(sys.argv[1]).read_bytes())
     announce(job["plugins"])
-    {"play": play_once, "open": open_once, "fail": play_with_failures, "crowd": play_crowds}[job["do"]](job)
+    do(job)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, open_script
-from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.stores import Pair, directory
 from rmqstore_conformance.targets import Target
 
 ROUNDS = 20
@@ -28,6 +29,16 @@ pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(3600)]
 @pytest.fixture(name="settings")
 def _settings(target: Target) -> dict[str, Any]:
     return {**target.settings, **SETTLED_SHARE}
+
+
+@pytest.fixture(name="tmp_path")
+def _in_memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """In memory where it can be, as a kill takes nothing that was written; what a case that fails leaves is kept on the disk."""
+    failed = request.session.testsfailed
+    with directory() as folder:
+        yield folder
+        if request.session.testsfailed > failed:
+            shutil.copytree(folder, tmp_path / "kept")
 
 
 @pytest.fixture(scope="module")

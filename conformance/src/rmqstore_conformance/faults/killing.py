@@ -7,9 +7,12 @@ begins and what it was answered. Behind each kill another process looks at the s
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +33,7 @@ Event = dict[str, Any]
 
 
 class Lives:
-    """Starts processes ahead of time, so that their imports run beside other work, and knows how long their calls take.
+    """Starts processes that are killed, as forks of one that has imported all, and knows how long their calls take.
 
     Args:
         chance: draws the moments of the kills.
@@ -39,13 +42,34 @@ class Lives:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._seconds: dict[str, float] = {}
-        self._next = Child(__name__)
+        self._parent = Child(__name__)
+        self._process = 0
 
-    def begun(self, job: dict[str, Any]) -> Child:
-        """Return a process that has begun with a job."""
-        child, self._next = self._next, Child(__name__)
-        child.tell(job)
-        return child
+    def begin(self, job: dict[str, Any]) -> None:
+        """Let a process begin with a job."""
+        self._parent.tell(job)
+        self._process = self.hear()["process"]
+
+    def hear(self) -> Event:
+        """Return what the process says next.
+
+        Raises:
+            AssertionError: it ended by itself.
+        """
+        heard = self._parent.hear()
+        if heard is None or "ended" in heard:
+            self._process = 0
+            raise AssertionError(f"the process ended by itself: {heard}")
+        return heard
+
+    def kill(self) -> list[Event]:
+        """End the process as ``kill -9`` does, and return what it had said that was not heard yet."""
+        said: list[Event] = []
+        if self._process:
+            os.kill(self._process, signal.SIGKILL)
+            said += itertools.takewhile(lambda heard: "ended" not in heard, iter(self._parent.hear, None))
+        self._parent.tell({})
+        return said
 
     def saw(self, operation: str, seconds: float) -> None:
         """Take note of how long a call took."""
@@ -59,8 +83,8 @@ class Lives:
             pass
 
     def close(self) -> None:
-        """End the one that had nothing to do."""
-        self._next.kill()
+        """End the one that all are forks of."""
+        self._parent.kill()
 
 
 class Kill(NamedTuple):
@@ -111,23 +135,29 @@ class Killed:
             "notes": self._notes,
             "copy": str(copy or ""),
         }
-        with self._lives.begun(job) as child:
-            begun_s = time.perf_counter()
-            event: Event = {}
-            while not event or not (until(event) or _is_end(event)):
-                heard = child.hear()
-                assert heard is not None, f"the process ended by itself, with status {child.status}, behind {event}"
-                event = heard
-                if event["begins"]:
-                    begun_s = time.perf_counter()
-                else:
-                    self._lives.saw(event["operation"], time.perf_counter() - begun_s)
-                self._follow(event)
-            if event["begins"]:
-                self._lives.wait_within(event["operation"])
-            for event in child.kill():
-                self._follow(event)
+        self._lives.begin(job)
+        try:
+            event = self._heard(until)
+        finally:
+            said = self._lives.kill()
+        for event in said:
+            self._follow(event)
         self.kills.append(Kill(event["operation"], event["begins"]))
+
+    def _heard(self, until: Callable[[Event], bool]) -> Event:
+        """Follow a process up to the moment at which it is killed, and return the last event before."""
+        begun_s = time.perf_counter()
+        event: Event = {}
+        while not event or not (until(event) or _is_end(event)):
+            event = self._lives.hear()
+            if event["begins"]:
+                begun_s = time.perf_counter()
+            else:
+                self._lives.saw(event["operation"], time.perf_counter() - begun_s)
+            self._follow(event)
+        if event["begins"]:
+            self._lives.wait_within(event["operation"])
+        return event
 
     def _follow(self, event: Event) -> None:
         number = event["step"]
@@ -197,10 +227,18 @@ def live(job: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Do the one job."""
-    job = json.loads(sys.stdin.readline())
-    announce(job["plugins"])
-    live(job)
+    """Let a fork do each job; it says when that has ended, and stays there to be killed until the next line comes."""
+    while line := sys.stdin.readline():
+        job = json.loads(line)
+        announce(job["plugins"])
+        if (child := os.fork()) == 0:
+            say(process=os.getpid())
+            live(job)
+            os._exit(0)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        say(ended=True)
+        sys.stdin.readline()
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

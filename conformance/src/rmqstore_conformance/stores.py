@@ -72,8 +72,8 @@ ANNOUNCED: list[str] = []
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment for children: without settings of stores."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
+    """Return the environment for children: without settings of stores, and the same in all tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RMQSTORE_", "PYTEST_CURRENT_TEST"))}
 
 
 class WiredStore(RemoteStore):

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from rmqstore.cli.stores import parsed_settings
 from rmqstore.contract import Capabilities, NewNames
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.plugins import get_plugins
@@ -96,6 +95,8 @@ def target_of(
         EngineLookupError: an engine is unknown, not installed, or does not import.
         IllegalArgumentError: the arguments do not go together.
     """
+    from rmqstore.cli.stores import parsed_settings  # children of a run need none of the command line
+
     if version_of(suite_version) > version_of(SUITE_VERSION):
         raise IllegalArgumentError(f"this suite has version {SUITE_VERSION}; upgrade rmqstore-conformance for {suite_version}")
     if not 0 < effort <= MOST_EFFORT:

@@ -21,17 +21,9 @@ pytestmark = [pytest.mark.skipif(find_spec(LMDB) is None, reason=f"{LMDB} is not
 
 def result(folder: Path, recorder: str, engine: str = ENGINE) -> tuple[str, str]:
     """Return what became of the case of power losses, and why."""
-    options = ["--rmq-engine", engine, "--rmq-plugin", kit.__name__, "--rmq-level", "full", "--rmq-recorder", recorder]
-    command = [
-        sys.executable,
-        "-m",
-        "rmqstore_conformance.command",
-        *options,
-        "--rmq-report",
-        "report.json",
-        "-k",
-        "power_loss_at_every_call",
-    ]
+    options = f"--rmq-engine {engine} --rmq-plugin {kit.__name__} --rmq-level full --rmq-recorder {recorder} --rmq-effort 0.2".split()
+    command = [sys.executable, "-m", "rmqstore_conformance.command", *options, "--rmq-report", "report.json"]
+    command += ["-k", "power_loss_at_every_call"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     (found,) = json.loads((folder / "report.json").read_text())["reports"][0]["results"]
     return found["outcome"], found["reason"] or found["seen"]

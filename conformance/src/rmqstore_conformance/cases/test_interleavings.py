@@ -6,6 +6,7 @@ and everything comes once.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import combinations_with_replacement, product
@@ -19,6 +20,7 @@ from rmqstore_conformance.model.coverage import Coverage
 from rmqstore_conformance.model.history import support_of
 from rmqstore_conformance.model.surroundings import WholeMachine
 from rmqstore_conformance.stores import START_MS, Pair
+from rmqstore_conformance.targets import Target
 
 NOW: Final = START_MS + 2000
 
@@ -87,8 +89,9 @@ def test_h4_every_call_at_every_place(pair: Pair, limit: int) -> None:
 
 @pytest.mark.clause("H1", "C1", "C2")
 @pytest.mark.timeout(300)
-def test_h4_every_pair_of_calls_at_every_two_places(first_pair: Pair) -> None:
+def test_h4_every_pair_of_calls_at_every_two_places(first_pair: Pair, target: Target, seed: int) -> None:
     """H4: two racing calls, in both orders, at any two places; its steps are the same on all engines, so one will do."""
-    pairs, places = list(product(calls_of(first_pair), repeat=2)), list(combinations_with_replacement((0, 1, 2, 3, 5, 7), 2))
-    played = sum(play(first_pair, calls, each, 1) for calls in pairs for each in places)
-    assert played >= 0.8 * len(pairs) * len(places)
+    every = list(product(product(calls_of(first_pair), repeat=2), combinations_with_replacement((0, 1, 2, 3, 5, 7), 2)))
+    some = random.Random(f"interleavings {seed}").sample(every, min(len(every), target.times(len(every))))
+    played = sum(play(first_pair, calls, places, 1) for calls, places in some)
+    assert played >= (0.8 if len(some) == len(every) else 0.5) * len(some)

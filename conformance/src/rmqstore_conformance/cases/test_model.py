@@ -37,6 +37,6 @@ def test_any_history_of_core_calls_agrees_with_the_oracle(
 ) -> None:  # fmt: skip
     """Random calls without anything optional, side by side with lists and dicts: every answer and all that can be seen is the same."""
     histories = Histories(engine_pair, support=frozenset())
-    for number in range(max(10, target.times(30))):
+    for number in range(max(5, target.times(30))):
         histories.run(f"{seed} core {number}", steps=100)
     tell(histories.told())

@@ -158,69 +158,24 @@ def test_a_batch_is_acked_with_the_next_pop(served: Served, monkeypatch: pytest.
     with_client(served, work)
 
 
-def test_an_error_of_a_handler_is_the_reason(served: Served) -> None:
+def test_what_a_handler_raises_says_what_becomes_of_its_message(served: Served) -> None:
     async def fail(message: PoppedMessage) -> None:
         if message.attempt == 1:
-            raise ValueError("no such order")
+            again = Retry(timedelta(seconds=3), "the bank is closed")
+            raise {b"0": ValueError("no such order"), b"1": again, b"2": Reject("no such customer")}[message.body]
 
     async def work(store: AsyncStore) -> None:
-        await store.send_batch(bodies(1))
-        handled = Handled(fail)
-        async with store.consume("t", "g", handled) as worker:
-            await soon(lambda: worker.stats.retried == 1)
-            assert reason(served).startswith("ValueError: no such order (test_async_worker.py:")
-            assert reason(served).endswith("in fail)")
+        await store.send_batch(bodies(3))
+        async with store.consume("t", "g", fail) as worker:
+            await soon(lambda: (worker.stats.retried, worker.stats.rejected) == (2, 1))
+            later, failed = sorted(served.store.leases("t", "g"), key=lambda each: each.expiry_ms)
+            assert (later.reason, later.expiry_ms) == ("the bank is closed", served.clock.now_ms() + 3000)
+            assert failed.reason.startswith("ValueError: no such order (test_async_worker.py:")
+            assert failed.reason.endswith("in fail)")
             served.clock.advance(10_000)  # the first back-off of RocketMQ's table
             await store.tick()
-            await soon(lambda: worker.stats.done == 1)
-        assert [each.attempt for each in handled.messages] == [1, 2]
-
-    with_client(served, work)
-
-
-def test_the_last_reason_is_that_of_the_dead_letter(served: Served) -> None:
-    served.store.groups.set("g", max_retries=1)
-
-    async def work(store: AsyncStore) -> None:
-        await store.send_batch(bodies(1))
-        async with store.consume("t", "g", Handled(raising(KeyError("x")))) as worker:
-            await soon(lambda: worker.stats.retried == 1)
-            served.clock.advance(10_000)
-            await store.tick()
-            await soon(lambda: worker.stats.retried == 2)
-            served.clock.advance(30_000)  # the second one
-            await store.tick()
-        (letter,) = served.store.dead_letters.list("g")
-        assert letter.reason.startswith("delivered 2 times without an ack: KeyError: 'x' (test_async_worker.py:")
-
-    with_client(served, work)
-
-
-def test_a_handler_may_say_when(served: Served) -> None:
-    async def later(message: PoppedMessage) -> None:
-        if message.attempt == 1:
-            raise Retry(timedelta(seconds=3), "the bank is closed")
-
-    async def work(store: AsyncStore) -> None:
-        await store.send_batch(bodies(1))
-        handled = Handled(later)
-        async with store.consume("t", "g", handled) as worker:
-            await soon(lambda: worker.stats.retried == 1)
-            (lease,) = served.store.leases("t", "g")
-            assert (lease.reason, lease.expiry_ms) == ("the bank is closed", served.clock.now_ms() + 3000)
-            served.clock.advance(3000)
-            await store.tick()
-            await soon(handled.seen(2))
-
-    with_client(served, work)
-
-
-def test_a_handler_may_give_up(served: Served) -> None:
-    async def work(store: AsyncStore) -> None:
-        await store.send_batch(bodies(2))
-        async with store.consume("t", "g", raising(Reject("no such customer"))) as worker:
-            await soon(lambda: worker.stats.rejected == 2)
-        assert [each.reason for each in served.store.dead_letters.list("g")] == ["no such customer"] * 2
+            await soon(lambda: worker.stats.done == 2)
+        assert [each.reason for each in served.store.dead_letters.list("g")] == ["no such customer"]
         assert nothing_left(served.store)
 
     with_client(served, work)
@@ -556,20 +511,6 @@ def test_a_worker_goes_on_when_the_server_is_back(served: Served) -> None:
             await soon(lambda: worker.stats.done == 4)
         assert nothing_left(served.store)
         assert (worker.failure, worker.stats.lost) == (None, 0)
-
-    with_client(served, work)
-
-
-def test_a_message_whose_failure_cannot_be_told_comes_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(store: AsyncStore) -> None:
-        await store.send_batch(bodies(5))
-        monkeypatch.setattr(store, "retry_later", raising(StoreFullError("no room")), raising=False)
-        handled = Handled(only({b"1": raising(ValueError("no"))}))
-        async with store.consume("t", "g", handled) as worker:
-            await soon(lambda: worker.stats.done == 4)
-        assert served.store.lag("t", "g").in_flight == 1
-        served.clock.advance(61_000)
-        assert served.store.tick().retried == 1
 
     with_client(served, work)
 

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", BrokenPluginWarning)
     ENGINES = [entry.name for entry in Plugins().engines() if entry.state is EngineState.OK]
 
-ORDERS = 3000
+ORDERS = 1000
 
 
 def test_all_engines_keep_every_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_the_code_of_the_readme_and_of_the_guide_is_typed(tmp_path: Path) -> Non
     examples = [example.source for session in sessions for example in doctest.DocTestParser().get_examples(session)]
     (tmp_path / "readme.py").write_text(readme[0], encoding="utf-8")
     (tmp_path / "guide.py").write_text("_: object\n" + "".join(examples), encoding="utf-8")
-    checker = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    checker = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict"]
     pages = [str(tmp_path / name) for name in ("readme.py", "guide.py")]
     found = subprocess.run([*checker, *pages], cwd=DOCS.parent, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

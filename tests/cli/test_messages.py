@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rmqstore
+from rmqstore import Message
 from rmqstore.cli import show
 from rmqstore.contract import AckOutcome
 from rmqstore.store.administration import Groups
@@ -71,8 +72,8 @@ def test_the_holder_is_named_without_what_nobody_can_read(cli: Command, holder: 
 
 
 def test_one_message_by_default_and_max_in_all(cli: Command) -> None:
-    for number in range(80):
-        cli.send("--id", f"m{number}")
+    with cli.owner(engine=ENGINE) as store:
+        store.send_batch([Message("orders", b"body", message_id=f"m{number}") for number in range(80)])
     assert [message["message_id"] for message in popped(cli)] == ["m0"]
     assert [message["message_id"] for message in popped(cli, "--max", "70")] == [f"m{number}" for number in range(1, 71)]
     assert len(popped(cli, "-n", "1000")) == 9

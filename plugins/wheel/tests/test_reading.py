@@ -186,7 +186,7 @@ def _disturb(owner: Owner, kind: str) -> None:
         owner.drop_topic()
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["calls", "check points", "roll", "restart", "rebuild", "drop"])
 def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(tmp_path: Path, kind: str, stride: int) -> None:
     """Before single touches of a file, in a store of its own; then again before touches of late reads and of a refresh."""

@@ -68,7 +68,7 @@ def failing(kinds: tuple[str, ...], number: int, at: int) -> Iterator[Calls]:
         yield calls
 
 
-@pytest.mark.parametrize("stride", [67, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("stride", [131, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_call_fails(name: str, stride: int) -> None:
     """Every so many of them, in a play each."""

@@ -31,6 +31,12 @@ def spark() -> Iterator[SparkSession]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt of a shard is a process, and the second one shows all that a fourth would."""
+    monkeypatch.setattr("rmqstore.spark.ingest.ATTEMPTS", 2)
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     """Two empty shards."""

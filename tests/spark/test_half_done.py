@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore.spark import Dataset
+from rmqstore.spark import Dataset, ingest
 from rmqstore.spark.failures import encoded
-from rmqstore.spark.ingest import ATTEMPTS, ingest_here
+from rmqstore.spark.ingest import ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.staging import counted
 from tests.spark.datasets import ENGINES, NOW_MS, committed, rows, staged, timers_of
@@ -85,7 +85,7 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
 
     first = writer()
     files = staged(first.job, *(rows(start, 20) for start in range(0, 200, 20)))
-    deaths(2 * ATTEMPTS)
+    deaths(2 * ingest.ATTEMPTS)
     with pytest.raises(rmqstore.TransferError, match=rf'option\("job_id", "{first.job.id}"\).*SIGKILL'):
         first.commit([Staged(encoded(file)) for file in files])
     first.abort([])

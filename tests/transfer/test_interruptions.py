@@ -118,12 +118,6 @@ def _loaded_into_a_closed_store(stores: Stores, cut: _Cut) -> Path:
     return stores.root / "target"
 
 
-def _loaded_into_an_open_store(stores: Stores, cut: _Cut) -> Path:
-    with stores.open("target", **SETTINGS) as target:
-        load_into(stores.root / "dump", target, progress=cut)
-    return stores.root / "target"
-
-
 def _migrated(stores: Stores, cut: _Cut) -> Path:
     with rmqstore.open(stores.root / "old", read_only=True) as old:
         assert old.engine.config.timer_engine == stores.pair.timers
@@ -137,7 +131,14 @@ def _migrated(stores: Stores, cut: _Cut) -> Path:
     return stores.root / "old"
 
 
-@pytest.mark.parametrize("move", [_loaded_anew, _loaded_into_a_closed_store, _loaded_into_an_open_store, _migrated])
+@pytest.mark.parametrize(
+    ("stores", "move"),
+    [
+        *((engine, _migrated) for engine in DURABLE),
+        *((engine, move) for engine in DURABLE[:1] for move in (_loaded_anew, _loaded_into_a_closed_store)),
+    ],
+    indirect=["stores"],
+)
 def test_a_move_goes_on_from_every_chunk(stores: Stores, move: Callable[[Stores, _Cut], Path]) -> None:
     """It is run again and again, each time cut one step later, until it comes to its end; nothing is lost, doubled or left behind."""
     source = used(stores).store

@@ -60,8 +60,10 @@ def _check_callers(past: Past, new: Store) -> None:
     assert new.verify() == old.verify() == []
 
 
-@pytest.mark.parametrize("is_open", [False, True], ids=["new", "open"])
-@pytest.mark.parametrize(("before", "after"), list(permutations(ENGINES, 2)), ids=lambda name: name)
+@pytest.mark.parametrize(
+    ("before", "after", "is_open"),
+    [*((*pair, False) for pair in permutations(ENGINES, 2)), *((each, ENGINES[at - 1], True) for at, each in enumerate(ENGINES))],
+)
 def test_a_store_stays_what_it_was_in_another_engine(before: str, after: str, is_open: bool) -> None:
     """What moves within an engine, the suite tries on each: by chance, with all that callers can ask afterwards."""
     with _stores(before) as stores:

@@ -50,8 +50,7 @@ changed: $(DEV)
 	@$(BIN)/pytest -q -n $(WORKERS) -m "not (long or slow or crash or spark)" $$($(BIN)/python tests/changed.py) || [ $$? = 5 ]  # 5: none is quick
 
 test: $(DEV)  ## everything that CI checks; the tests come last
-	@$(MAKE) -j2 wheels lint types site memory-only load-test
-	@$(MAKE) grid-small
+	@$(MAKE) -j2 wheels memory-only grid-small load-test types lint site
 	@$(MAKE) conformance-small
 	@echo "== tests"
 	@$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
@@ -86,10 +85,10 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine wheel --rmq-level core --rmq-wired \
 		--rmq-effort 0.02 -k "not every_pair"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 0.065 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.1 -k "rocksdb and ($(STATE_CASES))"
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
+		--rmq-effort 0.065 -k "rocksdb and ($(STATE_CASES))"
 	@echo "== conformance: full disks under two engines"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine wheel --rmq-pop-engine lmdb --rmq-level full \
 		-k test_full_disk

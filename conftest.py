@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,10 +27,10 @@ _NEEDS = {
 }
 
 _LONG = (
-    "conformance/tests/test_mutants.py",
-    "conformance/tests/test_runs.py",
     "tests/spark/test_spark.py",
     "tests/spark/test_streams.py",
+    "conformance/tests/test_mutants.py",
+    "conformance/tests/test_runs.py",
     "tests/soak/test_soak.py",
     "tests/transfer/test_interruptions.py",
     "plugins/wheel/tests/power/test_small_wheel.py",
@@ -38,6 +39,9 @@ _LONG = (
     "tests/test_guide.py",
 )
 """Files that take half a minute or more come first, so that in the end no core is idle while another has one of them before it."""
+
+_OF_ONE_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("spark", "streams", "tables", "cancels"))
+"""Files that share a Spark session go to one worker, since each session is a JVM, which is slow until it is warm."""
 
 collect_ignore = [path for path, packages in _NEEDS.items() if not all(map(find_spec, packages))]
 
@@ -54,3 +58,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path in turns:
             item.add_marker("long")
     items.sort(key=lambda item: turns.get(item.path, len(_LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let files of one Spark session be one to ``--dist loadfile``; other ways are those of xdist."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return _OF_ONE_SESSION[0] if scope in _OF_ONE_SESSION else scope
+
+    return Scheduling(config, log)

@@ -358,6 +358,11 @@ class WheelIndex:
         return slots[: int(counts.searchsorted(limit)) + 1]
 
     def _live_in(self, begin: int, stop: int, rolls: bool = False) -> Ints:
+        first = begin // PAGE_SLOTS
+        used = self._pages[first : -(-stop // PAGE_SLOTS)].nonzero()[0]
+        if not len(used):
+            return _NO_ROWS
+        begin, stop = max(begin, (first + int(used[0])) * PAGE_SLOTS), min(stop, (first + int(used[-1]) + 1) * PAGE_SLOTS)
         rows = self.slots[begin:stop]
         places = (rows["magic"] & ROLLS if rolls else rows["timers"] > 0).nonzero()[0]
         found: Ints = rows["tick"][places].astype(np.int64)

@@ -42,7 +42,7 @@ def test_bit_rot_is_told(durable_engine: Pair, target: Target, seed: int, tmp_pa
 
 @pytest.mark.clause("R6")
 def test_a_file_that_is_lost_is_told(durable_engine: Pair, target: Target, tmp_path: Path, tell: Callable[[object], None]) -> None:
-    """R6: a file is emptied, or gone: the store rebuilds it and answers right, or refuses; never is it taken for a new one."""
+    """R6: a file is gone, empty, or ends too early: the store rebuilds it and answers right, or refuses; never is it taken for new."""
     _judge(durable_engine, target, tmp_path, tell, lambda image: ((rot,) for rot in losses_of(image)))
 
 

@@ -67,10 +67,11 @@ def rots_of(image: Image, per_file: int, seed: int) -> Iterator[Rot]:
 
 
 def losses_of(image: Image) -> Iterator[Rot]:
-    """Yield the loss of all bytes of each file that is not empty, and of the file itself."""
+    """Yield for each file that is not empty that it is gone, that it is empty, and that it ends in the middle or a byte early."""
     for path, content in sorted(image.items()):
         if content is not None and content.places:
-            yield from (Rot(path, kind, 0) for kind in ("cut", "missing"))
+            yield Rot(path, "missing", 0)
+            yield from (Rot(path, "cut", at) for at in sorted({0, content.length // 2, content.length - 1}))
 
 
 def pairs_of(image: Image, per_file: int, seed: int) -> Iterator[tuple[Rot, Rot]]:

@@ -31,17 +31,21 @@ MEMORY_MS = 2_000
 MIB = 1024 * 1024
 
 
+@pytest.fixture
+def stores(engine_stores: Stores) -> Stores:
+    """Stores of each engine: the sides of a pair keep their own."""
+    return engine_stores
+
+
 def _rows(store: Store) -> dict[str, int]:
     return {table: found.rows for table, found in store.transfer.digest().items()}
 
 
 @pytest.mark.clause("C4", "I1")
 @pytest.mark.needs("import_state")
-def test_p5_what_is_remembered_does_not_grow_with_the_load(engine_stores: Stores) -> None:
+def test_p5_what_is_remembered_does_not_grow_with_the_load(stores: Stores) -> None:
     """P5: pops, acks, cancels and marks at a rate above every step of upkeep: state is flat once the memory is full."""
-    store = engine_stores.open(
-        flush="async", outcome_memory_ms=MEMORY_MS, mark_memory_ms=MEMORY_MS, cancel_memory_ms=MEMORY_MS, default_queues=1
-    )
+    store = stores.open(flush="async", outcome_memory_ms=MEMORY_MS, mark_memory_ms=MEMORY_MS, cancel_memory_ms=MEMORY_MS, default_queues=1)
     half: dict[str, int] = {}
     for second in range(7):
         store.send_batch([message(f"{second}-{n}") for n in range(PER_SECOND)], marks=[b"%d-%d" % (second, n) for n in range(PER_SECOND)])
@@ -53,7 +57,7 @@ def test_p5_what_is_remembered_does_not_grow_with_the_load(engine_stores: Stores
         store.cancel([each.handle or "" for each in timers])
         for _ in range(PER_SECOND):
             store.ack(store.pop(T, G, max_messages=1, invisible=timedelta(milliseconds=800)))
-        engine_stores.clock.advance(1000)
+        stores.clock.advance(1000)
         Duties(store).tick()
         if second == 3:
             half = _rows(store)
@@ -81,9 +85,9 @@ def _steps(call: Callable[[], object]) -> int:
     return steps
 
 
-def _crowded(engine_stores: Stores, name: str, others: int) -> Store:
+def _crowded(stores: Stores, name: str, others: int) -> Store:
     """Return a store with a topic "mine", and so many other topics, each with a group that holds a lease of it."""
-    store = engine_stores.open(name, flush="async", default_queues=1)
+    store = stores.open(name, flush="async", default_queues=1)
     store.send_batch([message(f"mine-{n}", "mine") for n in range(4)])
     store.send_batch([message(f"other-{n}", f"t{n}") for n in range(others)])
     for n in range(others):
@@ -106,24 +110,24 @@ _OF_A_CROWD: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("call", _OF_A_CROWD)
-def test_x3_a_call_does_no_work_for_pairs_of_other_topics_and_groups(engine_stores: Stores, call: str) -> None:
+def test_x3_a_call_does_no_work_for_pairs_of_other_topics_and_groups(stores: Stores, call: str) -> None:
     """X3: ten times as many other topics and groups make a call no more than about ten times longer, however they could be paired."""
-    few, many = (_steps(partial(_OF_A_CROWD[call], _crowded(engine_stores, str(others), others))) for others in (30, 300))
+    few, many = (_steps(partial(_OF_A_CROWD[call], _crowded(stores, str(others), others))) for others in (30, 300))
     assert many < 15 * few, f"{call} runs {few} lines of Python beside 30 other topics and groups, and {many} beside 300"
 
 
-def _longest_revive(engine_stores: Stores, groups: int) -> int:
-    store = engine_stores.open(str(groups), flush="async", default_queues=1)
+def _longest_revive(stores: Stores, groups: int) -> int:
+    store = stores.open(str(groups), flush="async", default_queues=1)
     store.send_batch([message(n) for n in range(3)])
     for n in range(groups):
         assert len(store.pop(T, f"g{n}", max_messages=3, invisible=timedelta(seconds=10))) == 3
-    engine_stores.clock.advance(timedelta(seconds=11))
+    stores.clock.advance(timedelta(seconds=11))
     given_back, steps = 0, []
     is_more = True
 
     def revive() -> None:
         nonlocal given_back, is_more
-        report, ticket = store.engine.pops.revive(engine_stores.clock.now_ms(), 10_000)
+        report, ticket = store.engine.pops.revive(stores.clock.now_ms(), 10_000)
         store.engine.pops.sync(ticket)
         given_back, is_more = given_back + report.retried, report.more
 
@@ -135,17 +139,17 @@ def _longest_revive(engine_stores: Stores, groups: int) -> int:
 
 
 @pytest.mark.clause("P3")
-def test_x3_leases_of_many_groups_that_end_together_come_back_in_steps(engine_stores: Stores) -> None:
+def test_x3_leases_of_many_groups_that_end_together_come_back_in_steps(stores: Stores) -> None:
     """X3: when all consumers of many groups die at once, no call gives back so much that the others wait for it."""
-    few, many = _longest_revive(engine_stores, 30), _longest_revive(engine_stores, 900)
+    few, many = _longest_revive(stores, 30), _longest_revive(stores, 900)
     assert many < 10 * few, f"the longest call runs {few} lines of Python for 30 groups, and {many} for 900"
 
 
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("order", [False, True], ids=["any order", "in order"])
-def test_x3_a_pop_holds_a_bounded_number_of_bytes(engine_stores: Stores, order: bool) -> None:
+def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -> None:
     """X3: a pop that asks for many large messages gets fewer, and the rest by the next pops."""
-    store = engine_stores.open(flush="async", default_queues=1)
+    store = stores.open(flush="async", default_queues=1)
     body = bytes(3 * MIB)
     store.send_batch([message(n, body=body) for n in range(30)])
     found: list[str] = []
@@ -157,9 +161,9 @@ def test_x3_a_pop_holds_a_bounded_number_of_bytes(engine_stores: Stores, order: 
 
 
 @pytest.mark.clause("T10")
-def test_x3_a_page_holds_a_bounded_number_of_bytes(engine_stores: Stores) -> None:
+def test_x3_a_page_holds_a_bounded_number_of_bytes(stores: Stores) -> None:
     """X3: a caller of many large timers or messages gets them in pages, so that the others have their turn in between."""
-    store = engine_stores.open(flush="async", default_queues=1)
+    store = stores.open(flush="async", default_queues=1)
     large = [message(n, body=bytes(3 * MIB)) for n in range(12)]
     store.send_batch(large)
     store.send_batch([msgspec.structs.replace(each, message_id=id_of(f"t{label(each)}")) for each in large], delay=timedelta(hours=1))
@@ -180,14 +184,14 @@ def test_x3_a_page_holds_a_bounded_number_of_bytes(engine_stores: Stores) -> Non
 
 
 @pytest.mark.clause("P10")
-def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(engine_stores: Stores) -> None:
+def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(stores: Stores) -> None:
     """X3: a filter that nothing passes costs as much as there are messages, but not within one call of the engine."""
-    store = engine_stores.open(flush="async", default_queues=1)
+    store = stores.open(flush="async", default_queues=1)
     for start in range(0, 12_000, 3000):
         store.send_batch([message(n, tag="red") for n in range(start, start + 3000)])
     asked = PopRequest(T, G, filter="blue")
     calls = 1
-    while store.engine.pops.pop(asked, engine_stores.clock.now_ms())[0].more:
+    while store.engine.pops.pop(asked, stores.clock.now_ms())[0].more:
         calls += 1
     assert calls >= 10, f"12,000 messages that do not pass were looked at in {calls} calls"
     assert store.lag(T, G).ready == 0
@@ -207,19 +211,19 @@ def _written() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-def test_x3_a_store_where_nothing_happens_writes_next_to_nothing(engine_stores: Stores) -> None:
+def test_x3_a_store_where_nothing_happens_writes_next_to_nothing(stores: Stores) -> None:
     """X3: with timers, leases, marks and consumed messages in it, ticks at which nothing is due write less than a page each."""
-    store = engine_stores.open(flush="async", default_queues=1, mark_memory_ms=10**10)
+    store = stores.open(flush="async", default_queues=1, mark_memory_ms=10**10)
     store.send_batch([message(n) for n in range(2000)], marks=[b"%04d" % n * 60 for n in range(2000)])
     store.send_batch([message(f"far-{n}") for n in range(2000)], delay=timedelta(days=30))
     store.ack(store.pop(T, G, max_messages=1000))
     store.pop(T, G, max_messages=10, invisible=timedelta(days=2))
     store.flush()
     for _ in range(20):
-        engine_stores.tick_after(store, 10 * 60_000)
+        stores.tick_after(store, 10 * 60_000)
     begin, calls = _written(), _positions(store)
     for _ in range(50):
-        engine_stores.tick_after(store, 10 * 60_000)
+        stores.tick_after(store, 10 * 60_000)
     written = _written() - begin
     assert written < 50 * 4096, f"50 ticks of a store where nothing happened wrote {written} bytes"
     changes = _positions(store) - calls
@@ -227,18 +231,18 @@ def test_x3_a_store_where_nothing_happens_writes_next_to_nothing(engine_stores: 
 
 
 @pytest.mark.clause("P13", "P14", "R1")
-def test_p12_a_topic_of_the_most_queues(engine_stores: Stores) -> None:
+def test_p12_a_topic_of_the_most_queues(stores: Stores) -> None:
     """P12: 1024 queues, each used, retried, counted and there after an open."""
-    store = engine_stores.open(flush="async")
+    store = stores.open(flush="async")
     store.topics.create("wide", 1024)
     store.send_batch([message(queue, "wide", queue_id=queue) for queue in range(1024)])
     for queue in (0, 11, 1023):
         assert [each.queue_id for each in store.pop("wide", "g", queue=queue, invisible=timedelta(seconds=1))] == [queue]
     assert len(store.pop("wide", "g", max_messages=1024, invisible=timedelta(seconds=1))) == 1021
     assert [each.queue_id for each in store.groups.offsets("g")] == list(range(1024))
-    engine_stores.tick_after(store, 1000)
-    if engine_stores.pair.durable:
-        store = engine_stores.reopen(store)
+    stores.tick_after(store, 1000)
+    if stores.pair.durable:
+        store = stores.reopen(store)
     assert store.lag("wide", "g").retry == 1024
     assert len(pop_all(store, "wide", "g")) == 1024
     store.tick()
@@ -246,17 +250,17 @@ def test_p12_a_topic_of_the_most_queues(engine_stores: Stores) -> None:
 
 
 @pytest.mark.clause("R1")
-def test_p14_many_topics(engine_stores: Stores) -> None:
+def test_p14_many_topics(stores: Stores) -> None:
     """R1: a thousand topics with a few messages and groups each: sends, pops, counts, deletions and an open."""
     names = [f"topic-{number}" for number in range(1000)]
-    store = engine_stores.open(flush="async", default_queues=1)
+    store = stores.open(flush="async", default_queues=1)
     store.send_batch([Message(name, b"x", message_id=f"m-{name}") for name in names for _ in range(2)])
     for name in names:
         store.ack(store.pop(name, "g", max_messages=1))
     store.tick()
     for name in names[::10]:
         store.topics.delete(name)
-    if engine_stores.pair.durable:
-        store = engine_stores.reopen(store)
+    if stores.pair.durable:
+        store = stores.reopen(store)
     assert len(store.topics.list()) == 900
     assert all((store.lag(name, "g").ready == 1) == (number % 10 != 0) for number, name in enumerate(names))

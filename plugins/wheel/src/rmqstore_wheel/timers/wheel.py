@@ -588,7 +588,9 @@ class WheelSnapshot:
                 break
             stop = file.seek(begin, os.SEEK_HOLE)
             file.seek(begin)
-            file.readinto(data[begin:stop])
+            at = begin
+            while at < stop and (read := file.readinto(data[at:stop])):  # a read may give less than is there
+                at += read
             first, behind = begin // SLOT_BYTES // PAGE_SLOTS, -(-stop // SLOT_BYTES // PAGE_SLOTS)
             pages[first:behind] = _filled_pages(slots[first * PAGE_SLOTS : behind * PAGE_SLOTS])
         return slots, pages

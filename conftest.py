@@ -40,7 +40,7 @@ _LONG = (
 )
 """Files that take half a minute or more come first, so that in the end no core is idle while another has one of them before it."""
 
-_OF_ONE_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("spark", "streams", "tables", "cancels"))
+_OF_ONE_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("spark", "streams", "tables", "cancels", "connect"))
 """Files that share a Spark session go to one worker, since each session is a JVM, which is slow until it is warm."""
 
 collect_ignore = [path for path, packages in _NEEDS.items() if not all(map(find_spec, packages))]

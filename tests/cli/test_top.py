@@ -151,6 +151,7 @@ def test_it_fits_a_terminal(busy: Command, terminal: Callable[[int], None], colu
 
 
 def test_it_goes_on_until_it_is_ended(busy: Command) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs this in the background may ignore it, and a child does then
     with served(busy) as (store, _):
         main, other = pty.openpty()
         environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}

@@ -19,7 +19,10 @@ HAND_OVER: Final = 0
 """Stands for the hand-over among the threads that do something in steps."""
 
 _SMALL: Final = 512
-"""Messages in a batch when others call; one of thousands keeps them waiting for 10 to 30 ms. While nobody calls, the next ones double."""
+"""Messages in a batch when others call; one of thousands keeps them waiting for 10 to 30 ms."""
+
+_QUIET: Final = 8
+"""After so many small batches in which nobody called they are large again. In fewer a caller may just not have had its turn."""
 
 _GIVE_WAY_S: Final = 0.0002
 """So long it waits between two batches then. The lock of an engine is not fair: without that nobody else would get it."""
@@ -39,7 +42,7 @@ class HandOver:
         held: whether it may go on; asked between two batches.
 
     Attributes:
-        meets_others: somebody has called the store since the last batch began; the next one is small.
+        meets_others: somebody has called the store since the last batch began; the next ones are small.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class HandOver:
         self._in_steps = in_steps
         self._held = held
         self.meets_others = False
+        self._gives_way = False  # to the end of the tick: who called long ago may still wait for the lock
 
     def run(self, now_ms: int) -> tuple[int, Ticket | None]:
         """Hand over all that is due at ``now_ms``; returns how many messages moved, and the ticket of the last batch."""
@@ -63,11 +67,11 @@ class HandOver:
                 if isinstance(step, tuple):
                     moved, ticket = step
                     self._in_steps.add(HAND_OVER)
-                    if self.meets_others:
+                    if self.meets_others or self._gives_way:
                         time.sleep(_GIVE_WAY_S)
         finally:
             self._in_steps.discard(HAND_OVER)
-            self.meets_others = False
+            self.meets_others = self._gives_way = False
         return moved, ticket
 
     def steps(self, now_ms: int) -> Generator[str | tuple[int, Ticket], None, None]:
@@ -78,11 +82,14 @@ class HandOver:
         timers, pops = self._timers, self._pops
         timers.seal(now_ms)
         yield "seal"
-        moved = batches = 0
-        limit = self._limit
+        moved = batches = small = 0
         while True:
-            limit = min(_SMALL if self.meets_others else 2 * limit, self._limit)
-            self.meets_others = False
+            if self.meets_others:
+                self._gives_way = True
+                self.meets_others = False
+                small = _QUIET + 1
+            small = max(small - 1, 0)
+            limit = min(self._limit, _SMALL) if small else self._limit
             batch = timers.due(pops.timer_cursor(), limit)
             if len(batch.cursor.corners) > MAX_CORNERS:
                 self._shorten()

@@ -84,11 +84,9 @@ class HandOver:
         yield "seal"
         moved = batches = small = 0
         while True:
-            if self.meets_others:
-                self._gives_way = True
-                self.meets_others = False
-                small = _QUIET + 1
             small = max(small - 1, 0)
+            if self.meets_others:
+                small, self._gives_way, self.meets_others = _QUIET, True, False
             limit = min(self._limit, _SMALL) if small else self._limit
             batch = timers.due(pops.timer_cursor(), limit)
             if len(batch.cursor.corners) > MAX_CORNERS:

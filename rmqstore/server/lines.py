@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -23,7 +24,7 @@ LINE_OF_SENDS: Final[Key] = (ROOM, "", False, "", None)
 """The line of the sends."""
 
 
-class Waiter:
+class Waiter(ABC):
     """A call that may wait.
 
     Attributes:
@@ -40,9 +41,9 @@ class Waiter:
         self.timer: asyncio.TimerHandle | None = None
 
     @property
+    @abstractmethod
     def nothing(self) -> object:
         """Its answer when nothing has come."""
-        raise NotImplementedError
 
 
 class Pop(Waiter):

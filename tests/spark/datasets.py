@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pytest
 
 import rmqstore
 from rmqstore import ManualClock
@@ -49,6 +50,24 @@ def committed(dataset: Dataset, job_id: str, *tasks: pa.RecordBatch) -> Job:
     job = Job(dataset, job_id)
     job.commit(staged(job, *tasks), NOW_MS)
     return job
+
+
+@contextmanager
+def killed_after(chunks: int, kind: type[rmqstore.Store] = rmqstore.Store) -> Iterator[None]:
+    """Let the send of a chunk fail as when its process is killed before it, once so many were sent; the block must end by that."""
+    send_batch, sent = kind.send_batch, 0
+
+    def dying(store: rmqstore.Store, *given: object, **named: object) -> object:
+        nonlocal sent
+        if sent == chunks:
+            raise RuntimeError("killed")
+        sent += 1
+        return send_batch(store, *given, **named)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "send_batch", dying)
+        with pytest.raises(RuntimeError, match="killed"):
+            yield
 
 
 def ingested(job: Job) -> None:

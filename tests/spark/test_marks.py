@@ -14,7 +14,7 @@ from rmqstore.spark.ingest import ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress
 from rmqstore.spark.readout import View
 from rmqstore.spark.running import tick_shard
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, numbers_of, rows, staged
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, killed_after, numbers_of, rows, staged
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -24,14 +24,6 @@ VIEWS = (View.TIMERS, View.MESSAGES)
 
 def interrupted(job: Job, monkeypatch: pytest.MonkeyPatch, *, chunks: int = 1) -> None:
     """Send some chunks of shard 0 and stop as a killed process does, with nothing noted."""
-    send_batch, sent = rmqstore.Store.send_batch, 0
-
-    def dying(store: rmqstore.Store, *given: object, **named: object) -> object:
-        nonlocal sent
-        if sent == chunks:
-            raise RuntimeError("killed")
-        sent += 1
-        return send_batch(store, *given, **named)  # type: ignore[arg-type]
 
     def noted(own: Job, shard: int, progress: ShardProgress) -> None:
         if progress.is_done:
@@ -39,11 +31,9 @@ def interrupted(job: Job, monkeypatch: pytest.MonkeyPatch, *, chunks: int = 1) -
         note(own, shard, progress)
 
     note = Job.note_progress
-    with monkeypatch.context() as patch:
-        patch.setattr(rmqstore.Store, "send_batch", dying)
+    with monkeypatch.context() as patch, killed_after(chunks):
         patch.setattr(Job, "note_progress", noted)
-        with pytest.raises(RuntimeError, match="killed"):
-            ingest_shard(job, 0)
+        ingest_shard(job, 0)
 
 
 def ticked(dataset: Dataset, now_ms: int, **settings: int) -> None:

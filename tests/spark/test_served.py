@@ -11,7 +11,7 @@ from rmqstore.server.remote import RemoteStore
 from rmqstore.spark import Dataset
 from rmqstore.spark.ingest import ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job
-from tests.spark.datasets import ENGINES, NOW_MS, rows, served, staged, timers_of
+from tests.spark.datasets import ENGINES, NOW_MS, killed_after, rows, served, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -28,23 +28,6 @@ def job(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Job:
     return found
 
 
-def interrupted(job: Job, kind: type[rmqstore.Store], *, chunks: int) -> None:
-    """Send some chunks of shard 0, in one way or the other, and stop as a killed process does."""
-    send_batch, sent = kind.send_batch, 0
-
-    def dying(store: rmqstore.Store, *given: object, **named: object) -> object:
-        nonlocal sent
-        if sent == chunks:
-            raise RuntimeError("killed")
-        sent += 1
-        return send_batch(store, *given, **named)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send_batch", dying)
-        with pytest.raises(RuntimeError, match="killed"):
-            ingest_shard(job, 0)
-
-
 def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Dataset, job: Job) -> None:
     record = job.record()
     assert record is not None
@@ -54,13 +37,15 @@ def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Datase
             dataset.check_ready(NOW_MS)
         with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
             dataset.check_closed()
-        interrupted(job, RemoteStore, chunks=1)
+        with killed_after(1, RemoteStore):
+            ingest_shard(job, 0)
         begun = job.progress(0)
         assert begun is not None
         assert begun.begun_ms == NOW_MS
         assert 0 < store.pending().total <= 10
     # Its owner ends: the task owns the shard, and finds what came by the server. Then it is served again.
-    interrupted(job, rmqstore.Store, chunks=1)
+    with killed_after(1, rmqstore.Store):
+        ingest_shard(job, 0)
     with served(dataset.shard_path(0)) as store:
         (first, second) = ingest_here(job)
         assert first.rows == store.pending().total == record.rows_of(0)
@@ -77,8 +62,8 @@ def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Datase
 
 
 def test_who_serves_a_shard_may_have_forgotten_the_marks(dataset: Dataset, job: Job) -> None:
-    with served(dataset.shard_path(0)):
-        interrupted(job, RemoteStore, chunks=1)
+    with served(dataset.shard_path(0)), killed_after(1, RemoteStore):
+        ingest_shard(job, 0)
     with served(dataset.shard_path(0), NOW_MS + WEEK_MS + 1000) as store:
         store.tick()
         with pytest.raises(rmqstore.TransferError, match="compare the shard with the source"):

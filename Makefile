@@ -86,9 +86,9 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 		--rmq-effort 0.02 -k "not every_pair"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
 	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.065 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
+		--rmq-effort 0.08 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
 	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.065 -k "rocksdb and ($(STATE_CASES))"
+		--rmq-effort 0.1 -k "rocksdb and ($(STATE_CASES))"
 	@echo "== conformance: full disks under two engines"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine wheel --rmq-pop-engine lmdb --rmq-level full \
 		-k test_full_disk

@@ -18,7 +18,7 @@ from rmqstore import AckOutcome, Message, RmqstoreError, Store, StoreClosedError
 
 ENGINES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("memory", "wheel")
+    for name in ("memory", "wheel", "lmdb", "rocksdb")
 ]
 pytestmark = pytest.mark.timeout(90)
 

@@ -49,7 +49,7 @@ def test_no_crash_set_back_or_cancel_breaks_a_clause(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.is_walked])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_walk_breaks_a_clause(name: str, data: st.DataObject) -> None:
     walk(VARIANTS[name].settings, lambda labels: data.draw(st.sampled_from(labels)))

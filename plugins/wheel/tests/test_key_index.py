@@ -98,7 +98,7 @@ def refusing(left: int) -> Iterator[None]:
 
 
 @given(st.lists(st.tuples(st.lists(HASH, max_size=60), HAPPENS, st.integers(0, 30)), min_size=1, max_size=8))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_that_was_added_is_found(tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[list[int], str, int]]) -> None:
     """Whatever becomes of check points; an open loses what came since the last one, which the log adds again.
 

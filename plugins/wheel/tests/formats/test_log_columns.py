@@ -79,7 +79,7 @@ def foreign(draw: st.DrawFn, own: Record) -> Record:
     return msgspec.structs.replace(own, born_host=draw(hosts), store_host=draw(hosts), sys_flag=draw(flags), flag=7, prepared_offset=9)
 
 
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(batches())
 def test_columns_give_the_bytes_of_their_records(columns: Columns) -> None:
     encoded = encode_columns(columns)
@@ -92,7 +92,7 @@ def test_columns_give_the_bytes_of_their_records(columns: Columns) -> None:
     assert encoded.data.tobytes() == b"".join(map(encode_record, rows_of(placed)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(batches(), st.binary(max_size=9), st.data())
 def test_what_is_written_is_read(columns: Columns, before: bytes, data: st.DataObject) -> None:
     """Also where another producer wrote it: hosts and flags stay in the bytes, and what is read are the other fields."""
@@ -212,7 +212,7 @@ def test_every_truncation_keeps_the_whole_records() -> None:
 # ---------------------------------------------------------------- damage
 
 
-@settings(max_examples=200)
+@settings(max_examples=600)
 @given(batches(min_rows=1), st.data())
 def test_damage_is_found_as_record_by_record(columns: Columns, data: st.DataObject) -> None:
     """Whatever is written over a batch, the columns say the same as the records one by one, and no other error comes out."""

@@ -269,9 +269,10 @@ def test_what_a_killed_owner_was_told_is_there_again_and_comes_out_cold(tmp_path
     assert found["recover"]["messages"] == 20_500
     if "cold_drain was not run" in " ".join(outcome.notes):
         pytest.skip(outcome.notes[-1])
-    assert found["cold_drain"]["messages"] == 20_500
-    assert found["cold_drain"]["memory_limit_bytes"] > 0
-    assert found["cold_drain"]["live_bytes"] == 0
+    over, popped = found["cold_hand_over"], found["cold_pop_ack"]
+    assert over["messages"] == popped["messages"] == 20_500
+    assert over["memory_limit_bytes"] == popped["memory_limit_bytes"] > 0
+    assert (over["live_bytes"] > 0, popped["live_bytes"]) == (True, 0)
 
 
 def test_a_store_is_opened_with_the_settings_of_the_task(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ POINT: Final = ["workload", "body_bytes", "backlog", "durability", "shards"]
 CELL: Final = ["cell_id", "engine", "variant", "settings", "kind", *POINT]
 SPREAD: Final = ["median", "low", "high", "repeats"]
 DRAIN: Final = "drain"
-"""A phase made of two: hand-over, then pop and ack, of the same message."""
+COLD_DRAIN: Final = "cold_drain"
+DRAINS: Final = {DRAIN: ("hand_over", "pop_ack"), COLD_DRAIN: ("cold_hand_over", "cold_pop_ack")}
+"""Phases made of two: hand-over, then pop and ack, of the same message."""
 
 LARGEST: Final = 1.0
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, LARGEST)
@@ -136,11 +138,13 @@ def run_figures(shards: pd.DataFrame) -> pd.DataFrame:
 
 def _drained(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the figures of messages that go through hand-over and pop and ack, one after the other."""
-    phases = runs.index.get_level_values("phase")
-    first, second = (runs[phases == phase].droplevel("phase") for phase in ("hand_over", "pop_ack"))
-    rates = list(_RATES)
-    found = (1 / (1 / first[rates] + 1 / second[rates])).join(first[_OF_DRAIN] + second[_OF_DRAIN])
-    return found.assign(phase=DRAIN).set_index("phase", append=True)
+    phases, rates = runs.index.get_level_values("phase"), list(_RATES)
+    found = []
+    for drain, parts in DRAINS.items():
+        first, second = (runs[phases == phase].droplevel("phase") for phase in parts)
+        both = (1 / (1 / first[rates] + 1 / second[rates])).join(first[_OF_DRAIN] + second[_OF_DRAIN])
+        found.append(both.assign(phase=drain).set_index("phase", append=True))
+    return pd.concat(found)
 
 
 _LEAST_SECONDS: Final = 4
@@ -159,7 +163,7 @@ def _later_halves(results: Results) -> pd.Series:
 
 
 def figures(results: Results) -> pd.DataFrame:
-    """Return a row for each figure of each phase of each cell, with :data:`DRAIN` where both its parts are."""
+    """Return a row for each figure of each phase of each cell, with those of :data:`DRAINS` where both parts are."""
     shards = results.phases.merge(results.good[["run_id", "shards"]], on="run_id")
     of_phase = shards.groupby(["run_id", "phase"])["shard"].transform("size")
     runs = run_figures(shards[of_phase == shards.shards].drop(columns="shards"))

@@ -87,7 +87,7 @@ def recover(shard: _Shard) -> None:
 
 
 def cold_drain(shard: _Shard) -> None:
-    """Drop the store's files from the page cache, and let a child with little memory hand over, pop and ack everything."""
+    """Drop the store's files from the page cache, and let a child with little memory hand over everything, then pop and ack it."""
     calls = shard.calls
     expected = calls.account.open_ids()
     backlog_bytes = len(expected) * shard.load.message_bytes
@@ -110,11 +110,11 @@ def cold_drain(shard: _Shard) -> None:
         else:
             calls.account.fail(failure)
         return
-    tables, popped, acked = pickle.loads(answer.read_bytes())
+    parts, popped, acked = pickle.loads(answer.read_bytes())
     calls.note_pops(*popped.T)
     calls.account.ack(acked)
     calls.account.settle(np.zeros(0, np.int64), shard.clock.now_ms())
-    shard.parts.append(tables)
+    shard.parts += parts
     if limit == FLOOR_BYTES:
         shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
 
@@ -249,33 +249,38 @@ def die(job: ChildJob) -> None:
 
 
 def drain(job: ChildJob) -> None:
-    """Let simulated time pass until nothing is pending; hand over, pop and ack.
+    """Let simulated time pass until all is handed over, then pop and ack all, so that what was written last is not read from the cache.
 
-    The file ``answer`` then has the tables of the phase, what was popped (a row of five for each message, in order: number, attempt,
+    The file ``answer`` then has the tables of both phases, what was popped (a row of five for each message, in order: number, attempt,
     length and last word of its body, and the simulated time, ms), and the numbers that were acked.
     """
     load = load_of(job.task)
     clock = rmqstore.ManualClock(job.now_ms)
+    parts = []
     with open_store(job.task, clock) as store:
         calls = _Told(store, clock, load, job.task.run.seed)
-        phase = Phase(job.task.run.run_id, job.task.shard, "cold_drain")
-        spent = Spent(Path(job.task.directory))
-        with looking(phase):
-            step_ms = max(int(load.mean_wait_ms / _STEPS), 1)
-            while (ahead_ms := store.next_wake_ms()) is not None:
-                moved = calls.tick(phase, clock.now_ms() + max(ahead_ms, step_ms))
-                if moved:
-                    step_ms = next_step_ms(step_ms, moved)
-                    calls.drain_ready(phase)
-        spent.stop()
+        for name, act, kept in (("cold_hand_over", _hand_all_over, job.count), ("cold_pop_ack", _Told.drain_ready, 0)):
+            phase = Phase(job.task.run.run_id, job.task.shard, name)
+            spent = Spent(Path(job.task.directory))
+            with looking(phase):
+                act(calls, phase)
+            spent.stop()
+            columns = spent.columns() | {
+                "messages": job.count,
+                "user_bytes": job.count * load.message_bytes,
+                "live_bytes": kept * load.message_bytes,
+                "memory_limit_bytes": job.limit_bytes,
+            }
+            parts.append(phase.tables(columns))
     popped, acked = np.concatenate([np.zeros((0, 5), np.int64), *calls.popped]), np.concatenate([np.zeros(0, np.int64), *calls.acked])
-    columns = spent.columns() | {
-        "messages": len(acked),
-        "user_bytes": len(acked) * load.message_bytes,
-        "live_bytes": (job.count - len(acked)) * load.message_bytes,
-        "memory_limit_bytes": job.limit_bytes,
-    }
-    Path(job.answer).write_bytes(pickle.dumps((phase.tables(columns), popped, acked)))
+    Path(job.answer).write_bytes(pickle.dumps((parts, popped, acked)))
+
+
+def _hand_all_over(calls: Calls, phase: Phase) -> None:
+    step_ms = max(int(calls.load.mean_wait_ms / _STEPS), 1)
+    while (ahead_ms := calls.store.next_wake_ms()) is not None:
+        if moved := calls.tick(phase, calls.clock.now_ms() + max(ahead_ms, step_ms)):
+            step_ms = next_step_ms(step_ms, moved)
 
 
 class _Told(Calls):

@@ -72,7 +72,7 @@ PHASE_NAMES: Final = (
     "open_80",
     "open_95",
     "roll",  # simulated time passes; nothing is due
-    "cold_drain",  # hand-over, pop and ack with memory limited to a quarter of the backlog's bytes
+    "cold_drain",  # cold_hand_over, then cold_pop_ack: of all, with memory limited to a quarter of the backlog's bytes
     "recover",  # open after kill -9
 )
 

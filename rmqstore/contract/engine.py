@@ -104,7 +104,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 4 * 1024 * 1024
     max_properties_bytes: int = 32_767
     max_key_bytes: int = 32_767
-    max_batch_messages: int = 1_000_000
     cancel_by_key: Support = Support.FULL
     fifo: Support = Support.NOT_YET
     sql92_filter: Support = Support.NOT_YET

@@ -39,9 +39,6 @@ LARGEST: Final = 1.0
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, LARGEST)
 """Percentiles of a table; the last is the largest value."""
 
-CURVE: Final = tuple(1 - 10.0 ** -(step / 8) for step in range(41))
-"""Percentiles of a curve: eight for each power of ten, to 99.999 %."""
-
 _RATES: Final = {"rate": ("messages", "wall_s"), "call_rate": ("messages", "call_s"), "user_bytes_per_s": ("user_bytes", "wall_s")}
 """What all shards do together in a second; of ``call_rate`` in calls of the store, what the load itself takes left out."""
 
@@ -62,6 +59,8 @@ _METRICS: Final = {
     "wall_s": _Metric("max", "wall_s"),
     "us_per_message": _Metric("max", "wall_s", "messages", 1e6),
     "cpu_us_per_message": _Metric("sum", "cpu_s", "messages", 1e6),
+    "store_cpu_us_per_message": _Metric("sum", "store_cpu_s", "messages", 1e6),
+    "load_share": _Metric("max", "load_share"),
     "wchar_per_user_byte": _Metric("sum", "wchar_bytes", "user_bytes"),
     "device_write_per_user_byte": _Metric("max", "device_write_bytes", "user_bytes"),
     "device_read_per_user_byte": _Metric("max", "device_read_bytes", "user_bytes"),
@@ -123,7 +122,11 @@ def interval(samples: Sequence[Sequence[float]], formula: Formula) -> tuple[floa
 
 
 def run_figures(shards: pd.DataFrame) -> pd.DataFrame:
-    """Return the figures of each run and phase, a column each, from the rows of its shards; NaN is what is not told."""
+    """Return the figures of each run and phase, a column each, from the rows of its shards; NaN is what is not told.
+
+    Outside of calls the load works, in one thread and without a wait. So its time there is its CPU time; the rest is the store's.
+    """
+    shards = shards.assign(store_cpu_s=shards.cpu_s - shards.wall_s + shards.call_s, load_share=1 - shards.call_s / shards.wall_s)
     rates = {name: shards[amount] / shards[seconds].where(shards[seconds] > 0) for name, (amount, seconds) in _RATES.items()}
     columns = dict.fromkeys(name for each in _METRICS.values() for name in (each.of, each.over) if name)
     by_run = shards.assign(**rates).groupby(["run_id", "phase"], sort=False)[list(columns)]

@@ -14,12 +14,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
 from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.report import text as words
-from rmqstore_benchmarks.statistics import CONFIDENCE, DRAIN, POINT, Formula, interval, known
+from rmqstore_benchmarks.statistics import COLD_DRAIN, CONFIDENCE, DRAIN, DRAINS, POINT, Formula, interval, known
 
 SOURCE: Final = "the article on RocketMQ's timer messages, sections 3.3.2 and 3.3.3, which follow RIP-43"
 
@@ -32,8 +33,8 @@ LEAST_REPEATS: Final = 5
 RULE: Final = (
     f"The rule, the same for each claim and for its opposite: on each cell that has what is compared, in at least {LEAST_REPEATS} repeats, "
     f"the ratio of the medians gets an interval of {CONFIDENCE:.0%} by bootstrap. An interval above {MARGIN:g} is *more*, one below "
-    f"1/{MARGIN:g} *less*, one between the two *alike*, any other shows nothing. More on all cells: confirmed. Less or alike on all: "
-    "refuted. More on some, and less or alike on others: it depends. Else it is not shown."
+    f"1/{MARGIN:g} *less*, one between the two *alike*, any other shows nothing. More on all cells: confirmed. Less on all: refuted. Alike "
+    "on all: no difference. Two of the three, on some cells each: it depends. Else it is not shown."
 )
 
 
@@ -51,6 +52,7 @@ class Verdict(enum.Enum):
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
+    NO_DIFFERENCE = "no difference"
     DEPENDS = "depends"
     NOT_SHOWN = "not shown"
     NOT_MEASURED = "not measured in this run"
@@ -68,13 +70,17 @@ def side_of(low: float, high: float, repeats: int = LEAST_REPEATS) -> Side:
 
 
 def verdict_of(found: DataFrame) -> Verdict:
-    """Return the verdict of cells with their ``side``."""
-    more, is_not = found.side == Side.MORE, found.side.isin([Side.LESS, Side.ALIKE])
+    """Return the verdict of cells with their ``side``; of the claim turned round it is the opposite."""
+    told = set(found.side) - {Side.UNCLEAR}
     if found.empty:
         return Verdict.NOT_MEASURED
-    if more.any() and is_not.any():
+    if len(told) > 1:
         return Verdict.DEPENDS
-    return Verdict.CONFIRMED if more.all() else Verdict.REFUTED if is_not.all() else Verdict.NOT_SHOWN
+    return _OF_ALL[told.pop()] if found.side.nunique() == 1 and told else Verdict.NOT_SHOWN
+
+
+_OF_ALL: Final = {Side.MORE: Verdict.CONFIRMED, Side.LESS: Verdict.REFUTED, Side.ALIKE: Verdict.NO_DIFFERENCE}
+"""By what every cell says."""
 
 
 class Judgement(NamedTuple):
@@ -130,7 +136,7 @@ SEPARATED: Final[Design] = ("rocksdb", "separated")
 RAW: Final[Design] = ("raw-rocksdb", "")
 BY_ARRIVAL: Final[Design] = ("raw-rocksdb-by-arrival", "")
 UNCOMPACTED: Final[Design] = ("raw-rocksdb-uncompacted", "")
-NOTHING: Final[Design] = ("null", "")
+LMDB: Final[Design] = ("lmdb", "")
 
 
 def of_design(figures: DataFrame, design: Design) -> DataFrame:
@@ -154,7 +160,8 @@ def _samples(found: DataFrame) -> list[str]:
 def compared(found: DataFrame, formula: Formula = lambda first, second: first / second) -> DataFrame:
     """Return rows of :func:`beside` with ``ratio``, ``lowest``, ``highest`` and ``side``; the claim is that the first side is more."""
     rows = []
-    for samples in found[_samples(found)].itertuples(index=False):
+    for given in found[_samples(found)].itertuples(index=False):
+        samples = [each for each in given if isinstance(each, tuple)]  # a side that a cell lacks is none
         ratio, lowest, highest = interval(samples, formula)
         rows.append((ratio, lowest, highest, side_of(lowest, highest, min(map(len, samples)))))
     return found.assign(**DataFrame(rows, found.index, ["ratio", "lowest", "highest", "side"]))
@@ -189,6 +196,9 @@ def _on_cells(metric: str, phases: tuple[str, ...], first: Design, second: Desig
 LARGE_BODY_BYTES: Final = 4096
 """A value is large from here on."""
 
+_IN_FILES_BYTES: Final = 4 << 25
+"""A backlog of four of RocksDB's memtables is in files for the most part; separated values are so only there."""
+
 _WRITING: Final = ("fill", "schedule")
 _IN_ORDER: Final = "eight-oclock"
 """A workload in which what is due comes in the order in which it was stored."""
@@ -203,57 +213,100 @@ def package_lines(*packages: str) -> int:
 
 
 def _lines_of_source(figures: DataFrame) -> DataFrame:
-    wheel, ordered = package_lines("rmqstore_wheel"), package_lines("rmqstore.engine", "rmqstore_rocksdb")
+    wheel, ordered = (package_lines("rmqstore.engine", own) for own in ("rmqstore_wheel", "rmqstore_rocksdb"))
     # A count is what it is, however often it is repeated.
     counted = DataFrame({"values0": [(wheel,) * LEAST_REPEATS], "values1": [(ordered,) * LEAST_REPEATS]})
     return compared(counted[: min(wheel, ordered)])
 
 
+def _written(rows: DataFrame, design: Design) -> DataFrame:
+    """Return the points of a design that rolls, with what it wrote when it was filled, and while it rolled."""
+    filled, rolled = (
+        known(of_design(rows, design), metric, phase)
+        for phase, metric in (("fill", "device_write_per_user_byte"), ("roll", "device_write_per_live_byte"))
+    )
+    return beside(rolled, filled, on=POINT)
+
+
 def _rolled(figures: DataFrame) -> DataFrame:
-    """Return what the wheels write until a timer is due, over what RocksDB does; the first writing of it is 1."""
-    rows = known(figures, "wchar_per_live_byte", "roll")
-    wheels = [beside(of_design(rows, design), of_design(rows, ROCKSDB)) for design in (COPYING, WHEEL)]
-    return compared(pd.concat(wheels), lambda wheel, rocksdb: (1 + wheel) / (1 + rocksdb))
+    """Return what the device gets of the wheels until a timer is due, over what it gets of RocksDB."""
+    rows = figures[figures.shards == 1]
+    ordered = _written(rows, ROCKSDB).rename(columns={"values0": "values2", "values1": "values3"})
+    wheels = [_written(rows, design).merge(ordered[[*POINT, "values2", "values3"]]) for design in (COPYING, WHEEL)]
+    return compared(pd.concat(wheels), lambda rolled, filled, other_rolled, other: (filled + rolled) / (other + other_rolled))
 
 
-def _short_of_memory(figures: DataFrame) -> DataFrame:
+def _short_of_memory(figures: DataFrame, phase: str) -> DataFrame:
     """Return what cold drains read from the disk that had less memory than messages, so that what is read twice comes from there twice.
 
     Of several shards none counts, since each sees what all read.
     """
-    limits = known(figures, "memory_limit_per_user_byte", "cold_drain")
+    limits = known(figures, "memory_limit_per_user_byte", "cold_hand_over")
     cells = limits.cell_id[(limits["median"] < 1) & (limits.shards == 1)]
-    rows = known(figures, "device_read_per_user_byte", "cold_drain")
+    rows = known(figures, "device_read_per_user_byte", phase)
     return rows[rows.cell_id.isin(cells)]
 
 
 def _cold_reads(figures: DataFrame) -> DataFrame:
-    rows = _short_of_memory(figures)
+    rows = _short_of_memory(figures, COLD_DRAIN)
     return compared(beside(of_design(rows, WHEEL), of_design(rows, ROCKSDB)))
 
 
 def _at_random(design: Design) -> Found:
-    """Return what compares cold reads of what is due at random with those of what is due in the order in which it was stored."""
+    """Return what compares what a cold hand-over reads of timers that are due at random and in the order in which they were stored."""
 
     def found(figures: DataFrame) -> DataFrame:
-        rows = of_design(_short_of_memory(figures), design)
+        rows = of_design(_short_of_memory(figures, "cold_hand_over"), design)
         is_ordered = rows.workload == _IN_ORDER
         return compared(beside(rows[~is_ordered], rows[is_ordered], on=[name for name in POINT if name != "workload"]))
 
     return found
 
 
+def _compacted(figures: DataFrame, design: Design, *phases: str) -> DataFrame:
+    """Return points and phases of a design with what its compaction wrote in the phase, ``compacted``, bytes a user byte."""
+    rows = of_design(known(figures, "compaction_per_user_byte", *phases), design)
+    return rows[[*POINT, "phase", "median"]].rename(columns={"median": "compacted"})
+
+
+def _sorting(figures: DataFrame) -> DataFrame:
+    """Return the rate of bare RocksDB without sorting over that with it, where neither compacts: keys that only grow need none of that."""
+    rates = known(figures, "call_rate", *_WRITING)
+    sides = beside(of_design(rates, BY_ARRIVAL), of_design(rates, RAW))
+    return compared(sides.merge(_compacted(figures, RAW, *_WRITING).query("compacted == 0")))
+
+
 def _compaction(figures: DataFrame) -> DataFrame:
-    """Return the CPU time of RocksDB that compacts over one that does not, that of the load taken away, where compaction ran."""
-    rows = known(figures, "cpu_us_per_message", *_WRITING)
-    compacted = of_design(known(figures, "compaction_per_user_byte", *_WRITING), RAW)
-    ran = compacted.loc[compacted["median"] > 0, [*POINT, "phase"]]
-    sides = beside(of_design(rows, RAW), of_design(rows, UNCOMPACTED), of_design(rows, NOTHING))
-    return compared(sides.merge(ran), lambda on, off, load: (on - load) / (off - load))
+    """Return the CPU time that bare RocksDB takes over what it takes without compaction, where compaction ran."""
+    times = known(figures, "store_cpu_us_per_message", *_WRITING)
+    sides = beside(of_design(times, RAW), of_design(times, UNCOMPACTED))
+    return compared(sides.merge(_compacted(figures, RAW, *_WRITING).query("compacted > 0")))
+
+
+def _finding(figures: DataFrame) -> DataFrame:
+    """Return the CPU time of RocksDB that hands over, beside that of the wheel, and of the same layer on LMDB."""
+    times = known(figures, "cpu_us_per_message", "hand_over")
+    pairs = [beside(of_design(times, ROCKSDB), of_design(times, other)) for other in (WHEEL, LMDB)]
+    still = _compacted(figures, ROCKSDB, "hand_over").query("compacted == 0")
+    return compared(pd.concat(pairs).merge(still))
+
+
+def _separated(metric: str, phases: tuple[str, ...], first: Design, second: Design) -> Found:
+    """Return what compares a figure of both kinds of RocksDB on stores that are too large for its memory, where values are in files."""
+
+    def found(figures: DataFrame) -> DataFrame:
+        sizes = known(figures, "live_bytes", "fill")
+        large = figures[figures.cell_id.isin(sizes.cell_id[sizes["median"] >= _IN_FILES_BYTES])]
+        return _on_cells(metric, phases, first, second)(large)
+
+    return found
 
 
 def _slowed(*designs: Design) -> Found:
-    """Return the schedule rate of large bodies at the smallest backlog over that at the largest; of two designs, one's over the other's."""
+    """Return the schedule rate of large bodies at the smallest backlog over that at the largest, of those at which RocksDB compacts.
+
+    Below them it writes faster since it pays for no compaction yet. Of two designs, it is one's over the other's.
+    """
     keys = [name for name in POINT if name != "backlog"]
 
     def slower(*ends: Any) -> Any:
@@ -264,6 +317,7 @@ def _slowed(*designs: Design) -> Found:
     def found(figures: DataFrame) -> DataFrame:
         rates = known(figures, "rate", "schedule")
         rates = rates[rates.body_bytes >= LARGE_BODY_BYTES].sort_values("backlog", kind="stable")
+        rates = rates.merge(_compacted(figures, ROCKSDB, "schedule").query("compacted > 0"))
         sides = beside(*(of_design(rates, design) for design in designs))
         sides = sides[sides.groupby(keys).backlog.transform("nunique") > 1]
         few, many = (sides.drop_duplicates(keys, keep=end) for end in ("first", "last"))
@@ -272,21 +326,23 @@ def _slowed(*designs: Design) -> Found:
     return found
 
 
-def _beside_the_best(phase: str, figures: DataFrame) -> DataFrame:
-    """Return the wheel beside the best other durable engine of each cell."""
+def _beside_the_best(phase: str, figures: DataFrame, formula: Formula) -> DataFrame:
+    """Return the wheel beside the best other durable engine of each cell, which is chosen anew in each draw of their repeats."""
     rates = known(figures, "rate", phase)
-    others = rates[~rates.engine.isin(["wheel", "memory", *HOLLOW])]
-    return beside(of_design(rates, WHEEL), others.sort_values("median", kind="stable").drop_duplicates(POINT, keep="last"))
+    found = of_design(rates, WHEEL).rename(columns={"values": "values0"})
+    others = rates[~rates.engine.isin(["wheel", "memory", *HOLLOW])].pivot(index=POINT, columns="variant", values="values")
+    found = found.merge(others.add_prefix("values_").reset_index(), on=POINT)
+    return compared(found, lambda wheel, *rest: formula(wheel, np.maximum.reduce(rest)))
 
 
 def _writes_faster(figures: DataFrame) -> DataFrame:
-    return compared(_beside_the_best("schedule", figures))
+    return _beside_the_best("schedule", figures, lambda wheel, best: wheel / best)
 
 
 def _given_for_writing(figures: DataFrame) -> DataFrame:
     """Return how much faster the best other engine drains, on the cells on which the wheel is shown to write faster."""
     writes = _writes_faster(figures)
-    reads = compared(_beside_the_best(DRAIN, figures), lambda wheel, best: best / wheel)
+    reads = _beside_the_best(DRAIN, figures, lambda wheel, best: best / wheel)
     return reads.merge(writes.loc[writes.side == Side.MORE, POINT])
 
 
@@ -305,14 +361,14 @@ ALL_CLAIMS: Final = (
         "lines of source, the wheel's over the key-ordered engine's",
         "both engines installed beside the report: their source is counted, no run can show this",
         _lines_of_source,
-        "the wheel has {} the lines, those of RocketMQ's file formats included; the layer that RocksDB shares with LMDB counts as "
-        "RocksDB's, and lines stand in for simplicity",
+        "the wheel has {} the lines, those of RocketMQ's file formats included; what both have in common counts on either side, and lines "
+        "stand in for simplicity",
     ),
     Claim(
         "no rolling",
         FOR,
         "It avoids the write amplification that comes from rolling messages.",
-        "bytes written until a timer is due, its first writing included, a wheel's (that copies, that points) over RocksDB's",
+        "bytes that the device gets until a timer is due, its first writing included, of a wheel (that copies, that points) over RocksDB",
         "the phase roll of RocksDB and of a wheel on one cell",
         _rolled,
         "a wheel writes {} as much",
@@ -330,9 +386,9 @@ ALL_CLAIMS: Final = (
         "sorting on write",
         AGAINST,
         "Writing has to sort, which takes extra time.",
-        "messages a second in calls of bare RocksDB, keys in the order of arrival over keys by due time",
-        "the phase fill or schedule of raw-rocksdb and of raw-rocksdb-by-arrival on one cell",
-        _on_cells("call_rate", _WRITING, BY_ARRIVAL, RAW),
+        "messages a second in calls of bare RocksDB that compacts nothing, keys in the order of arrival over keys by due time",
+        "the phase fill or schedule of raw-rocksdb, where no compaction ran, and of raw-rocksdb-by-arrival on one cell",
+        _sorting,
         "bare RocksDB takes entries that need no sorting {} as fast",
         (("beside it, the wheel schedules {} as fast as RocksDB", _on_cells("rate", ("schedule",), WHEEL, ROCKSDB)),),
     ),
@@ -340,8 +396,8 @@ ALL_CLAIMS: Final = (
         "compaction costs CPU",
         AGAINST,
         "Compacting the keys may take extra CPU.",
-        "CPU time a message of bare RocksDB, the load's own taken away, compacting over not compacting",
-        "the phase fill or schedule of raw-rocksdb, where compaction ran, of raw-rocksdb-uncompacted and of null on one cell",
+        "CPU time a message of bare RocksDB, in calls and in its own threads, compacting over not compacting",
+        "the phase fill or schedule of raw-rocksdb, where compaction ran, and of raw-rocksdb-uncompacted on one cell",
         _compaction,
         "where compaction ran, bare RocksDB takes {} the CPU time",
         (("beside it, RocksDB takes {} the wheel's to schedule", _on_cells("cpu_us_per_message", ("schedule",), ROCKSDB, WHEEL)),),
@@ -350,17 +406,21 @@ ALL_CLAIMS: Final = (
         "retrieval costs compute",
         AGAINST,
         "Finding the messages takes much computing.",
-        "CPU time a message handed over, RocksDB over wheel",
-        "the phase hand_over of both on one cell",
-        _on_cells("cpu_us_per_message", ("hand_over",), ROCKSDB, WHEEL),
-        "handing over, RocksDB takes {} the wheel's CPU time",
+        "CPU time a message handed over, RocksDB that compacts nothing meanwhile over the wheel, and over the same layer on LMDB",
+        "the phase hand_over of RocksDB, where no compaction ran, and of the wheel or LMDB on one cell",
+        _finding,
+        "handing over, RocksDB takes {} their CPU time",
+        (
+            ("{} the wheel's, compactions included", _on_cells("cpu_us_per_message", ("hand_over",), ROCKSDB, WHEEL)),
+            ("{} LMDB's", _on_cells("cpu_us_per_message", ("hand_over",), ROCKSDB, LMDB)),
+        ),
     ),
     Claim(
         "slower as it grows",
         DECIDED,
         "With large values compaction grows with the stored volume, and writing slows down bit by bit.",
         f"schedule rate with bodies of {words.size(LARGE_BODY_BYTES)} or more, smallest backlog over largest, RocksDB's over the wheel's",
-        f"the phase schedule of both with bodies of {words.size(LARGE_BODY_BYTES)} or more at two backlogs",
+        f"the phase schedule of both with bodies of {words.size(LARGE_BODY_BYTES)} or more at two backlogs at which RocksDB compacts",
         _slowed(ROCKSDB, WHEEL),
         "as it grows RocksDB slows down {} as much as the wheel",
         (("RocksDB by {}", _slowed(ROCKSDB)), ("the wheel by {}", _slowed(WHEEL))),
@@ -370,17 +430,17 @@ ALL_CLAIMS: Final = (
         DECIDED,
         "Keeping values apart from keys saves the speed of writing, but reading suffers badly.",
         "drain rate of RocksDB, values inline over separated",
-        "the phases hand_over and pop_ack, or cold_drain, of both kinds of RocksDB on one cell",
-        _on_cells("rate", (DRAIN, "cold_drain"), ROCKSDB, SEPARATED),
+        f"the phases hand_over and pop_ack, or cold_drain, of both kinds of RocksDB on one cell with {words.size(_IN_FILES_BYTES)} or more",
+        _separated("rate", tuple(DRAINS), ROCKSDB, SEPARATED),
         "inline values drain {} as fast",
-        (("in turn, separated ones are scheduled {} as fast", _on_cells("rate", ("schedule",), SEPARATED, ROCKSDB)),),
+        (("in turn, separated ones are scheduled {} as fast", _separated("rate", ("schedule",), SEPARATED, ROCKSDB)),),
     ),
     Claim(
         "random reads",
         OF_THE_WHEEL,
         "Going from the timer log to the commit log cannot but read at random and pollute the page cache.",
-        "bytes that the wheel reads from the device a user byte, drained with less memory than messages: due at random over due in the "
-        "order of arrival",
+        "bytes that the wheel reads from the device a user byte, handing over with less memory than messages: due at random over due in "
+        "the order of arrival",
         f"the phase cold_drain of the wheel, with a memory limit below the size of the messages, of {_IN_ORDER} and another workload",
         _at_random(WHEEL),
         "what is due at random costs the wheel {} as much reading as what is due in the order in which it came",
@@ -403,10 +463,12 @@ ALL_CLAIMS: Final = (
 
 
 _WEIGHED: Final = {
-    "rate": ("schedule", DRAIN, "cold_drain"),
+    "rate": ("schedule", *DRAINS),
     "call_rate": _WRITING,
     "cpu_us_per_message": ("schedule", "hand_over"),
-    "device_read_per_user_byte": ("cold_drain",),
+    "device_read_per_user_byte": (COLD_DRAIN, "cold_hand_over"),
+    "device_write_per_user_byte": ("fill",),
+    "device_write_per_live_byte": ("roll",),
 }
 """The figures that claims rest on, with their phases."""
 

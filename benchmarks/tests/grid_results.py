@@ -50,7 +50,8 @@ class Point(NamedTuple):
     shards: int = 1
 
 
-STEADY = ("fill", "schedule", "cancel", "hand_over", "pop_ack", "warm_up", "mixed", *LOADS, "cold_drain", "recover")
+COLD = ("cold_hand_over", "cold_pop_ack")
+STEADY = ("fill", "schedule", "cancel", "hand_over", "pop_ack", "warm_up", "mixed", *LOADS, *COLD, "recover")
 
 
 class Grid:
@@ -91,13 +92,14 @@ class Grid:
         phase, wall_s = key["phase"], 0.02 * at.backlog / 1e4 if key["phase"] == "recover" else seconds + 0.4
         messages = 0 if phase in ("recover", "roll") else round(rate * wall_s)
         user_bytes, live_bytes = (count * (at.body_bytes + 14) for count in (messages, at.backlog))
-        is_null, is_cold, written = design.engine == "null", phase == "cold_drain", design.written * (user_bytes or live_bytes)
+        is_null, is_cold, written = design.engine == "null", phase in COLD, design.written * (user_bytes or live_bytes)
         row = key | {"messages": messages, "wall_s": wall_s, "call_s": 0.9 * wall_s, "cpu_s": 0.9 * wall_s, "user_bytes": user_bytes}
         row |= {"live_bytes": live_bytes, "wchar_bytes": round(written), "device_write_bytes": None if is_null else round(1.15 * written)}
         row |= {"device_read_bytes": round(user_bytes * design.written) if is_cold else 0, "anon_peak_bytes": 150 << 20}
         row |= {"disk_bytes": 0 if is_null else round(live_bytes * design.written * 0.5)}
         row |= {"memory_limit_bytes": live_bytes // 4 if is_cold else None}
-        row |= {"compaction_bytes": round(1.4 * user_bytes) if design.engine in ("rocksdb", "raw-rocksdb") else None}
+        compacted = round(1.4 * user_bytes) if phase == "schedule" else 0
+        row |= {"compaction_bytes": compacted if design.engine in ("rocksdb", "raw-rocksdb") else None}
         row |= {"offered_per_s": rate if phase in LOADS else None}
         self.rows["phases"].append(row)
         for second in range(seconds + 1 if messages else 0):

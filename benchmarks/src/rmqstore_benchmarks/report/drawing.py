@@ -22,9 +22,6 @@ _SMALL: Final = 7.5
 _WIDTH_INCHES: Final = 7.6
 _SHADES: Final = (1.0, 0.6, 0.3)
 _THICK: Final = 0.72
-_MOST_STOPS: Final = 8
-"""Points of a line up to which each has a marker and a tick; more are a curve."""
-
 _LEAST: Final = 1e-3
 """Drawn for less on a logarithmic axis, which has no 0: a microsecond where times are in ms."""
 
@@ -167,36 +164,26 @@ def ends(rows: pd.DataFrame, *names: str) -> list[float]:
 # ---------------------------------------------------------------- lines and bars
 
 
-def lines(
-    rows: pd.DataFrame, looks: Looks, x: Scale, *, log_y: bool, columns: int = 2, height_inches: float = 2.8, note: str = ""
-) -> Figure:
+def lines(rows: pd.DataFrame, looks: Looks, x: Scale, *, log_y: bool, columns: int = 2, height_inches: float = 2.8) -> Figure:
     """Draw a panel for each ``panel``: of each variant the medians over ``at``, and a band from lowest to highest.
 
-    Rows that are ``marked`` have a marker that stands out. Panels in more than two columns share the scale of their values.
+    Panels in more than two columns share the scale of their values.
     """
     if log_y:
         rows = rows.assign(**rows[["median", "low", "high"]].clip(lower=_LEAST))
     panels = dict(list(rows.groupby(["panel", "unit"], sort=False)))
-    figure, grid = subplots(len(panels), height_inches, note + rows.setting.iloc[0], columns)
+    figure, grid = subplots(len(panels), height_inches, rows.setting.iloc[0], columns)
     for axes, ((title, unit), here) in zip(grid, panels.items(), strict=True):
         stops = sorted(here["at"].unique())
-        is_curve = len(stops) > _MOST_STOPS
         for variant, points in by_variant(here, looks).items():
-            look = looks[variant]
-            axes.plot(points["at"], points["median"], **look._replace(marker="" if is_curve else look.marker)._asdict())
-            axes.fill_between(points["at"], points.low, points.high, color=look.color, alpha=0.2, linewidth=0)
-            if "marked" in points:
-                marked = points[points.marked]
-                axes.plot(marked["at"], marked["median"], look.marker, color=look.color, markeredgecolor=INK)
+            axes.plot(points["at"], points["median"], **looks[variant]._asdict())
+            axes.fill_between(points["at"], points.low, points.high, color=looks[variant].color, alpha=0.2, linewidth=0)
         x.apply(axes, "x", stops)
-        if is_curve and x.is_log:
-            axes.xaxis.set_major_locator(LogLocator(subs=(1.0,)))
-        elif not is_curve:
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_xticks(stops, labels=[x.text_of(each) for each in stops])
-            if not x.is_log:
-                room = 0.1 * (stops[-1] - stops[0]) or 0.5
-                axes.set_xlim(stops[0] - room, stops[-1] + room)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(stops, labels=[x.text_of(each) for each in stops])
+        if not x.is_log:
+            room = 0.1 * (stops[-1] - stops[0]) or 0.5
+            axes.set_xlim(stops[0] - room, stops[-1] + room)
         Scale("", UNITS[unit], log_y).apply(axes, "y", ends(rows if columns > 2 else here, "low", "high"))
         axes.set_title(title)
     legend(figure, rows, looks)

@@ -12,12 +12,13 @@ from typing import Final, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from rmqstore_benchmarks.grid.stores import NULL_ENGINE
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.report.cells import Measured, most_compared
-from rmqstore_benchmarks.report.drawing import SOFT, UNITS, Looks, Scale, bars, by_variant, ends, legend, lines, subplots
-from rmqstore_benchmarks.statistics import CURVE, DRAIN, LARGEST, POINT, SPREAD, known, latencies
+from rmqstore_benchmarks.report.cells import Measured, described, most_compared
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, MARGIN, Side, verdict_of
+from rmqstore_benchmarks.report.drawing import INK, SOFT, UNITS, Looks, Scale, bars, by_variant, ends, legend, lines, subplots
+from rmqstore_benchmarks.statistics import DRAIN, LARGEST, POINT, SPREAD, known
 
 _EDGES: Final = ["median", "low", "high"]
 
@@ -90,7 +91,6 @@ def _of_panels(figures: pd.DataFrame, panels: Sequence[Panel], *along: str) -> p
 ALONG: Final[dict[str, tuple[Scale, Callable[[float], str]]]] = {
     "backlog": (Scale("timers pending", text.short), lambda value: f"{text.short(value)} timers pending"),
     "body_bytes": (Scale("body", text.size), lambda value: f"bodies of {text.size(value)}"),
-    "shards": (Scale("shards", text.short, is_log=False), lambda value: f"{value:.0f} shards"),
 }
 """Coordinates of a cell that a figure may go along: their axis, and a value of it in words."""
 
@@ -105,9 +105,6 @@ _OVER_BODY: Final = (
 )
 _MOST_NAMED: Final = 4
 """So many steps have room in a title, one by one."""
-
-_RECOVERY: Final = (Panel("Open after kill -9", "recover", "wall_s", "ms", scale=1000.0),)
-_OVER_SHARDS: Final = (Panel("Sustainable mixed load", "mixed", "rate", _RATE), Panel("Schedule", "schedule", "rate", _RATE))
 
 
 def front(points: pd.DataFrame) -> pd.Series:
@@ -173,6 +170,60 @@ def _balance_finding(rows: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
+# ---------------------------------------------------------------- the claims
+
+_OF_CLAIMS: Final = ["claim", "verdict", "cell", "variant", "phase", "ratio", "lowest", "highest", "side", "setting"]
+_SIDES: Final = {Side.MORE: ("#0072b2", "o"), Side.LESS: ("#d55e00", "s"), Side.ALIKE: (INK, "D"), Side.UNCLEAR: ("#a9b1b8", "x")}
+"""By what a cell says: the colour and the marker of its ratio."""
+
+_FARTHEST: Final = 10.0
+"""Ratios beyond this, either way, are drawn at the end of the axis."""
+
+
+def _claim_rows(measured: Measured) -> pd.DataFrame:
+    """Return a row for each cell on which a claim is weighed."""
+    found = [pd.DataFrame(columns=_OF_CLAIMS)]
+    for claim in ALL_CLAIMS:
+        cells = claim.found(measured.whole)
+        if "variant" in cells and len(cells):  # lines of source are of no cell
+            points = [{name: row[name] for name in POINT if name in row} for row in cells.to_dict("records")]
+            verdict = verdict_of(cells).value
+            cells = cells.assign(claim=claim.name, verdict=verdict, cell=[described(point) for point in points], setting="")
+            found.append(cells.reindex(columns=_OF_CLAIMS))
+    return pd.concat(found[1:] or found, ignore_index=True)
+
+
+def _draw_claims(rows: pd.DataFrame, _: Looks) -> Figure:
+    claims = dict(list(rows.groupby("claim", sort=False)))
+    figure, (axes,) = subplots(1, 0.42 * len(claims) + 0.11 * len(rows) + 0.6, "", columns=1)
+    axes.axvspan(1 / MARGIN, MARGIN, color=SOFT, alpha=0.18, linewidth=0)
+    axes.axvline(1.0, color=SOFT, linewidth=0.8)
+    place, ticks = 0.0, []
+    for name, here in claims.items():
+        ticks.append((place + 0.5 * (len(here) - 1), f"{name}\n{here.verdict.iloc[0]}"))
+        for row in here.sort_values("ratio").itertuples():
+            color, marker = _SIDES[row.side]
+            low, ratio, high = (min(max(value, 1 / _FARTHEST), _FARTHEST) for value in (row.lowest, row.ratio, row.highest))
+            axes.hlines(place, low, high, color=color, linewidth=1.1)
+            axes.plot(ratio, place, marker, color=color, markersize=3.4)
+            place += 1.0
+        axes.axhline(place + 0.8, color="#dde2e6", linewidth=0.8)
+        place += 2.6
+    Scale("ratio", text.factor).apply(axes, "x", (1 / _FARTHEST, _FARTHEST))
+    axes.set_yticks([at for at, _ in ticks], labels=[label for _, label in ticks])
+    axes.set_ylim(place - 1.6, -1.4)
+    axes.grid(visible=False, axis="y")
+    handles = [Line2D([], [], label=side.value, color=color, marker=marker, linewidth=1.1) for side, (color, marker) in _SIDES.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
+    return figure
+
+
+def _claim_finding(rows: pd.DataFrame) -> str:
+    verdicts = rows.drop_duplicates("claim").groupby("verdict", sort=False).claim
+    told = "; ".join(f"{verdict}: {text.joined(list(names))}" for verdict, names in verdicts)
+    return f"{told[0].upper()}{told[1:]}. {len(rows)} cells."
+
+
 # ---------------------------------------------------------------- bars
 
 _USER: Final = "bytes per user byte"
@@ -189,15 +240,6 @@ _AMPLIFIED: Final = (
 STACKED: Final = (_WRITTEN, _DEVICE)
 """Panels whose parts are stages of a message's life, which add up."""
 
-_ROLLED: Final = tuple(
-    Panel("Written while rolling", "roll", metric, _USER, part)
-    for metric, part in (("device_write_per_live_byte", "to the device"), ("wchar_per_live_byte", "by the process"))
-)
-_OVERHEAD: Final = tuple(
-    Panel(title, phase, "us_per_message", "µs", "a message")
-    for phase, title in {"schedule": "Schedule", "hand_over": "Hand over", "pop_ack": "Pop and ack", "mixed": "Mixed"}.items()
-)
-
 
 def _amplification_rows(measured: Measured) -> pd.DataFrame:
     """Return all parts; of those that add up only what every variant tells, since sums of other parts cannot be compared."""
@@ -211,35 +253,14 @@ def _amplification_finding(rows: pd.DataFrame) -> str:
     return extremes(rows) + (f" Not told: {text.joined(absent)}." if absent else "")
 
 
-def _overhead_rows(measured: Measured) -> pd.DataFrame:
-    """Return the time of a message in the phases that both the null engine and another one went through."""
-    times = known(measured.whole, "us_per_message", *(panel.phase for panel in _OVERHEAD))
-    sides = times.assign(is_null=times.engine == NULL_ENGINE).groupby([*POINT, "phase"]).is_null.transform("nunique")
-    return _of_panels(times[sides == 2], _OVERHEAD)
-
-
 # ---------------------------------------------------------------- under an open loop
 
 _LOADS: Final = {"open_50": 50, "open_80": 80, "open_95": 95}
 """Phases of an open loop, and their load in percent of the sustainable rate."""
 
-_OPERATIONS: Final = ("schedule", "cancel", "hand_over", "pop", "ack", "slip")
+_OPERATIONS: Final = ("lateness", "schedule", "cancel", "hand_over", "pop", "ack", "slip")
 _SHOWN: Final = {0.5: "p50", 0.99: "p99", 0.999: "p99.9", LARGEST: "max"}
 _LOAD: Final = Scale("", lambda percent: f"{percent:.0f} %", is_log=False)
-_NOT_LATER: Final = Scale("messages not later", lambda one_in: f"{100 - 100 / one_in:.5g} %")
-
-
-def _lateness_rows(measured: Measured) -> pd.DataFrame:
-    """Return curves over the share of the messages that is not later; ``at`` is that one in so many is later."""
-    under_load = measured.latencies[(measured.latencies.operation == "lateness") & measured.latencies.phase.isin(_LOADS)]
-    whole = most_compared(under_load)[["cell_id", "phase", "setting"]].drop_duplicates()
-    histograms = measured.results.histograms
-    late = measured.results._replace(histograms=histograms[histograms.operation == "lateness"])
-    curves = latencies(late, measured.figures, CURVE).merge(whole)
-    one_in, load = 1 / (1 - curves.share), curves.phase.map(_LOADS)
-    parts = one_in.map(lambda at: f"{_NOT_LATER.text_of(at)} not later")
-    rows = curves.assign(panel=load.map("{} % load".format), load=load, part=parts, unit="ms", at=one_in)
-    return rows.sort_values(["load", "variant", "at"])[["panel", "part", "unit", "variant", "at", *SPREAD, "setting"]]
 
 
 def _operation_rows(measured: Measured) -> pd.DataFrame:
@@ -257,42 +278,6 @@ def _draw_operations(rows: pd.DataFrame, looks: Looks) -> Figure:
     return lines(rows, looks, _LOAD, log_y=True, columns=rows.share.nunique(), height_inches=1.4)
 
 
-# ---------------------------------------------------------------- second by second
-
-_STALL_MS: Final = 100.0
-_LEAST_SECONDS: Final = 2
-_COUNTED: Final = {"fill": "scheduled", "schedule": "scheduled", "hand_over": "handed_over", "pop_ack": "acked", "mixed": "scheduled"}
-"""By phase, what is counted."""
-
-
-def _timeline_rows(measured: Measured) -> pd.DataFrame:
-    """Return what the first repeat of each cell counted in each second that all shards worked through; marked is one with a stall."""
-    runs = measured.results.good.sort_values("repeat", kind="stable").drop_duplicates("cell_id").sort_index()
-    keys = ["run_id", "phase"]
-    lasted_s = measured.results.phases.groupby(keys).wall_s.min().rename("lasted_s")
-    seconds = measured.results.seconds.merge(runs, on="run_id").join(lasted_s, on=keys)
-    seconds = seconds[seconds.phase.isin(_COUNTED) & (seconds.second + 1 <= seconds.lasted_s + 0.01)]
-    counts = [seconds[counted].where(seconds.phase == phase, 0) for phase, counted in _COUNTED.items()]
-    full = seconds.assign(rate=sum(counts)).groupby([*keys, "second"]).agg({"rate": "sum", "longest_call_ms": "max"}).reset_index()
-    by_phase = full.groupby(keys)
-    full = full[(by_phase.second.transform("size") >= _LEAST_SECONDS) & (by_phase.rate.transform("max") > 0)]
-    rows = most_compared(pd.DataFrame({"phase": list(_COUNTED)}).merge(runs, how="cross").merge(full, on=keys))
-    panels = rows.phase.map({phase: f"{phase}: {counted}".replace("_", " ") for phase, counted in _COUNTED.items()})
-    rows = rows.assign(panel=panels, at=rows.second + 0.5, unit=_RATE, median=rows.rate, low=rows.rate, high=rows.rate)
-    rows = rows.assign(marked=rows.longest_call_ms > _STALL_MS)
-    return rows[["panel", "unit", "variant", "at", *_EDGES, "marked", "setting"]]
-
-
-def _draw_timeline(rows: pd.DataFrame, looks: Looks) -> Figure:
-    note = f"markers: a call took over {_STALL_MS:.0f} ms in that second; first repeat; "
-    return lines(rows, looks, Scale("s since the phase began", text.digits, is_log=False), log_y=False, height_inches=2.1, note=note)
-
-
-def _timeline_finding(rows: pd.DataFrame) -> str:
-    told = [f"{variant} in {mine.marked.sum()} of {len(mine)}" for variant, mine in rows.groupby("variant", sort=False)]
-    return f"Seconds with a call over {_STALL_MS:.0f} ms: {text.joined(told)}."
-
-
 # ---------------------------------------------------------------- the figures
 
 
@@ -305,6 +290,17 @@ def _draw_over(along: str, *, log_y: bool = False) -> Callable[[pd.DataFrame, Lo
 
 
 PLOTS: Final = (
+    Plot(
+        "claims",
+        "The claims, cell by cell",
+        "Each line is a cell: the ratio that the claim says is more than 1, with its interval of 95 %; the axis is logarithmic, and what "
+        f"is beyond it is drawn at its end. An interval right of the grey band, from 1/{MARGIN:g} to {MARGIN:g}, is more, one left of it "
+        "less, one within it alike; the others show nothing.",
+        "what any claim is weighed on",
+        _claim_rows,
+        _draw_claims,
+        _claim_finding,
+    ),
     Plot(
         "balance",
         "Balance of writing and reading",
@@ -334,20 +330,11 @@ PLOTS: Final = (
         _draw_over("body_bytes", log_y=True),
     ),
     Plot(
-        "lateness",
-        "Lateness",
-        "Hand-over less due time under an open loop: of all messages, the share on the axis below was not later than the line. Bands: "
-        "lowest and highest repeat. A curve ends where fewer than one message lies behind.",
-        "the operation lateness in the phases open_50, open_80 or open_95",
-        _lateness_rows,
-        partial(lines, x=_NOT_LATER, log_y=True, columns=3, height_inches=3.3),
-        lambda rows: extremes(rows[rows["at"] < 101]),
-    ),
-    Plot(
         "latency-over-load",
         "Latency over load",
-        "Each row is an operation, each column a percentile; time is logarithmic, from the intended start of the call. Slip is how late "
-        "the load itself began: where it is large, the machine had no room for more load, whatever the engine.",
+        "Each row is an operation, each column a percentile; time is logarithmic, from the intended start of the call. Lateness is the end "
+        "of the hand-over less the due time; slip is how late the load itself began: where it is large, the machine had no room for more "
+        "load, whatever the engine. An overloaded variant has no latencies.",
         "operations in the phases open_50, open_80 or open_95",
         _operation_rows,
         _draw_operations,
@@ -363,48 +350,6 @@ PLOTS: Final = (
         _amplification_rows,
         partial(bars, stacked=STACKED),
         _amplification_finding,
-    ),
-    Plot(
-        "rolling",
-        "Write amplification of rolling",
-        "A wheel is shorter than the longest delay: a timer further away waits in a nearer slot and rolls on from there. It can be written "
-        "anew (copy) or pointed to (reference). A key-ordered engine has nothing to roll.",
-        "the phase roll",
-        lambda measured: _of_panels(measured.figures, _ROLLED),
-        bars,
-    ),
-    Plot(
-        "recovery",
-        "Recovery time",
-        "Time of the open after kill -9; a flat line is an open that a check point bounds.",
-        "the phase recover at two backlogs",
-        _over("backlog", _RECOVERY),
-        _draw_over("backlog", log_y=True),
-    ),
-    Plot(
-        "shards",
-        "Scaling over shards",
-        "Stores beside each other, one in each Spark task; the shards share the machine's cores and its disk.",
-        "the phases mixed or schedule with two numbers of shards",
-        _over("shards", _OVER_SHARDS),
-        _draw_over("shards"),
-    ),
-    Plot(
-        "timeline",
-        "Throughput over time",
-        "Messages in each full second of a phase; a short run that looks even says nothing of the hours after it.",
-        f"seconds of a phase that lasts {_LEAST_SECONDS} s or more",
-        _timeline_rows,
-        _draw_timeline,
-        _timeline_finding,
-    ),
-    Plot(
-        "overhead",
-        "What Spark and the generator cost",
-        "Time a message; the null engine does all but the call of the store, so what it takes is no engine's.",
-        "the null engine beside another one on the same cell",
-        _overhead_rows,
-        bars,
     ),
 )
 """In the order of the report."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +22,16 @@ from markdown_it import MarkdownIt
 
 from rmqstore.errors import StorePathError
 from rmqstore_benchmarks import machine
-from rmqstore_benchmarks.grid.stores import HOLLOW
-from rmqstore_benchmarks.grid.tables import Results, read
+from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE
+from rmqstore_benchmarks.grid.tables import ENVIRONMENT, RESULTS, TABLES, read
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.report.cells import Measured
+from rmqstore_benchmarks.report.cells import Measured, described
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, RULE, SOURCE, Claim, Judgement, Side, Verdict, false_claims
 from rmqstore_benchmarks.report.drawing import STYLE, looks_of
 from rmqstore_benchmarks.report.figures import PLOTS, Plot
 from rmqstore_benchmarks.report.tables import choices, headlines, open_loops, tables
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
-from rmqstore_benchmarks.statistics import KEPT_UP, figures, latencies
+from rmqstore_benchmarks.statistics import KEPT_UP, figures, known, latencies
 
 DPI: Final = 200
 _MOST_ROWS: Final = 400
@@ -52,7 +53,8 @@ _CHOICES: Final = (
 )
 _LOOPS: Final = (
     "Sustained is what the closed loop did behind a warm-up of the same length; if its later half is far from 1 ×, it was not steady yet. "
-    f"An open loop that did less than {KEPT_UP:.0%} of what was offered was overloaded, and has no latencies."
+    f"An open loop that did less than {KEPT_UP:.0%} of what was offered was overloaded, and has no latencies. The load's own is the share "
+    "of the time outside of calls: making messages and keeping the account, which one thread does between them, so latencies contain it."
 )
 _LEFT_OUT: Final = ("directory",)  # a path says nothing of a machine
 _STYLE: Final = """
@@ -115,8 +117,8 @@ class Report(NamedTuple):
 def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
     """Write ``report.html``, ``report.md``, ``summary.parquet``, and for each figure ``NAME.png`` and ``NAME.csv`` into ``out``.
 
-    Files of these names are replaced, and a figure of an earlier report that has no data now is removed. Everything is read, drawn and
-    judged before the first file is written.
+    What was measured goes there as well, so that the report can be made again from ``out``. Files of these names are replaced, and a
+    figure of an earlier report that has no data now is removed. Everything is read, drawn and judged before the first file is written.
 
     Raises:
         StorePathError: there are no results in ``directory``, or ``out`` is a file.
@@ -133,6 +135,12 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
         for kind in ("png", "csv"):
             (out / f"{plot.name}.{kind}").unlink(missing_ok=True)
     report.measured.whole.to_parquet(out / "summary.parquet", index=False)
+    if not out.samefile(directory):
+        (out / RESULTS).mkdir(exist_ok=True)
+        for name in TABLES:
+            shutil.copyfile(directory / RESULTS / f"{name}.parquet", out / RESULTS / f"{name}.parquet")
+        if report.measured.results.environment:
+            shutil.copyfile(directory / ENVIRONMENT, out / ENVIRONMENT)
     (out / "report.md").write_text(to_markdown(report), encoding="utf-8")
     report.page.write_text(to_html(report), encoding="utf-8")
     return report
@@ -159,15 +167,19 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
     return Report(page, measured, *fixed, drawings, left_out, judged, false_claims(engines))
 
 
-def _conditions(results: Results) -> TextTable:
+def _conditions(measured: Measured) -> TextTable:
     """Return what the figures depend on."""
-    runs = results.runs
+    results, runs = measured.results, measured.results.runs
     flat = pd.json_normalize({name: value for name, value in results.environment.items() if name not in _LEFT_OUT}, sep=": ")
     rows = [(name.replace("_", " "), str(values.iloc[0])) for name, values in flat.items() if values.iloc[0] not in (None, "")]
     rows.append(("seeds of the runs", ", ".join(str(int(seed)) for seed in sorted(runs.seed.dropna().unique()))))
     rows.append(("time of all runs", text.time_ms(runs.wall_s.sum() * 1000)))
     for variant, settings in runs.drop_duplicates("variant", keep="last").set_index("variant").settings.sort_index().items():
         rows.append((f"settings of {variant}", settings or "the defaults"))
+    times = known(measured.whole, "us_per_message", "schedule")
+    for load in times[times.engine == NULL_ENGINE].itertuples():
+        point = described({name: getattr(load, name) for name in ("workload", "body_bytes")})
+        rows.append((f"the load alone, {point}", f"{text.digits(load.median)} µs a message scheduled"))
     return TextTable("", ("", ""), rows)
 
 
@@ -198,7 +210,7 @@ def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: 
         parts += ["## Runs without figures", _as_markdown(TextTable("", ("run", "outcome", "reason"), bad))]
     if said := [(run.run_id, run.reason) for run in runs if run.outcome == "ok" and run.reason]:
         parts += ["## Remarks", _as_markdown(TextTable("", ("run", "remark"), said))]
-    parts += ["## Conditions", _as_markdown(_conditions(results))]
+    parts += ["## Conditions", _as_markdown(_conditions(report.measured))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -40,7 +40,7 @@ _AT_A_GLANCE: Final = (
     _Column("written", "schedule", "wchar_per_user_byte", text.factor),
     _Column("space", "schedule", "disk_per_live_byte", text.factor),
     _Column("recovery", "recover", "wall_s", lambda seconds: text.time_ms(seconds * 1000)),
-    _Column("lateness p99 at 80 % load", "open_80", "lateness 0.99", text.time_ms),
+    _Column("lateness p99 at 50 % load", "open_50", "lateness 0.99", text.time_ms),
 )
 _SCHEDULING: Final = (
     _Column("schedule", "schedule", "call_rate", text.rate),
@@ -95,7 +95,7 @@ _TABLES: Final = {
 
 
 _FASTEST: Final = {"schedule": "schedule", DRAIN: "hand over, pop, ack", "mixed": "all at once, sustained"}
-_OPEN: Final = ("variant", "phase", "sustained", "later half of it", "offered", "done", "")
+_OPEN: Final = ("variant", "phase", "sustained", "later half of it", "offered", "done", "the load's own", "")
 
 
 def choices(measured: Measured) -> TextTable:
@@ -135,9 +135,10 @@ def open_loops(measured: Measured) -> list[TextTable]:
         behind = sum(share < KEPT_UP for share in done.values)
         closed = [told.get((loop.cell_id, "mixed", metric)) for metric in ("rate", "later_half")]
         row = (loop.variant, loop.phase, _text(closed[0], text.rate), _text(closed[1], text.factor))
+        own = _text(told.get((loop.cell_id, loop.phase, "load_share")), _percent)
         said = f"overloaded in {behind} of {done.repeats}, so no latencies" if behind else "kept up"
         point = described({name: getattr(loop, name) for name in POINT})
-        found.setdefault(point, []).append((*row, _text(loop, text.rate), _text(done, _percent), said))
+        found.setdefault(point, []).append((*row, _text(loop, text.rate), _text(done, _percent), own, said))
     return [TextTable(point, _OPEN, rows) for point, rows in found.items()]
 
 

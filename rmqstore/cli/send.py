@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -80,6 +81,9 @@ def send(
     ] = None,
     batch: Annotated[int, typer.Option(metavar="ROWS", min=_MIN_BATCH, max=_MAX_BATCH, help="Rows in one step.")] = 5000,
     run: Annotated[str, typer.Option(metavar="NAME", help="Name of this run: under another one the same file is stored again.")] = "",
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long a step waits where flow control refuses it: 30s, 5m.")
+    ] = None,
     create: Annotated[bool, typer.Option("--create/--no-create", help="Make the store when there is none.")] = False,
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)
@@ -99,11 +103,14 @@ def send(
 
     A file is stored in batches. The same command run again, after Ctrl-C, a crash or a row at fault, goes on where it stopped and stores
     nothing twice, for 7 days (mark_memory_ms).
+
+    With --timeout a step waits while its slot is full or sends are paused, and who owns the store hands over meanwhile.
     """
     refuse_together(delay=delay, at=at, delay_level=delay_level)
     due = _due(delay, at, delay_level)
     given = stores.parsed_settings(settings or ())
-    owning = functools.partial(stores.owning, store, create=create, engine=engine, settings=given)
+    patience = None if timeout is None else timedelta(milliseconds=duration_option("--timeout", timeout))
+    owning = functools.partial(stores.owning, store, create=create, engine=engine, settings=given, services=patience is not None)
     if not create:
         stores.require(store)
     if from_file is not None:
@@ -117,7 +124,7 @@ def send(
             [from_file if from_file == "-" else os.fspath(Path(from_file).absolute()), topic, delay, at, delay_level, batch, run]
         )
         with _reader(from_file, format, Shape(topic, batch, names)) as reader:
-            _send_rows(owning, reader, due, as_json)
+            _send_rows(owning, reader, due, patience, as_json)
         return
     if topic is None:
         raise typer.BadParameter("give the topic", param_hint="TOPIC")
@@ -136,7 +143,7 @@ def send(
     )
     check_message(message)  # before a store is made for it
     with owning() as opened:
-        _send_one(opened, message, as_json)
+        _send_one(opened, message, patience, as_json)
 
 
 def _due(delay: str | None, at: str | None, level: int | None) -> Due:
@@ -171,8 +178,8 @@ def _pairs(given: list[str] | tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _send_one(store: Store, message: Message, as_json: bool) -> None:
-    receipt = store.send(message)
+def _send_one(store: Store, message: Message, patience: timedelta | None, as_json: bool) -> None:
+    receipt = store.send(message, timeout=patience)
     deliver_ms = message.deliver_at_ms
     if as_json:
         show.document(
@@ -226,7 +233,9 @@ class Tally(msgspec.Struct):
     batches: int = 0
 
 
-def _send_rows(owning: Callable[[], AbstractContextManager[Store]], reader: Reader, due: Due, as_json: bool) -> None:
+def _send_rows(
+    owning: Callable[[], AbstractContextManager[Store]], reader: Reader, due: Due, patience: timedelta | None, as_json: bool
+) -> None:
     tally = Tally()
     amount = MofNCompleteColumn() if reader.counts_rows else DownloadColumn()
     progress = show.progress(TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
@@ -240,7 +249,7 @@ def _send_rows(owning: Callable[[], AbstractContextManager[Store]], reader: Read
                     batch = next(batches, None)
                 if batch is None:
                     break
-                _send_batch(opened, batch, due, tally)
+                _send_batch(opened, batch, due, patience, tally)
                 progress.update(task, completed=batch.progress)
     except RmqstoreError as error:
         error.args = (f"{error}; {_stored_so_far(tally)}",)
@@ -262,7 +271,7 @@ def _stored_so_far(tally: Tally) -> str:
     return f"the first {show.count(tally.rows, 'row')} are stored; run the same command again to go on, it stores nothing twice"
 
 
-def _send_batch(store: Store, batch: Batch, due: Due, tally: Tally) -> None:
+def _send_batch(store: Store, batch: Batch, due: Due, patience: timedelta | None, tally: Tally) -> None:
     rows = batch.rows
     deliver_ms = due.deliver_ms(stores.now_ms())
     if deliver_ms is not None:
@@ -271,7 +280,7 @@ def _send_batch(store: Store, batch: Batch, due: Due, tally: Tally) -> None:
         rows = rows.set_column(at, rows.schema.field(at), pc.coalesce(rows.column(at), given))
     try:
         for mark, part in calls_of(rows, batch.mark):
-            sent = store.send_batch(part, marks=(mark,))
+            sent = store.send_batch(part, marks=(mark,), timeout=patience)
             tally.rows += len(part)
             tally.before += len(part) if sent.repeated else 0
     except RmqstoreError as error:

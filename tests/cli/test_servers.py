@@ -19,7 +19,8 @@ from urllib.request import urlopen
 import pytest
 
 import rmqstore
-from rmqstore import Message
+from rmqstore import Flow, Message
+from rmqstore.server.sharing import SharedStore
 from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE, Command
 from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
@@ -312,6 +313,24 @@ def test_an_async_handler_that_ends_its_worker(root: Path, monkeypatch: pytest.M
         store.send(Message("t", b"x"))
         assert "a handler ended its worker by SystemExit: no more" in line(process, "rmqstore:")
         assert process.wait(_PATIENCE_S) == 1
+
+
+def test_a_send_waits_for_the_end_of_a_pause(root: Path) -> None:
+    data = root / "data"
+    (root / "rows.jsonl").write_text('{"topic": "t", "body": "2"}\n{"topic": "t", "body": "3"}\n')
+    with SharedStore(data, {"engine": ENGINE}, None, services=True, patience=timedelta(0)) as store:
+        server = store._server
+        assert server is not None
+        store.pauses.begin(Flow.SENDS)
+        assert "sends are paused" in run("send", data, "t", "1", "--timeout", "10ms").stderr
+        with (
+            started("send", data, "t", "1", "--timeout", "1m") as one,
+            started("send", data, "--from-file", root / "rows.jsonl", "--timeout", "1m") as many,
+        ):
+            soon(lambda: server._server._waiting == 2)
+            store.pauses.end(Flow.SENDS)
+            assert (one.wait(_PATIENCE_S), many.wait(_PATIENCE_S)) == (0, 0)
+        assert sorted(message.body for message in store.pop("t", "g")) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ class Side(enum.StrEnum):
     UNCLEAR = enum.auto()
 
 
+NAMES: Final = {Side.MORE: "more", Side.LESS: "less", Side.ALIKE: "alike", Side.UNCLEAR: "not shown"}
+
+
 class Verdict(enum.Enum):
     """What the run says of a claim."""
 
@@ -170,12 +173,11 @@ def compared(found: DataFrame, formula: Formula = lambda first, second: first / 
 def told(says: str, found: DataFrame) -> str:
     """Return what ratios are and what they say: ``it writes 1.8 × to 3.5 × as much (more on 13 of 14 cells, not shown on 1)``."""
     counts = found.side.value_counts()
-    named = {Side.MORE: "more", Side.LESS: "less", Side.ALIKE: "alike", Side.UNCLEAR: "not shown"}
-    said = [f"{name} on {counts[side]}" for side, name in named.items() if side in counts]
+    said = [f"{name} on {counts[side]}" for side, name in NAMES.items() if side in counts]
     low, high = words.factor(found.ratio.min()), words.factor(found.ratio.max())
     if len(found) == 1:
         one = found.iloc[0]
-        said = [f"{words.digits(one.lowest)} to {words.digits(one.highest)}", f"one cell: {named[one.side]}"]
+        said = [f"{words.digits(one.lowest)} to {words.digits(one.highest)}", f"one cell: {NAMES[one.side]}"]
     else:
         said[0] += f" of {len(found)} cells"
     return f"{says.format(low if low == high else f'{low} to {high}')} ({', '.join(said)})"

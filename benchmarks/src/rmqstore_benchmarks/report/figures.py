@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured, described, most_compared
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS, MARGIN, Side, verdict_of
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, MARGIN, NAMES, Side, verdict_of
 from rmqstore_benchmarks.report.drawing import INK, SOFT, UNITS, Looks, Scale, bars, by_variant, ends, legend, lines, subplots
 from rmqstore_benchmarks.statistics import DRAIN, LARGEST, POINT, SPREAD, known
 
@@ -213,7 +213,7 @@ def _draw_claims(rows: pd.DataFrame, _: Looks) -> Figure:
     axes.set_yticks([at for at, _ in ticks], labels=[label for _, label in ticks])
     axes.set_ylim(place - 1.6, -1.4)
     axes.grid(visible=False, axis="y")
-    handles = [Line2D([], [], label=side.value, color=color, marker=marker, linewidth=1.1) for side, (color, marker) in _SIDES.items()]
+    handles = [Line2D([], [], label=NAMES[side], color=color, marker=marker, linewidth=1.1) for side, (color, marker) in _SIDES.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
     return figure
 

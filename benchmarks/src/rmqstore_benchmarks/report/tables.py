@@ -95,7 +95,7 @@ _TABLES: Final = {
 
 
 _FASTEST: Final = {"schedule": "schedule", DRAIN: "hand over, pop, ack", "mixed": "all at once, sustained"}
-_OPEN: Final = ("variant", "phase", "sustained", "later half of it", "offered", "done", "the load's own", "")
+_OPEN: Final = ("variant", "phase", "sustained", "later half of it", "the load's own", "offered", "done", "")
 
 
 def choices(measured: Measured) -> TextTable:
@@ -133,12 +133,15 @@ def open_loops(measured: Measured) -> list[TextTable]:
     for loop in known(figures, "offered", *figures.phase.unique()).itertuples():
         done = told[loop.cell_id, loop.phase, "done_of_offered"]
         behind = sum(share < KEPT_UP for share in done.values)
-        closed = [told.get((loop.cell_id, "mixed", metric)) for metric in ("rate", "later_half")]
-        row = (loop.variant, loop.phase, _text(closed[0], text.rate), _text(closed[1], text.factor))
-        own = _text(told.get((loop.cell_id, loop.phase, "load_share")), _percent)
+        closed = [told.get((loop.cell_id, "mixed", metric)) for metric in ("rate", "later_half", "load_share")]
+        row = (
+            loop.variant,
+            loop.phase,
+            *(_text(each, form) for each, form in zip(closed, (text.rate, text.factor, _percent), strict=True)),
+        )
         said = f"overloaded in {behind} of {done.repeats}, so no latencies" if behind else "kept up"
         point = described({name: getattr(loop, name) for name in POINT})
-        found.setdefault(point, []).append((*row, _text(loop, text.rate), _text(done, _percent), own, said))
+        found.setdefault(point, []).append((*row, _text(loop, text.rate), _text(done, _percent), said))
     return [TextTable(point, _OPEN, rows) for point, rows in found.items()]
 
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError
-from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_blank
 from rmqstore_wheel.formats.log_columns import Encoded, joined
@@ -264,3 +266,61 @@ def test_an_open_reads_nothing_behind_a_map(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _WITHOUT_NEIGHBOURS, str(tmp_path), str(FILE_BYTES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+# ---------------------------------------------------------------- a sync within a write, and within the making of a file
+
+
+def test_a_sync_that_begins_within_a_write_leaves_the_write_to_the_next(path: Path) -> None:
+    """R1: what is written while another thread syncs is synced by the next call, whose bytes were not there yet."""
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    write_at, sync = DiskFile.write_at, DiskFile.sync
+    events: list[str] = []
+
+    def write_within_sync(file: DiskFile, offset: int, data: Any) -> None:
+        log.chain.sync()
+        write_at(file, offset, data)
+        events.append("written")
+
+    def noted(file: DiskFile) -> None:
+        sync(file)
+        events.append("synced")
+
+    with patch.object(DiskFile, "write_at", write_within_sync), patch.object(DiskFile, "sync", noted):
+        log.append(pieces([2]), 1)
+        log.sync()
+    assert events[-1] == "synced"
+
+
+def test_a_name_is_durable_when_a_sync_returns_also_behind_one_that_was_interrupted(path: Path) -> None:
+    """F4: a sync that ends behind that of the files, before that of their names, leaves the names to the next one."""
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    with patch.object(Disk, "sync_directory", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        log.sync()
+    with patch.object(Disk, "sync_directory", autospec=True) as synced:
+        log.sync()
+    assert path in [call.args[1] for call in synced.call_args_list]
+
+
+def test_a_sync_does_not_pass_over_names_that_another_thread_is_making_durable(path: Path) -> None:
+    """R1: a file is begun while a sync is under way; neither takes a name for durable that the other one has not synced yet."""
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    sync_directory = Disk.sync_directory
+    events: list[str] = []
+
+    def within(disk: Disk, directory: Path) -> None:
+        if not events:
+            events.append("begun")
+            log.sync()  # of another thread
+            events.append("answered")
+        sync_directory(disk, directory)
+        if directory == path:
+            events.append("durable")
+
+    with patch.object(Disk, "sync_directory", within):
+        for number in range(40):
+            log.append(pieces([number], 200), 1)
+    assert events.index("durable") < events.index("answered")

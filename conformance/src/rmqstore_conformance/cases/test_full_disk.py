@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, ManualClock, Message, PoppedMessage, Store, StoreFullError
+from rmqstore import AckOutcome, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreFullError
 from rmqstore.errors import LostCallsError
 from rmqstore.store.ticker import Duties
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
@@ -79,6 +79,26 @@ def _check(store: Store, *steps: Step) -> None:
 def _timeless(shown: Shown) -> Shown:
     queues = [[name, [[pair for pair in row if pair[0] != "first_pop_ms"] for row in rows]] for name, rows in shown["queues"]]
     return {**shown, "queues": queues}
+
+
+@pytest.mark.clause("F1", "H3")
+def test_behind_a_full_disk_a_cursor_that_is_not_durable_is_not_called_so(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """F1: what is read again behind a call that found no room may not be durable yet; timers are removed by what is."""
+    clock = ManualClock(START_MS)
+    with _open(disk, durable_engine, target, clock) as store:
+        store.send(Message("t", b"x"), delay_ms=1000)
+        clock.advance(2000)
+        pops = store.engine.pops
+        ticket = next(step for step in store._hand_over.steps(clock.now_ms()) if isinstance(step, tuple))[1]
+        cursor = pops.timer_cursor()
+        large = MessageBatch(messages=(Message("t", os.urandom(100_000), queue_id=0, message_id="large", born_ms=START_MS),))
+        disk.fill()
+        with contextlib.suppress(StoreFullError):
+            for _ in range(100):
+                pops.append(large, clock.now_ms())
+        disk.free()
+        pops.topic("t")
+        assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
 
 
 @pytest.mark.clause("F1", "R3")

@@ -21,6 +21,9 @@ class FileChain:
 
     Names change one at a time, each durably before the next: any two that are not durable might be kept and lost so that a gap is left.
 
+    One thread at a time writes, and another one may sync meanwhile. What a sync has to take in is noted behind each change, so that a sync
+    which begins within the change leaves the note to the next one; and before a write as well, for one that is cut short.
+
     Args:
         directory: where the files are; made as needed.
         file_bytes: length of every file.
@@ -39,7 +42,8 @@ class FileChain:
         self._unsynced: set[int] = set()
         self.starts = self.listed()
         # Those that a killed owner made may not be durable yet.
-        self._has_new_names = bool(self.starts)
+        self._names = int(bool(self.starts))
+        self._durable_names = 0
         self._filled = self.starts[0] if self.starts else 0
 
     def listed(self) -> list[int]:
@@ -159,7 +163,7 @@ class FileChain:
         file = self._disk.create(self.directory / file_name(start))
         self._open[start] = file
         insort(self.starts, start)
-        self._has_new_names = True
+        self._names += 1
 
     def _complete(self, start: int) -> None:
         file = self.file(start)
@@ -180,6 +184,7 @@ class FileChain:
             file = self.file(start)
         self._unsynced.add(start)
         file.write_at(offset - start, data)
+        self._unsynced.add(start)  # again: a sync may have begun before the bytes were there
 
     def clear_from(self, offset: int) -> None:
         """Let everything from ``offset`` on read as zeros, or end there."""
@@ -201,8 +206,6 @@ class FileChain:
 
     def sync(self) -> None:
         """Make everything that was written durable, the earlier files first."""
-        if not self._unsynced:
-            return
         for start in sorted(self._unsynced):
             try:
                 # Before the sync: what is written meanwhile is for the next one.
@@ -214,18 +217,14 @@ class FileChain:
                     # The system tells of a failed write once: another sync would say that all is well.
                     raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
                 raise
-        if self._has_new_names:
-            self._sync_names()
+        self._sync_names()
 
     def _sync_names(self) -> None:
-        if self._has_new_names:
-            self._has_new_names = False
-            try:
-                for directory in [self.directory, *self.directory.parents[: self._made_above]]:
-                    self._disk.sync_directory(directory)
-            except BaseException:
-                self._has_new_names = True
-                raise
+        names = self._names
+        if names > self._durable_names:
+            for directory in [self.directory, *self.directory.parents[: self._made_above]]:
+                self._disk.sync_directory(directory)
+            self._durable_names = names
 
     # ------------------------------------------------------------ reading
 

@@ -54,7 +54,7 @@ _CHOICES: Final = (
 _LOOPS: Final = (
     "Sustained is what the closed loop did behind a warm-up of the same length; if its later half is far from 1 ×, it was not steady yet. "
     f"An open loop that did less than {KEPT_UP:.0%} of what was offered was overloaded, and has no latencies. The load's own is the share "
-    "of the closed loop outside of calls: making messages and keeping the account, which one thread does between them, so latencies have it."
+    "of the closed loop outside of calls: making messages and keeping the account. One thread does it between them, so latencies have it."
 )
 _LEFT_OUT: Final = ("directory",)  # a path says nothing of a machine
 _STYLE: Final = """

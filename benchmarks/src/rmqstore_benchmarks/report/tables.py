@@ -133,15 +133,11 @@ def open_loops(measured: Measured) -> list[TextTable]:
     for loop in known(figures, "offered", *figures.phase.unique()).itertuples():
         done = told[loop.cell_id, loop.phase, "done_of_offered"]
         behind = sum(share < KEPT_UP for share in done.values)
-        closed = [told.get((loop.cell_id, "mixed", metric)) for metric in ("rate", "later_half", "load_share")]
-        row = (
-            loop.variant,
-            loop.phase,
-            *(_text(each, form) for each, form in zip(closed, (text.rate, text.factor, _percent), strict=True)),
-        )
+        closed = {"rate": text.rate, "later_half": text.factor, "load_share": _percent}
+        told_of_it = [_text(told.get((loop.cell_id, "mixed", metric)), form) for metric, form in closed.items()]
         said = f"overloaded in {behind} of {done.repeats}, so no latencies" if behind else "kept up"
         point = described({name: getattr(loop, name) for name in POINT})
-        found.setdefault(point, []).append((*row, _text(loop, text.rate), _text(done, _percent), said))
+        found.setdefault(point, []).append((loop.variant, loop.phase, *told_of_it, _text(loop, text.rate), _text(done, _percent), said))
     return [TextTable(point, _OPEN, rows) for point, rows in found.items()]
 
 

@@ -27,12 +27,12 @@ from rmqstore_conformance.faults.opener import Answer, Opener
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recording import Playing, Recorded, played, record_openings, recorded
 from rmqstore_conformance.faults.script import POPS, START_MS, Notes, Play, open_script
-from rmqstore_conformance.faults.victim import keeps_back
+from rmqstore_conformance.faults.victim import SENT_TOGETHER, keeps_back
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import write_image
 from rmqstore_conformance.power.fates import fates_of
 from rmqstore_conformance.power.volume import Fate
-from rmqstore_conformance.stores import Pair, directory, stores_of, survives
+from rmqstore_conformance.stores import Pair, directory, read_ids, stores_of, survives
 from rmqstore_conformance.targets import Target
 
 STATES = 200
@@ -150,6 +150,28 @@ def test_power_loss_at_every_call(durable_pair: Pair, unplugged: Cut) -> None:
         # With little effort that may be by chance, with all of it not.
         whole = unplugged.check(play, states_of(found, play, STATES, unplugged.seed, steps=play.calls))
         assert whole.undone, "no state showed a call undone that was under way, so the states prove nothing"
+
+
+@pytest.mark.clause("R1", "X3")
+def test_r1_what_several_threads_were_answered_is_there(durable_engine: Pair, unplugged: Cut) -> None:
+    """R1: threads send at the same time; the power goes right behind an answer, and all goes with it that no sync took in as a whole."""
+    recording = unplugged.record(together=True).recording
+    volume, done, answered = recording.volume(), 0, set()
+    for at, mark in enumerate(recording.marks):
+        for call in recording.calls[done : mark.calls]:
+            volume.do(call)
+        done = mark.calls
+        answered.add(f"m{mark.number}")
+        if at % max(SENT_TOGETHER // unplugged.target.times(SENT_TOGETHER), 1):
+            continue
+        image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
+        with directory() as folder:
+            write_image(folder / "store", image)
+            with open_script(folder / "store", durable_engine, unplugged.target.settings, ManualClock(START_MS + 2000)) as store:
+                store.tick()
+                there = set(read_ids(store, "t"))
+        assert answered <= there, f"behind call {done}: {', '.join(sorted(answered - there))} answered and gone"
+    assert len(answered) == SENT_TOGETHER
 
 
 @pytest.mark.clause("R1")

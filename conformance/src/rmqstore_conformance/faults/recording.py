@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import pytest
 
@@ -72,6 +72,7 @@ class Playing(NamedTuple):
         send_to: a topic that a message is sent to once the store is open; empty: none is sent.
         lying: every sync answers that it is done and does nothing.
         eager: what an engine keeps back until somebody syncs goes to the disk at once, as if another thread had synced.
+        together: several threads send at the same time, and no script is played.
     """
 
     pair: Pair
@@ -82,10 +83,12 @@ class Playing(NamedTuple):
     send_to: str = ""
     lying: bool = False
     eager: bool = False
+    together: bool = False
 
     def job(self, path: Path, told: Path, **more: str) -> dict[str, Any]:
         """Return what the recorded program is told to do."""
-        job = {"do": "play" if self.before is None else "open", "path": str(path), "told": str(told), "pair": list(self.pair), **more}
+        do = "together" if self.together else "play" if self.before is None else "open"
+        job = {"do": do, "path": str(path), "told": str(told), "pair": list(self.pair), **more}
         how = {"settings": self.settings, "script": self.script, "now_ms": self.now_ms, "send_to": self.send_to, "eager": self.eager}
         return {**job, **how}
 
@@ -159,12 +162,10 @@ def _played(pair: Pair, settings: str, script: str) -> Play:
     return play_of(pair, json.loads(settings), script)
 
 
-def recorded(
-    pair: Pair, settings: dict[str, Any], recorder: str = "strace", script: str = Workload.name, *, lying: bool = False, eager: bool = False
-) -> Recorded:
+def recorded(pair: Pair, settings: dict[str, Any], recorder: str = "strace", script: str = Workload.name, **how: bool) -> Recorded:
     """Return a play as the disk saw it, as :class:`~.recording.Playing` has it; skips where that cannot be known."""
     need(recorder)
-    found = _recorded(pair, json.dumps(settings, sort_keys=True), recorder, script, lying, eager)
+    found = _recorded(pair, json.dumps(settings, sort_keys=True), recorder, script, **how)
     if found.recording.unknown:
         pytest.skip(f"not run: system calls that cannot be replayed: {'; '.join(sorted(found.recording.unknown))}")
     if unseen := found.recording.unseen(found.left):
@@ -173,9 +174,9 @@ def recorded(
 
 
 @functools.cache
-def _recorded(pair: Pair, settings: str, recorder: str, script: str, lying: bool, eager: bool) -> Recorded:
+def _recorded(pair: Pair, settings: str, recorder: str, script: str, **how: bool) -> Recorded:
     with directory() as folder:
-        return record(folder, Playing(pair, json.loads(settings), script, lying=lying, eager=eager), recorder)
+        return record(folder, Playing(pair, json.loads(settings), script, **cast("dict[str, Any]", how)), recorder)
 
 
 def need(recorder: str) -> None:

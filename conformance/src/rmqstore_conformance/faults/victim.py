@@ -31,6 +31,10 @@ from rmqstore_conformance.targets import announce
 
 Report = Callable[..., None]
 
+SENDERS: Final = 4
+SENT_TOGETHER: Final = 32
+_SENT_BYTES: Final = 1_000_000
+
 
 def mark(event: str, number: int, prefix: str = MARK) -> None:
     """Let the tracer see where a step begins and ends."""
@@ -54,6 +58,30 @@ def play_once(job: dict[str, Any]) -> None:
         marked("end", number)
     store.close()
     Path(job["told"]).write_text(json.dumps({"answers": answers, "notes": script.notes}))
+
+
+def play_together(job: dict[str, Any]) -> None:
+    """Let several threads send at the same time, now and for later; a mark stands behind each call that was answered."""
+    clock = ManualClock(START_MS)
+    store = open_script(job["path"], Pair(*job["pair"]), job["settings"], clock)
+    marked = partial(mark, prefix=job.get("mark", MARK))
+    begin = threading.Barrier(SENDERS)
+    sys.setswitchinterval(1e-6)  # threads meet in the middle of things more often
+
+    def send(sender: int) -> None:
+        for number in range(sender, SENT_TOGETHER, SENDERS):
+            # Large, so that one thread writes while another one syncs; and in rounds, as the sync of a later call takes earlier ones in.
+            begin.wait()
+            store.send(Message("t", bytes(_SENT_BYTES), message_id=f"m{number}", queue_id=0), delay_ms=1000 * (number // SENDERS % 2))
+            marked("end", number)
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(SENDERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.close()
+    Path(job["told"]).write_text(json.dumps({"answers": [], "notes": {}}))
 
 
 def open_once(job: dict[str, Any]) -> None:
@@ -256,7 +284,8 @@ def do_each(job: dict[str, Any]) -> None:
 
 def do(job: dict[str, Any]) -> None:
     """Do a job."""
-    {"play": play_once, "open": open_once, "fail": play_with_failures, "crowd": play_crowds, "each": do_each}[job["do"]](job)
+    others = {"open": open_once, "fail": play_with_failures, "crowd": play_crowds, "each": do_each, "together": play_together}
+    {"play": play_once, **others}[job["do"]](job)
 
 
 def main() -> None:

@@ -70,7 +70,6 @@ class _Replay:
         self._open: dict[int, _Open] = {}
         self._folders: dict[int, str] = {}
         self._files = 0
-        self._last_write: dict[str, int] = {}
 
     def take(self, call: SystemCall) -> None:
         """Take in the next one."""
@@ -183,7 +182,6 @@ class _Replay:
         if call.name in ("write", "writev"):
             opened.at = at + len(data)
         if data:
-            self._last_write[opened.path] = call.ended
             self._do("write", file=opened.number, offset=at, data=data)
             if opened.settles and not self._lying:
                 self._do("settle", file=opened.number)
@@ -211,9 +209,6 @@ class _Replay:
             self._do("names", self._below(self._folders[number]) or "")
             return
         opened = self._open[number]
-        if self._last_write.get(opened.path, -1) >= call.begun:
-            # The order of the two is not known.
-            self.unknown.add(f"{call.name} of {opened.path} while another thread writes to it")
         self.synced.add(opened.path)
         self._do("sync", file=opened.number)
 

@@ -79,8 +79,12 @@ def traced(command: Sequence[str], names: Iterable[str], output: Path, injection
 
 
 def read_trace(path: Path) -> Iterator[SystemCall]:
-    """Yield the calls of a trace in the order in which they ended."""
+    """Yield the calls of a trace in the order in which they ended, but for the syncs, which stand where they began.
+
+    What another thread wrote while a sync ran need not be in it; so it is taken to come behind it.
+    """
     begun: dict[tuple[int, str], tuple[str, int]] = {}
+    held: list[SystemCall] = []
     ended = 0
     with path.open(encoding="ascii", errors="replace") as file:
         for line in file:
@@ -98,8 +102,16 @@ def read_trace(path: Path) -> Iterator[SystemCall]:
             else:
                 continue
             value = -1 if result == "?" else int(result, 0)
-            yield SystemCall(int(thread), name, arguments, value, "(INJECTED)" in rest, at, ended)
+            held.append(SystemCall(int(thread), name, arguments, value, "(INJECTED)" in rest, at, ended))
             ended += 1
+            if not any(name in SYNCS for _, name in begun):
+                yield from sorted(held, key=_place)
+                held.clear()
+    yield from sorted(held, key=_place)
+
+
+def _place(call: SystemCall) -> float:
+    return call.begun - 0.5 if call.name in SYNCS else call.ended
 
 
 _STRING: Final = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')

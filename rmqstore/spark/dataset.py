@@ -36,6 +36,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePathError,
     StoreUnavailableError,
+    TransferError,
     UnsupportedOperationError,
     system_error,
 )
@@ -239,6 +240,22 @@ class Dataset:
             EngineLookupError: the engine cannot be used here.
         """
         get_plugins().load_engine(self.manifest.engine)
+        self.check_settled()
+        for shard in self.shards:
+            engines = self.engines(shard)
+            if engines != {self.manifest.engine}:
+                raise ConfigError(
+                    f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of "
+                    f"{' and '.join(sorted(engines))}; "
+                    f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
+                )
+
+    def check_settled(self) -> None:
+        """Refuse a data set that is on its way to another engine, or to another number of shards.
+
+        Raises:
+            ConfigError: it is.
+        """
         if self.manifest.migrating_to is not None:
             raise ConfigError(
                 f"the migration of data set {self.path} to engine {self.manifest.migrating_to!r} has not come to its end; run it again, "
@@ -249,14 +266,6 @@ class Dataset:
                 f"the resharding of data set {self.path} to {self.manifest.resharding_to} shards has not come to its end; run it again, "
                 f"or `rmqstore doctor {self.path} --finish` (or --undo)"
             )
-        for shard in self.shards:
-            engines = self.engines(shard)
-            if engines != {self.manifest.engine}:
-                raise ConfigError(
-                    f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of "
-                    f"{' and '.join(sorted(engines))}; "
-                    f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
-                )
 
     def engines(self, shard: int) -> set[str]:
         """Return the engines of a shard's two sides.
@@ -284,11 +293,13 @@ class Dataset:
         Raises:
             StoreLockedError: it is still held after ``wait_ms``.
             StorePathError: it is missing.
+            TransferError: the data set has got another number of shards since it was opened here.
         """
-        self.engines(shard)
         path = self.shard_path(shard)
         until_s = time.monotonic() + wait_ms / 1000
         while True:
+            self._check_shards()
+            self.engines(shard)
             with ExitStack() as stack:
                 try:
                     store = self._entered(stack, path, now_ms)
@@ -296,9 +307,20 @@ class Dataset:
                     if time.monotonic() >= until_s:
                         raise StoreLockedError(f"{error}; a task waited {wait_ms} ms for it") from error
                 else:
+                    # None gets another number of shards while one is open, so this holds as long as the block.
+                    self._check_shards()
                     yield store
                     return
             time.sleep(_POLL_S)
+
+    def _check_shards(self) -> None:
+        """Refuse the numbers of shards that are gone: what is asked of one would be meant for another."""
+        found = read_dataset_manifest(self.path)
+        if found is not None and (found.shards, found.resharded) != (self.manifest.shards, self.manifest.resharded):
+            raise TransferError(
+                f"data set {self.path} has got {found.shards} shards since this began, which was meant for {self.manifest.shards}; "
+                "run it again"
+            )
 
     def _entered(self, stack: ExitStack, path: Path, now_ms: int | None) -> Store:
         """Open a shard for as long as the stack is, when no other task has it; a lock of their own, as they may meet at a server."""

@@ -11,12 +11,14 @@
 Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a task writes a file of its own, so attempts, also ones that
 run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
 names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change,
-and what the disk changes is refused by the sums that the commit holds (``staging``).
-So the chunks of phase 2, made of the batches of these files in their order, are the same for every sender, however often. Each
-carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
-(I1); a chunk whose mark is there is skipped. One task at a time is at work in a shard, which it owns, or reaches by who serves it, and it
-looks under that lock whether the shard is done, so a late twin finds nothing to do. *Done* is written when everything is durable; from then
-on the marks may be forgotten.
+and what the disk changes is refused by the sums that the commit holds (``staging``). The tasks split their rows by the shards that the data
+set had when the write began. It may have got another number of them since (``resharding``), so the commit reads the manifest again under
+that lock, and refuses files that were split otherwise, or a data set that is on its way; behind the commit, nobody begins to move it before
+the job has come to its end. Which shards have a part of the job its files tell. So the chunks of phase 2, made of the batches of these
+files in their order, are the same for every sender, however often. Each carries a mark of data set, job, and the file and number of its
+first batch, which the store keeps in the same atomic step as the messages (I1); a chunk whose mark is there is skipped. One task at a time
+is at work in a shard, which it owns, or reaches by who serves it, and it looks under that lock whether the shard is done, so a late twin
+finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten.
 
 Before that they must not be, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of its current owner, which
 need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.store.witness``): a mark on each side of the
@@ -86,6 +88,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Rows that were set aside, since they are no messages."""
         return sum(file.rejected for file in self.files)
 
+    @property
+    def shards(self) -> list[int]:
+        """The shards that have a part of it, by the number of shards that the data set had then."""
+        return sorted({shard for file in self.files for shard in file.shards})
+
     def rows_of(self, shard: int) -> int:
         """Return how many of them belong to a shard."""
         return sum(rows for file in self.files for own, rows in zip(file.shards, file.rows, strict=True) if own == shard)
@@ -135,11 +142,15 @@ class Job:
         """Let these files be the job, unless it was committed before; what else was staged goes. Returns the record that counts.
 
         Raises:
-            TransferError: another run with the same job id failed meanwhile and took the staged files away.
+            TransferError: another run with the same job id failed meanwhile and took the staged files away; or the data set has got
+                another number of shards since they were staged.
+            ConfigError: it is on its way to another number of shards, or to another engine.
         """
         with self._locked():
             record = self.record()
             if record is None:
+                files = list(files)
+                self._check_split(files)
                 named = sorted((file for file in files if file.rows or file.rejected), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
                 paths = [(self.staged / file.name, file.size_bytes) for file in record.files]
@@ -157,6 +168,17 @@ class Job:
                 entry.unlink(missing_ok=True)
         return record
 
+    def _check_split(self, files: Iterable[StagedFile]) -> None:
+        """Refuse rows that are not split by the shards that there are; with the lock held, which whoever changes them takes, too."""
+        found = Dataset.open(self.dataset.path)
+        found.check_settled()
+        others = {file.split for file in files} - {None, found.manifest.shards}
+        if others:
+            raise TransferError(
+                f"the rows of job {self.id!r} were split among {min(filter(None, others))} shards, and data set {found.path} has got "
+                f"{found.manifest.shards} since; nothing of it was stored, so run it again"
+            )
+
     def discard(self) -> None:
         """Leave nothing of a job that was not committed; of one that was, everything stays."""
         if self.path.is_dir():
@@ -167,7 +189,8 @@ class Job:
     def withdraw(self) -> bool:
         """Take back a committed job of which no shard has begun; False when one has, and everything stays."""
         with self._locked():
-            if any(self.progress(shard) is not None for shard in self.dataset.shards):
+            record = self.record()
+            if record is not None and any(self.progress(shard) is not None for shard in record.shards):
                 return False
             (self.path / _RECORD).unlink(missing_ok=True)
             sync_path(self.path)
@@ -188,7 +211,7 @@ class Job:
             stack.enter_context(self._locked())
             if record is None or self.record() != record or record.is_done:
                 raise TransferError(f"there is no half done job {self.id!r} in {self.dataset.path} to give up")
-            found = {shard: self.progress(shard) for shard in self.dataset.shards if record.rows_of(shard)}
+            found = {shard: self.progress(shard) for shard in record.shards}
             self._close(msgspec.structs.replace(record, is_dropped=True))
         return found
 
@@ -288,7 +311,7 @@ class Job:
         self.check_not_dropped(record)
         if record.is_done:
             return []
-        found = {shard: self.progress(shard) for shard in self.dataset.shards if record.rows_of(shard)}
+        found = {shard: self.progress(shard) for shard in record.shards}
         return [shard for shard, progress in found.items() if progress is None or not progress.is_done]
 
     def finish(self) -> None:
@@ -385,9 +408,14 @@ class Job:
 
 @contextmanager
 def _locked(dataset: Dataset) -> Iterator[None]:
-    with open(dataset.path / "jobs" / _LOCK, "a", encoding="ascii") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    path = dataset.path / "jobs" / _LOCK
+    while True:
+        with open(path, "a", encoding="ascii") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Of one that waited here, another data set may have taken the place, with a lock of its own.
+            if path.exists() and os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+                yield
+                return
 
 
 def checked_job_id(job_id: str) -> str:
@@ -457,13 +485,26 @@ def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
 
 
 @contextmanager
+def unchanged(dataset: Dataset) -> Iterator[None]:
+    """Let no job be committed for a while, when the data set is still what it was when it was opened here; who changes it is in this.
+
+    Raises:
+        TransferError: it has got another number of shards, or another engine, or is on its way.
+    """
+    with _locked(dataset):
+        if Dataset.open(dataset.path).manifest != dataset.manifest:
+            raise TransferError(f"data set {dataset.path} was moved, or began to be, since its manifest was read here; run it again")
+        yield
+
+
+@contextmanager
 def at_rest(dataset: Dataset) -> Iterator[None]:
-    """Let no job be committed for a while, when none is half done.
+    """Let no job be committed for a while, when none is half done; as :func:`unchanged`.
 
     Raises:
         TransferError: one is.
     """
-    with _locked(dataset):
+    with unchanged(dataset):
         check_no_job_waits(dataset)
         yield
 

@@ -14,7 +14,7 @@ import msgspec
 from rmqstore.errors import ConfigError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset, Manifest
-from rmqstore.spark.jobs import check_no_job_waits
+from rmqstore.spark.jobs import at_rest, unchanged
 from rmqstore.store.directory import StoreDirectory
 
 
@@ -49,8 +49,8 @@ def begin(dataset: Dataset, engine: str) -> None:
         raise TransferError(f"data set {dataset.path} is of engine {engine!r} already")
     check_settings(manifest, engine)
     dataset.check_closed()
-    check_no_job_waits(dataset)
-    dataset.rewrite(msgspec.structs.replace(manifest, migrating_to=engine))
+    with at_rest(dataset):
+        dataset.rewrite(msgspec.structs.replace(manifest, migrating_to=engine))
 
 
 def check_settings(manifest: Manifest, engine: str) -> None:
@@ -90,13 +90,15 @@ def end(dataset: Dataset, engine: str) -> None:
 
     Raises:
         StorePathError, ConfigError: a shard is missing, or of another engine.
+        TransferError: the data set was changed meanwhile.
     """
     for shard in dataset.shards:
         found = dataset.engines(shard)
         if found != {engine}:
             raise ConfigError(f"shard {shard} of data set {dataset.path} is of engine {' and '.join(sorted(found))}, not {engine!r}")
     changes: dict[str, Any] = {"engine": engine, "migrating_to": None}
-    dataset.rewrite(msgspec.structs.replace(dataset.manifest, **changes))
+    with unchanged(dataset):
+        dataset.rewrite(msgspec.structs.replace(dataset.manifest, **changes))
 
 
 def migrate_here(dataset: Dataset, engine: str) -> list[ShardMigration]:

@@ -26,6 +26,11 @@ no shard is open meanwhile.
 - Killed before or within the ack: the query begins with it. An ack that is made again changes nothing (P5). The file of the last round
   stays until the next one is acked, for a checkpoint that loses its last entry with the power.
 
+**Another number of shards** (``rmqstore.spark.resharding``). Where the group stands goes along, so a query goes on in the new shards: each
+look reads the manifest, and who opens a shard by the old one gets an error. The rounds stay behind, and nothing was leased by then. So the
+last one, if it was not acked, comes again by the group, in a later micro-batch; a micro-batch that was not committed cannot be planned
+again.
+
 **What holds.** A message is acked only when Spark has committed it, and nobody else in the group gets it while its lease runs (P1). It is
 at least once, not exactly once: when the lease ends first, since the micro-batch or the way to a restart took longer, the message comes to
 the group again, with its attempt counted, and the ack comes too late. Then it is in a later micro-batch as well, or with another consumer.
@@ -107,6 +112,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._left = 0
+        self._look()
         for shard in self._dataset.shards:
             with self._ticked(shard) as store:
                 lag = store.lag(self._topic, self._group)
@@ -115,6 +121,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         if not start:
             return {"consumer": secrets.token_hex(8), "round": 0}
+        self._look()
         is_first, consumer, number = self._acked is None, start["consumer"], start["round"]
         self._ack(consumer, number)
         wish = self._path(consumer, number + 1).with_suffix(".json")
@@ -147,6 +154,10 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in self._schema.names], schema=self._schema)
 
     # ------------------------------------------------------------ on the driver
+
+    def _look(self) -> None:
+        """Read the manifest: a query goes on and on, and meanwhile the data set may get other shards."""
+        self._dataset = Dataset.open(self._dataset.path)
 
     def _path(self, consumer: str, number: int) -> Path:
         return self._dataset.path / "streams" / consumer / f"{number}.arrow"
@@ -240,8 +251,9 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
                 yield file.get_batch(place)
     except FileNotFoundError as error:
         raise TransferError(
-            f"what was popped for a micro-batch is gone: {path}; its checkpoint was set back, or is a copy of another one. A new "
-            "checkpoint goes on with what the group was not given yet, and with what comes back when its lease ends"
+            f"what was popped for a micro-batch is gone: {path}; its checkpoint was set back, or is a copy of another one, or the data "
+            "set has got another number of shards. A new checkpoint goes on with what the group was not given yet, and with what comes "
+            "back when its lease ends"
         ) from error
     except pa.ArrowInvalid as error:
         raise CorruptStoreError(f"what was popped for a micro-batch cannot be read: {path}: {error}", file=str(path), offset=0) from error

@@ -17,8 +17,10 @@ besides. A run that goes on continues these builds when the old shards are still
 epoch is another, and everything is built anew. A task that a dead driver left checks the same, so it builds what the next one would, or
 gives up.
 
-A job that is half done is refused, and none can send anything meanwhile, as that takes a lock. The finished ones are known to the new data
-set. One that was committed and sent nothing stays behind with the old one; its id is new to the new one, and its driver gets an error.
+A job that is half done is refused, and none is committed meanwhile: the commit takes the lock under which the word in the manifest was
+written, and reads it (``rmqstore.spark.jobs``). The finished ones are known to the new data set. A write that was opened before and is
+committed behind the exchange has split its rows by the old number of shards, which the commit refuses; what it had set aside stays behind
+with the old data set. Whoever opens a shard for anything else by the old number is refused as well (``Dataset.open_shard``).
 
 **What a group has consumed** is one offset a queue. A queue of a new shard holds what the old ones had in that queue, so one offset
 tells a group's place in it only if what is consumed comes first. So it comes first, and that is possible when each message is consumed by
@@ -53,7 +55,7 @@ from rmqstore.errors import ConfigError, CorruptStoreError, TransferError
 from rmqstore.message import DLQ_PREFIX, PROPERTY_ORIGIN_TOPIC
 from rmqstore.spark.columns import shard_column
 from rmqstore.spark.dataset import MANIFEST, Dataset, check_shards, write_json
-from rmqstore.spark.jobs import at_rest, copy_finished
+from rmqstore.spark.jobs import at_rest, copy_finished, unchanged
 from rmqstore.store import Store
 from rmqstore.store.directory import StoreDirectory
 from rmqstore.store.opening import OwnedEngines, broker_name
@@ -227,10 +229,12 @@ def undo_here(dataset: Dataset) -> None:
 
     Raises:
         StoreLockedError: a shard is open, perhaps by a resharding that runs.
+        TransferError: that one has come to its end meanwhile.
     """
     with ExitStack() as stack:
         for shard in dataset.shards:
             stack.enter_context(StoreDirectory(dataset.shard_path(shard)))
+        stack.enter_context(unchanged(dataset))
         Replacement(dataset.path, _WHAT).abandon()
         dataset.rewrite(msgspec.structs.replace(dataset.manifest, resharding_to=None))
 

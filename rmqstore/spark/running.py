@@ -131,8 +131,8 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
     """Return the report of a committed job; shards that are not in ``found`` had everything."""
     record = job.record()
     assert record is not None
-    counts = {shard: record.rows_of(shard) for shard in job.dataset.shards}
-    shards = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in counts.items() if rows)
+    counts = {shard: record.rows_of(shard) for shard in record.shards}
+    shards = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in counts.items())
     repeated = sum(each.repeated for each in shards)
     return ScheduleReport(job_id=job.id, rows=record.rows, repeated=repeated, shards=shards, rejected=record.rejected)
 

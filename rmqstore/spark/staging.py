@@ -107,6 +107,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
     ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``content_sum`` is of all rows, as
     :func:`content_sum` gives it; None where an earlier version took another sum, or none, as it did of batches when ``sums`` is empty.
+    ``split`` tells among how many shards the rows were split; None where there are none, or an earlier version wrote it.
     """
 
     name: str
@@ -118,6 +119,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rejected: int = 0
     content_sum: int | None = None
     is_drained: bool = False
+    split: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -304,6 +306,7 @@ class StagedWriter:
             offset=self._offset,
             sums=sums,
             content_sum=self.content_sum,
+            split=self._count,
         )
 
 

@@ -12,6 +12,7 @@ import rmqstore
 from rmqstore.clock import SystemClock
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import ShardProgress
+from rmqstore.spark.resharding import reshard_here
 from tests.spark.datasets import ENGINE, NOW_MS, SECOND_MS, committed, rows
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
@@ -225,6 +226,21 @@ def test_timers_that_are_due_are_handed_over_where_no_job_is_half_done(orders: D
     reader = reader_of(orders)
     start = begun(reader)
     assert numbers(found(reader, start, latest(reader, start))) == [*range(MESSAGES), 100]
+
+
+def test_a_query_goes_on_in_the_shards_that_a_resharding_made(orders: Dataset) -> None:
+    reader = reader_of(orders)
+    offset = begun(reader)
+    end = latest(reader, offset)
+    assert latest(reader, end) == end  # acked: nothing is leased, which a resharding refuses
+    reshard_here(Dataset.open(orders.path), 5)
+    made = Dataset.open(orders.path)
+    sent(made, MESSAGES, MESSAGES + 10)
+    for shard in range(2, 5):
+        with made.open_shard(shard) as store:
+            store.send(rmqstore.Message("orders", b"%d" % (100 + shard)))
+    got = found(reader, end, latest(reader, end))
+    assert (numbers(got), {row["shard"] for row in got}) == ([*range(MESSAGES, MESSAGES + 10), 102, 103, 104], set(range(5)))
 
 
 def test_what_is_not_there_any_more_is_told(orders: Dataset) -> None:

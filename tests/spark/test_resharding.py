@@ -16,10 +16,11 @@ import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, ManualClock, Message
 from rmqstore.spark import Dataset, dataset as datasets, migrating, repair, resharding, shard_of
 from rmqstore.spark.jobs import Job
+from rmqstore.spark.running import tick_shard
 from rmqstore.store.pauses import Flow
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, staged
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -177,6 +178,32 @@ def test_what_cannot_be_split_is_refused_and_nothing_is_begun(tmp_path: Path) ->
     half = committed(dataset, "half", rows(100, 10))
     refused("'half'")
     assert half.withdraw()
+
+
+def test_nothing_is_written_by_the_number_of_shards_that_there_was(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)
+    before, early = Dataset.open(dataset.path), staged(Job(dataset, "early"), rows(0, 20))
+    with resharding.begun(dataset, 3) as plan:
+        on_its_way = Dataset.open(dataset.path)
+        with pytest.raises(rmqstore.ConfigError, match="to 3 shards has not come to its end"):
+            Job(before, "early").commit(early, NOW_MS)
+        made = tuple(resharding.build(dataset, plan, shard) for shard in range(3))
+        resharding.end(dataset, plan, made)
+    late = staged(Job(before, "late"), rows(0, 20))
+    for refused, match in (
+        (lambda: Job(Dataset.open(dataset.path), "early").commit(early, NOW_MS), "split among 2 shards, and data set .* has got 3 since"),
+        (lambda: Job(before, "late").commit(late, NOW_MS), "split among 2 shards, and data set .* has got 3 since"),
+        (lambda: tick_shard(before, 0, NOW_MS), "has got 3 shards since this began, which was meant for 2"),
+        (lambda: resharding.reshard_here(before, 4), "run it again"),
+        (lambda: resharding.undo_here(on_its_way), "run it again"),
+    ):
+        with pytest.raises(rmqstore.TransferError, match=match):
+            refused()
+    assert Dataset.open(dataset.path).manifest.shards == 3
+    written = Job(Dataset.open(dataset.path), "late")
+    written.commit(staged(written, rows(0, 20)), NOW_MS)
+    ingested(written)
+    assert contents(Dataset.open(dataset.path))["timers"].total() == 20
 
 
 class Killed(BaseException):

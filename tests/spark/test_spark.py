@@ -87,6 +87,29 @@ def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, ti
         assert view(spark, path, "lag").select("in_flight").collect() == [(3,)]
 
 
+def test_a_schedule_over_a_resharding_is_refused_and_its_repeat_goes_to_the_new_shards(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    Dataset.create(path, shards=2, engine=ENGINE)
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from rmqstore.spark import Dataset
+        from rmqstore.spark.resharding import reshard_here
+
+        found = Dataset.open(path)
+        if found.manifest.shards == 2:
+            reshard_here(found, 8)
+        yield from batches
+
+    messages = ("'orders' AS topic", "CAST(CAST(id AS string) AS binary) AS body", "array(CAST(id AS string)) AS keys")
+    frame = spark.range(0, 200, 1, 1).mapInArrow(slow, "id long").repartition(2).selectExpr(*messages)
+    with pytest.raises(rmqstore.TransferError, match=r"split among 2 shards, and data set .* has got 8 since"):
+        rmqspark.schedule(frame, path, job_id="load")
+    assert rmqspark.schedule(frame, path, job_id="load").rows == 200
+    found = view(spark, tmp_path / "data", "messages")
+    assert numbers(found) == list(range(200))
+    assert found.where("shard != pmod(crc32(CAST(keys[0] AS binary)), 8)").count() == 0
+
+
 def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
     write = timers.write.format("rmqstore").mode("append").option("now_ms", NOW_MS).option("job_id", "load")

@@ -248,6 +248,20 @@ def test_a_micro_batch_waits_for_a_shard_that_another_query_has(dataset: Dataset
     assert sorted(timers_of(dataset.path)) == list(range(10))
 
 
+def test_a_micro_batch_over_a_resharding_is_refused_and_written_by_its_repeat(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=3, engine=ENGINE)
+    tasks = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
+    reshard_here(Dataset.open(dataset.path), 1)
+    files = staged(tasks._job("query", 0), rows(0, 60))
+    # Spark makes another writer for the commit.
+    committer = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
+    with pytest.raises(rmqstore.TransferError, match=r"split among 3 shards, and data set .* has got 1 since"):
+        committer.commit([StagedBatch(encoded(file), "query") for file in files], 0)
+    assert timers_of(dataset.path) == []
+    written(committer, 0, rows(0, 60))
+    assert sorted(timers_of(dataset.path)) == list(range(60))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[rmqstore.Store]:
     """A store with one topic of two queues, one message in each."""

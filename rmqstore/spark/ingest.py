@@ -23,6 +23,7 @@ from rmqstore.errors import (
     StorePathError,
     TransferError,
 )
+from rmqstore.server.remote import RemoteStore
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
@@ -70,9 +71,24 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
             if not has_sent:
                 job.note_not_begun(shard)
             raise
-        store.flush()
+        if isinstance(store, RemoteStore):
+            progress = _confirmed(job, record, shard, store)
+        else:
+            store.flush()
         job.note_progress(shard, msgspec.structs.replace(progress, is_done=True))
     return ShardReport(shard=shard, rows=rows, repeated=repeated)
+
+
+def _confirmed(job: Job, record: JobRecord, shard: int, store: Store) -> ShardProgress:
+    """Send the chunks again behind a flush until the store has them all already; ``rmqstore.spark.jobs`` says why. Returns the progress."""
+    while True:
+        store.flush()
+        progress = _begun(job, shard, store)
+        is_kept = True
+        for mark, batch in chunks(job, record, shard):
+            is_kept &= store.send_batch(MessageBatch(columns=batch), marks=[mark]).repeated
+        if is_kept:
+            return progress
 
 
 def _begun(job: Job, shard: int, store: Store) -> ShardProgress:

@@ -20,12 +20,17 @@ first batch, which the store keeps in the same atomic step as the messages (I1);
 is at work in a shard, which it owns, or reaches by who serves it, and it looks under that lock whether the shard is done, so a late twin
 finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten.
 
-Before that they must not be, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of its current owner, which
-need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.store.witness``): a mark on each side of the
-store that is older than those of the chunks. Marks go oldest first, so while the witness is there none of them is gone, and a chunk whose
-mark is not there was not sent. *Begun* is written when the witness is durable, and before anything is sent; a shard that was begun and
-has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness;
-both go by the clock of the store, also where another process serves it.
+A shard that another process serves may have lost a chunk that it answered: under ``flush = "async"`` its owner may be killed before the
+flush, which the next owner then answers; or it meets a full disk, and tells somebody else. So there a flush is not enough: behind it all
+chunks are sent once more. If the store has each of them already, they were there before that flush, and so are durable; if not, what was
+new is flushed, and they are sent again. Before each round the witness, as below, tells that no mark was forgotten.
+
+Before *done* marks must not be forgotten, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of its current
+owner, which need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.store.witness``): a mark on each
+side of the store that is older than those of the chunks. Marks go oldest first, so while the witness is there none of them is gone, and a
+chunk whose mark is not there was not sent. *Begun* is written when the witness is durable, and before anything is sent; a shard that was
+begun and has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another
+witness; both go by the clock of the store, also where another process serves it.
 
 A job with the same id after the commit skips phase 1, completes what is missing, and refuses rows that are others than it had; before the
 commit it starts again. Of the jobs that came to their end the newest are known (:data:`KEPT_JOBS`); the id of an older one is a new one.

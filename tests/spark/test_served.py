@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,7 @@ from rmqstore.server.remote import RemoteStore
 from rmqstore.spark import Dataset
 from rmqstore.spark.ingest import ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job
+from rmqstore.store.sending import SendReceipts
 from tests.spark.datasets import ENGINES, NOW_MS, killed_after, rows, served, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
@@ -68,6 +73,70 @@ def test_who_serves_a_shard_may_have_forgotten_the_marks(dataset: Dataset, job: 
         store.tick()
         with pytest.raises(rmqstore.TransferError, match="compare the shard with the source"):
             ingest_shard(job, 0)
+
+
+def test_a_chunk_that_was_answered_and_is_gone_is_sent_again(dataset: Dataset, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with ``flush = "async"`` that meets a full disk tells somebody, once, and goes on; that may be another client."""
+    send_batch, marks = RemoteStore.send_batch, list[bytes]()
+
+    def losing(store: RemoteStore, *given: Any, **named: Any) -> SendReceipts:
+        marks.extend(named["marks"])
+        return SendReceipts((), None, repeated=False) if len(marks) == 1 else send_batch(store, *given, **named)
+
+    with served(dataset.shard_path(0)), monkeypatch.context() as patch:
+        patch.setattr(RemoteStore, "send_batch", losing)
+        assert ingest_shard(job, 0).repeated == 0
+    # Sent, sent again because nobody knows, and once more, as the first one was new then.
+    assert marks == marks[: len(marks) // 3] * 3
+    ingest_shard(job, 1)
+    assert sorted(timers_of(dataset.path)) == list(range(40))
+
+
+OWNER = """
+import sys, time
+import rmqstore
+with rmqstore.open(sys.argv[1], share=True, services=False, flush="async") as store:
+    store.stats()
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif("lmdb" not in ENGINES, reason="needs lmdb, of which a killed process takes along what it has not flushed")
+def test_an_owner_that_is_killed_between_a_chunk_and_its_flush_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("staging", "jobs"):
+        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine="lmdb")
+
+    def started() -> subprocess.Popen[bytes]:
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, str(dataset.shard_path(0))], stdout=subprocess.PIPE)
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"up\n"
+        return owner
+
+    owners, send_batch = [started()], RemoteStore.send_batch
+
+    def killing(store: RemoteStore, *given: Any, **named: Any) -> SendReceipts:
+        answer = send_batch(store, *given, **named)
+        if len(owners) == 1:
+            owners[0].kill()
+            owners[0].wait()
+            owners.append(started())
+        return answer
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteStore, "send_batch", killing)
+            job = Job(dataset, "load")
+            job.commit(staged(job, *(rows(first, 10) for first in range(0, 40, 10))))
+            ingest_shard(job, 0)
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.communicate()
+    assert len(owners) == 2
+    # What is done must outlive the second owner, too.
+    assert sorted(timers_of(dataset.path)) == list(range(40))
 
 
 def test_a_shard_that_is_open_and_not_served_is_waited_for(dataset: Dataset, job: Job) -> None:

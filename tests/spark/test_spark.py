@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +110,39 @@ def test_a_schedule_over_a_resharding_is_refused_and_its_repeat_goes_to_the_new_
     found = view(spark, tmp_path / "data", "messages")
     assert numbers(found) == list(range(200))
     assert found.where("shard != pmod(crc32(CAST(keys[0] AS binary)), 8)").count() == 0
+
+
+def test_of_two_runs_of_one_job_id_at_a_time_the_later_one_must_bring_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    path, go, up = tmp_path / "data", tmp_path / "go", tmp_path / "up"
+    Dataset.create(path, shards=2, engine=ENGINE)
+
+    def waits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        up.touch()
+        while not go.exists():
+            time.sleep(0.05)
+        yield from batches
+
+    messages = ("'orders' AS topic", "CAST(CAST(id AS string) AS binary) AS body", "array(CAST(id AS string)) AS keys")
+    # Staged by a task that began before the other's commit, and counted by one that began behind it.
+    late = spark.range(0, 30, 1, 1).mapInArrow(waits, "id long").selectExpr(*messages)
+    same = spark.range(0, 10, 1, 1).mapInArrow(waits, "id long").repartition(2).selectExpr(*messages)
+    with ThreadPoolExecutor(2) as pool:
+        for number, (waiting, told) in enumerate(((late, "has brought 10 messages, and this write has 30,"), (same, None))):
+            run = pool.submit(rmqspark.schedule, waiting, path, job_id=f"day-{number}")
+            try:
+                while not up.exists() and not run.done():
+                    time.sleep(0.05)
+                rmqspark.schedule(spark.range(10).selectExpr(*messages), path, job_id=f"day-{number}")
+            finally:
+                go.touch()
+            if told is None:
+                assert run.result().rows == 10
+            else:
+                with pytest.raises(rmqstore.TransferError, match=told):
+                    run.result()
+            for file in (go, up):
+                file.unlink()
+    assert numbers(view(spark, path, "messages")) == sorted([*range(10)] * 2)
 
 
 def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:

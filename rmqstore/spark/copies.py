@@ -1,8 +1,9 @@
 """Copies of a whole data set, side by side in a directory of the same layout: snapshots and dumps, and the data sets made of them.
 
 A copy has no half done job, and none is committed while it is made, since that waits for the lock of jobs. So of each job that a copy knows
-as finished it has every message, and of any other none. What programs send to a shard meanwhile is in the copy or not, shard by shard.
-Needs no Spark.
+as finished it has every message, and of any other none. Nor does the data set get other shards meanwhile, as a resharding takes that lock
+when it begins, and when its shards take their place; in between nothing is copied. What programs send to a shard meanwhile is in the copy
+or not, shard by shard. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from rmqstore.errors import StorePathError
+from rmqstore.errors import StorePathError, TransferError
 from rmqstore.spark.dataset import MANIFEST, Dataset, Manifest, place_of, write_json
 from rmqstore.spark.jobs import at_rest, copy_finished
 from rmqstore.store.directory import made_aside
@@ -31,7 +32,7 @@ def copied(source: Dataset, path: str | os.PathLike[str], doing: str, copy_shard
         manifest: of the copy; by default that of the source.
 
     Raises:
-        TransferError: a job is half done.
+        TransferError: a job is half done, or the source is on its way to another number of shards.
         StorePathError: ``path`` exists, or its parent does not, or a shard is missing.
         RmqstoreError: what copying a shard raises.
     """
@@ -43,6 +44,11 @@ def copied(source: Dataset, path: str | os.PathLike[str], doing: str, copy_shard
     if target.is_relative_to(source.path):
         raise StorePathError(f"{target} lies in the data set itself; a copy goes elsewhere")
     with at_rest(source), made_aside(target, doing) as aside:
+        if (shards := source.manifest.resharding_to) is not None:
+            raise TransferError(
+                f"data set {source.path} is on its way to {shards} shards, which may take their place while it is copied; let that come to "
+                f"its end, or `rmqstore doctor {source.path} --finish` (or --undo), then copy it"
+            )
         made = Dataset(aside, manifest or source.manifest)
         for shard in source.shards:
             copy_shard(source.shard_path(shard), made.shard_path(shard))

@@ -20,7 +20,9 @@ gives up.
 A job that is half done is refused, and none is committed meanwhile: the commit takes the lock under which the word in the manifest was
 written, and reads it (``rmqstore.spark.jobs``). The finished ones are known to the new data set. A write that was opened before and is
 committed behind the exchange has split its rows by the old number of shards, which the commit refuses; what it had set aside stays behind
-with the old data set. Whoever opens a shard for anything else by the old number is refused as well (``Dataset.open_shard``).
+with the old data set. The exchange is made under that lock, too, so nobody who has it, such as a copy that is being made
+(``rmqstore.spark.copies``), sees the shards change under its hands. Whoever opens a shard for anything else by the old number is refused as
+well (``Dataset.open_shard``).
 
 **What a group has consumed** is one offset a queue. A queue of a new shard holds what the old ones had in that queue, so one offset
 tells a group's place in it only if what is consumed comes first. So it comes first, and that is possible when each message is consumed by
@@ -197,6 +199,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
 
     Raises:
         CorruptStoreError: the new ones together do not hold as much as the old ones.
+        TransferError: the data set was changed meanwhile.
     """
     with _Old.opened(dataset) as old:
         sums = (sum(each.timers for each in found), sum(each.messages for each in found))
@@ -209,13 +212,14 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
     replacement = Replacement(dataset.path, _WHAT)
     manifest = msgspec.structs.replace(dataset.manifest, shards=plan.shards, resharding_to=None, resharded=dataset.manifest.resharded + 1)
     made = Dataset(replacement.staging, manifest)
-    shutil.rmtree(made.path / "jobs", ignore_errors=True)
-    copy_finished(dataset, made)
-    sync_path(made.path / "jobs")
-    write_json(made.path / MANIFEST, msgspec.to_builtins(made.manifest))
-    sync_path(made.path)
-    replacement.ready({}, 0, free_name(dataset.path, f"before-{dataset.manifest.shards}-shards"))
-    return Resharding(shards=found, previous=str(replacement.publish().previous))
+    with at_rest(dataset):
+        shutil.rmtree(made.path / "jobs", ignore_errors=True)
+        copy_finished(dataset, made)
+        sync_path(made.path / "jobs")
+        write_json(made.path / MANIFEST, msgspec.to_builtins(made.manifest))
+        sync_path(made.path)
+        replacement.ready({}, 0, free_name(dataset.path, f"before-{dataset.manifest.shards}-shards"))
+        return Resharding(shards=found, previous=str(replacement.publish().previous))
 
 
 def reshard_here(dataset: Dataset, shards: int) -> Resharding:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,8 +15,8 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, CancelOutcome, ManualClock, Message
-from rmqstore.spark import Dataset, dataset as datasets, migrating, repair, resharding, shard_of
+from rmqstore import AckOutcome, CancelOutcome, ManualClock, Message, transfer
+from rmqstore.spark import Dataset, copies, dataset as datasets, jobs, migrating, repair, resharding, shard_of
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.running import tick_shard
 from rmqstore.store.pauses import Flow
@@ -204,6 +206,60 @@ def test_nothing_is_written_by_the_number_of_shards_that_there_was(tmp_path: Pat
     written.commit(staged(written, rows(0, 20)), NOW_MS)
     ingested(written)
     assert contents(Dataset.open(dataset.path))["timers"].total() == 20
+
+
+def test_a_copy_is_of_the_old_shards_or_of_the_new_ones(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)
+    ingested(committed(dataset, "load", rows(0, TIMERS)))
+    earlier = Dataset.open(dataset.path)
+    with resharding.begun(dataset, 3) as plan:
+        made = tuple(resharding.build(dataset, plan, shard) for shard in range(3))
+
+        def exchanging(source: Path, target: Path) -> None:
+            transfer.dump(source, target)
+            if source.name == "shard-00000":
+                resharding.end(dataset, plan, made)
+
+        with pytest.raises(rmqstore.TransferError, match="on its way to 3 shards"):
+            copies.copied(Dataset.open(dataset.path), tmp_path / "beside", "dumping", exchanging)
+        resharding.end(dataset, plan, made)
+    with pytest.raises(rmqstore.TransferError, match="run it again"):
+        copies.copied(earlier, tmp_path / "late", "dumping", transfer.dump)
+    found = Dataset.open(dataset.path)
+    copy = copies.copied(found, tmp_path / "behind", "dumping", transfer.dump)
+    assert Dataset.open(copy).manifest == found.manifest
+    assert sorted(entry.name.partition("-2-shards")[0] for entry in tmp_path.iterdir()) == ["behind", "data", "data.before"]
+
+
+def test_who_waited_for_the_lock_of_jobs_has_that_of_the_data_set_in_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (Dataset.create(tmp_path / name, shards=1, engine=ENGINE) for name in ("data", "other"))
+    begins, has_it, lets_go = threading.Event(), threading.Event(), threading.Event()
+    flock = fcntl.flock
+
+    def wait() -> None:
+        with jobs._locked(first):
+            has_it.set()
+            lets_go.wait(60)
+
+    def noted(handle: Any, how: int) -> None:
+        if threading.current_thread() is waiter:
+            begins.set()
+        flock(handle, how)
+
+    waiter = threading.Thread(target=wait)
+    with jobs._locked(first), monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", noted)
+        waiter.start()
+        assert begins.wait(60)
+        first.path.rename(tmp_path / "before")
+        second.path.rename(first.path)
+    try:
+        assert has_it.wait(60)
+        with open(first.path / "jobs" / ".lock", "a", encoding="ascii") as handle, pytest.raises(BlockingIOError):
+            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        lets_go.set()
+        waiter.join()
 
 
 class Killed(BaseException):

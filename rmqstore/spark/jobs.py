@@ -515,13 +515,18 @@ def at_rest(dataset: Dataset) -> Iterator[None]:
 
 
 def copy_finished(source: Dataset, target: Dataset) -> None:
-    """Let a data set that has every message of another one know which jobs brought them, and which were given up."""
+    """Let a data set that has every message of another one know which jobs brought them, which were given up, and what they rejected."""
     (target.path / "jobs").mkdir()
     for job in jobs_of(source):
         record = job.record()
         if record is not None and record.is_done:
             same = Job(target, job.id)
             same.path.mkdir()
+            if record.rejected and job.rejected.is_dir():
+                same.rejected.mkdir()
+                for name in (file.name for file in record.files if file.rejected):
+                    sync_path(shutil.copyfile(job.rejected / name, same.rejected / name))
+                sync_path(same.rejected)
             same._write(_DONE, record)
 
 

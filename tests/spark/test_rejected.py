@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
+from rmqstore import transfer
 from rmqstore.schemas import IN_SCHEMA
-from rmqstore.spark import Dataset, repair
+from rmqstore.spark import Dataset, copies, repair, resharding
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.jobs import Job, prune
 from rmqstore.spark.readout import View, Wanted, plan, read
@@ -110,6 +111,23 @@ def test_nothing_is_set_aside_of_a_write_that_fails_or_has_no_bad_row(dataset: D
     assert list(job.staged.iterdir()) == []
     collected(job, [rows(0, 20)])
     assert not job.rejected.exists()
+
+
+def test_rejected_rows_go_along_with_a_resharding_and_into_copies(dataset: Dataset) -> None:
+    job, other = Job(dataset, "load"), Job(dataset, "other")
+    job.commit(collected(job, [flawed(0, 20, body={3: None})], [flawed(20, 20, topic={19: ""})]), NOW_MS)
+    other.commit(collected(other, [rows(40, 5)]), NOW_MS)
+    for each in (job, other):
+        ingested(each)
+    before = rejected(dataset)
+    assert [row["keys"] for row in before] == [["3"], ["39"]]
+    copy = copies.copied(dataset, dataset.path.with_name("copy"), "dumping", transfer.dump)
+    assert rejected(Dataset.open(copy)) == before
+    resharding.reshard_here(dataset, 3)
+    made = Dataset.open(dataset.path)
+    assert rejected(made) == before
+    assert len(list(Job(made, "load").rejected.iterdir())) == 2
+    assert not Job(made, "other").rejected.exists()
 
 
 def test_a_micro_batch_that_is_repeated_has_its_bad_rows_once(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

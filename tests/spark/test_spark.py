@@ -171,6 +171,15 @@ def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, t
     assert view(spark, path, "jobs").groupBy("state").sum("rows").collect() == [("done", 3)]
 
 
+def test_rejected_rows_can_be_read_when_the_shards_are_others(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    frame = spark.range(20).selectExpr("'orders' AS topic", "if(id = 3, NULL, CAST(CAST(id AS string) AS binary)) AS body")
+    report = rmqspark.schedule(frame, path, shards=2, engine=ENGINE, job_id="load", on_bad_row="collect")
+    assert (report.rows, report.rejected) == (19, 1)
+    rmqspark.reshard(spark, path, 3)
+    assert [row.job_id for row in view(spark, path, "rejected").collect()] == ["load"]
+
+
 def test_a_path_that_cannot_be_read_is_told_with_what_is_there(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     for name, what in (("nope", "nothing is there"), (".", "something else is there")):

@@ -1,7 +1,10 @@
 """Messages in files: JSONL, CSV and Parquet with the columns of ``rmqstore.IN_SCHEMA``, read in batches that carry a mark each.
 
-JSONL and CSV are read line by line, and the mark of a batch is a digest of the file up to its end: a file that was corrected or grew keeps
-the marks of its batches before the change. Parquet is checked as a whole before the first batch, and its marks are of the whole file.
+JSONL and CSV are read line by line, and the mark of a batch is a digest of the file up to its end: a file that was corrected keeps the
+marks of its batches before the change. One that grew does as well, but its last batch, of fewer rows than others, ended where the file did:
+with more rows it is another one, and those that were stored are stored again. No mark can tell how many of them were: a store knows of a
+mark whether it is there, and gives it to the call that asks. Parquet is checked as a whole before the first batch, and its marks are of the
+whole file.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends when its bodies reach this size, however few rows it has."""
 
 _KNOWN = dict.fromkeys((*Message.__struct_fields__, "body_base64", "deliver_at"))
-_IGNORED = (frozenset(PoppedMessage.__struct_fields__) - frozenset(_KNOWN)) | {"receipt", "handle", "lease_end_ms"}
+_OTHERS = (frozenset(PoppedMessage.__struct_fields__) - frozenset(_KNOWN)) | {"receipt", "handle", "lease_end_ms"}
+_IGNORED = _OTHERS | {f"{name.removesuffix('_ms')}_iso" for name in (*_KNOWN, *_OTHERS) if name.endswith("_ms")}
 """What other commands print of a message beside what it is made of."""
 _TEXTS = ("tag", "message_group", "message_id")
 _NUMBERS = ("deliver_at_ms", "born_ms", "queue_id")
@@ -182,7 +186,7 @@ class _Lines:
     def _message(self, number: int, row: Mapping[str, Any]) -> Message:
         values: dict[str, Any] = {"topic": self._shape.topic, "body": None}
         for column, value in row.items():
-            if value is not None and column not in _IGNORED and not column.endswith("_iso"):
+            if value is not None and column not in _IGNORED:
                 try:
                     _take(values, column, value)
                 except IllegalArgumentError as error:
@@ -229,7 +233,7 @@ def _check_heading(source: _Source, heading: Sequence[str]) -> None:
     for column in heading:
         if heading.count(column) > 1:
             raise source.bad("it stands in the heading more than once", column)
-        if column not in _IGNORED and not column.endswith("_iso"):
+        if column not in _IGNORED:
             try:
                 _check_known(column)
             except IllegalArgumentError as error:

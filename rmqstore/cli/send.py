@@ -102,7 +102,8 @@ def send(
     `peek --json` print for a message is such a row, too.
 
     A file is stored in batches. The same command run again, after Ctrl-C, a crash or a row at fault, goes on where it stopped and stores
-    nothing twice, for 7 days (mark_memory_ms).
+    nothing twice, for 7 days (mark_memory_ms). A file that was stored to its end and grew has its last batch stored again, with the rows
+    that it had before, and one of Parquet all of them: send what is new as a file of its own.
 
     With --timeout a step waits while its slot is full or sends are paused, and who owns the store hands over meanwhile.
     """

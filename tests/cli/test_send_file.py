@@ -84,6 +84,16 @@ def test_csv_with_quoted_lines_empty_cells_and_properties(cli: Command) -> None:
     assert (later.body, later.keys, later.tag, dict(later.properties)) == (b"later", (), None, {})
 
 
+def test_only_the_times_that_other_commands_print_are_passed_over(cli: Command) -> None:
+    row = {"body": "a", "properties": {"valid_until_iso": "2026-01-01"}, "born_iso": "1970-01-01T00:00:00Z", "first_pop_iso": None}
+    other = {"body": "b", "properties.valid_until_iso": "2026-01-02"}
+    cli.good("send", "data", "orders", "-f", cli.file("a.jsonl", jsonl([row, other])), *MAKE)
+    cli.good("send", "data", "orders", "-f", cli.file("a.csv", "body,properties.valid_until_iso,store_iso\nc,2026-01-03,1970-01-01\n"))
+    assert [dict(message.properties) for message in stored(cli)] == [{"valid_until_iso": f"2026-01-0{day}"} for day in (1, 2, 3)]
+    for path in (cli.file("b.jsonl", jsonl([{"body": "a", "valid_until_iso": "x"}])), cli.file("b.csv", "body,valid_until_iso\na,x\n")):
+        assert "line 1, column 'valid_until_iso': the column is unknown" in cli.bad(1, "send", "data", "orders", "-f", path)
+
+
 def test_parquet_with_text_or_binary_bodies(cli: Command) -> None:
     path = cli.file("rows.parquet", parquet(body=["a", "b"], topic=[None, "other"], keys=[["1"], None]))
     cli.good("send", "data", "orders", "-f", path, *MAKE)
@@ -181,6 +191,19 @@ def test_a_corrected_or_longer_file_keeps_what_is_stored(cli: Command) -> None:
     cli.file("rows.jsonl", jsonl(lines))
     assert cli.good(*command, "--json").json == {"rows": 2500, "stored": 500, "stored_before": 2000, "batches": 3}
     assert [message.message_id for message in stored(cli)] == [f"m{number}" for number in range(2500)]
+
+
+def test_a_file_that_grew_behind_its_end_has_its_last_batch_stored_again(cli: Command) -> None:
+    path = cli.file("rows.jsonl", jsonl(many(2500)))
+    command = ("send", "data", "orders", "-f", path, "--batch", "1000", *MAKE)
+    cli.good(*command)
+    cli.file("rows.jsonl", jsonl(many(2600)))
+    assert cli.good(*command, "--json").json == {"rows": 2600, "stored": 600, "stored_before": 2000, "batches": 3}
+    # One that ended with a whole batch has nothing stored twice.
+    whole = ("send", "data", "others", "-f", cli.file("whole.jsonl", jsonl(many(2000))), "--batch", "1000")
+    cli.good(*whole)
+    cli.file("whole.jsonl", jsonl(many(2600)))
+    assert cli.good(*whole, "--json").json == {"rows": 2600, "stored": 600, "stored_before": 2000, "batches": 3}
 
 
 def test_a_batch_ends_when_its_bodies_are_large(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:

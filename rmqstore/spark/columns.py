@@ -81,8 +81,9 @@ def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
     batch = batch.select(written_columns(batch.schema.names))
     at = batch.schema.get_field_index(DELIVER_AT)
     if at >= 0:
-        # As datetimes elsewhere, a part of a millisecond is rounded up.
-        whole = pc.ceil_temporal(batch.column(at), unit="millisecond").cast(pa.timestamp("ms", "UTC"))
+        # As datetimes elsewhere, a part of a millisecond is rounded up; in UTC, as Arrow goes by the zone's clock, which has an hour twice.
+        times = batch.column(at)
+        whole = pc.ceil_temporal(times.cast(pa.timestamp(times.type.unit, "UTC")), unit="millisecond").cast(pa.timestamp("ms", "UTC"))
         batch = batch.set_column(at, "deliver_at_ms", whole.cast(pa.int64()))
     return batch
 

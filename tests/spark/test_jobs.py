@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -230,6 +231,15 @@ def test_a_timestamp_stands_for_a_deliver_time() -> None:
     found = taken(batch)
     assert found.schema.names == ["topic", "body", "deliver_at_ms"]
     assert found.column("deliver_at_ms").to_pylist() == [NOW_MS, NOW_MS + 1, None]
+
+
+def test_a_timestamp_in_an_hour_that_a_zone_has_twice_or_not_at_all_is_taken_as_it_is() -> None:
+    for moment in ("2026-10-25T00:30:00", "2026-10-25T01:30:00", "2026-03-29T01:00:00"):
+        at_us = int(datetime.fromisoformat(f"{moment}+00:00").timestamp()) * 1_000_000
+        for unit, parts in (("us", 1), ("ns", 1000)):
+            at = pa.array([(at_us + 1) * parts, at_us * parts], pa.timestamp(unit, "Europe/Berlin"))
+            found = taken(pa.record_batch({"topic": ["a", "b"], "body": [b"1", b"2"], "deliver_at": at}))
+            assert found.column("deliver_at_ms").to_pylist() == [at_us // 1000 + 1, at_us // 1000]
 
 
 @pytest.mark.parametrize(("value", "unit"), [(NOW_MS // 1000, "seconds"), (NOW_MS * 1000, "microseconds")])

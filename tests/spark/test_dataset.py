@@ -139,6 +139,10 @@ def test_an_interrupted_migration_is_finished_or_undone(dataset: Dataset) -> Non
         assert f"1 of 2 shards are of engine '{other}'" in trouble.text
         with pytest.raises(rmqstore.ConfigError, match="has not come to its end"):
             dataset.check_ready()
+        # Nor is a job committed whose write was opened before.
+        with pytest.raises(rmqstore.ConfigError, match="has not come to its end"):
+            committed(dataset, "late", rows(100, 5))
+        Job(dataset, "late").discard()
         assert sorted(timers_of(dataset.path)) == list(range(100))
         assert repaired(dataset)
         assert Dataset.open(dataset.path).manifest.engine == engine

@@ -192,13 +192,14 @@ def test_nothing_is_written_by_the_number_of_shards_that_there_was(tmp_path: Pat
         made = tuple(resharding.build(dataset, plan, shard) for shard in range(3))
         resharding.end(dataset, plan, made)
     late = staged(Job(before, "late"), rows(0, 20))
-    for refused, match in (
+    calls: list[tuple[Callable[[], object], str]] = [
         (lambda: Job(Dataset.open(dataset.path), "early").commit(early, NOW_MS), "split among 2 shards, and data set .* has got 3 since"),
         (lambda: Job(before, "late").commit(late, NOW_MS), "split among 2 shards, and data set .* has got 3 since"),
         (lambda: tick_shard(before, 0, NOW_MS), "has got 3 shards since this began, which was meant for 2"),
         (lambda: resharding.reshard_here(before, 4), "run it again"),
         (lambda: resharding.undo_here(on_its_way), "run it again"),
-    ):
+    ]
+    for refused, match in calls:
         with pytest.raises(rmqstore.TransferError, match=match):
             refused()
     assert Dataset.open(dataset.path).manifest.shards == 3

@@ -45,7 +45,8 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
 
     Raises:
         StoreLockedError: it is still held after ``wait_ms``.
-        TransferError: the shard does not know any more which chunks it has, or the job was taken back meanwhile.
+        TransferError: the shard does not know any more which chunks it has, or the job was taken back meanwhile, or the data set has got
+            another number of shards since ``job`` was made.
         CorruptStoreError: a staged file is damaged or missing.
     """
     record = _record(job)
@@ -181,7 +182,8 @@ def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wai
     """Commit a job of which these files were staged, unless it was before, and send what is missing from here.
 
     Raises:
-        TransferError: it is half done; or it was taken back meanwhile; or it has brought other rows than these.
+        TransferError: it is half done; or it was taken back meanwhile; or it has brought other rows than these; or these were split among
+            another number of shards than there are.
     """
     with job.completing():
         if job.record() is None:

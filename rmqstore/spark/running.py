@@ -104,8 +104,9 @@ def schedule(
     Raises:
         IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
         TransferError: the job is committed and not all of it is stored, with its id and what completes it; or another one is, and this one
-            has no id; or a job of this id has brought other rows, or was given up; or shards do not know which part of it they have.
-        ConfigError: the data set is another one than was asked for.
+            has no id; or a job of this id has brought other rows, or was given up; or shards do not know which part of it they have; or
+            the data set has got another number of shards meanwhile, and nothing was stored.
+        ConfigError: the data set is another one than was asked for, or on its way to another number of shards, or to another engine.
         StoreLockedError: a shard is open in another process that does not serve it, or ``now`` is given and it is open at all.
         EngineNotInstalledError: the engine is missing here or on an executor.
         StorePathError, StoreFullError: the directory cannot be used.

@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from rmqstore import StoreFullError
+from rmqstore import MessageBatch, StoreFullError
+from rmqstore.contract import PopTxn, TimerCursor
 from rmqstore.engine.shared import Shared
 from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all, state_of
 
@@ -55,3 +56,18 @@ def test_i1_a_call_that_finds_no_room_stores_no_mark(engine_stores: Stores) -> N
         store.send(message(2), marks=[b"b"])
     assert not store.send(message(2), marks=[b"b"]).repeated
     assert ids(pop_all(store)) == ["m2"]
+
+
+@pytest.mark.clause("H1", "H3", "F1")
+def test_h1_a_write_that_finds_no_room_makes_no_cursor_durable(engine_stores: Stores) -> None:
+    """H1: the state is read again behind it, and with it the cursor of a hand-over whose sync another thread still waits for."""
+    pops = engine_stores.open().engine.pops
+    cursor = TimerCursor(((START_MS, 1),))
+    _, ticket = pops.apply(PopTxn(appends=MessageBatch.of([message(1)]), timer_cursor=cursor), START_MS)
+    kv = pops._shared.kv  # type: ignore[attr-defined]
+    with patch.object(type(kv), "write", side_effect=StoreFullError("no room")), pytest.raises(StoreFullError):
+        pops.append(MessageBatch.of([message(2)]), START_MS)
+    assert pops.timer_cursor() == cursor
+    assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
+    pops.sync(ticket)
+    assert pops.durable_cursor() == cursor

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -146,3 +147,27 @@ def test_h1_power_loss_at_every_step(pair: Pair, limit: int) -> None:
                 shutil.rmtree(stores.root / "copy")
                 played += 1
     assert played >= 8
+
+
+@pytest.mark.clause("H1", "H3")
+@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
+def test_h3_a_witness_that_is_planted_before_the_sync_of_a_hand_over_loses_nothing(pair: Pair) -> None:
+    """H3: the pops read their state again for it; what was handed over and is not durable is still kept as a timer."""
+    with stores_of(pair) as stores:
+        store = stores.open(flush="async")
+        store.send(message(1), delay_ms=1000)
+        disk = Disk(store)
+        stores.clock.advance(1000)
+        assert store.tick().handed_over == 1
+        # The power goes before the sync of the witness is done, and behind a tick of the background thread.
+        with patch.object(type(store.engine.pops), "sync"):
+            store.transfer.plant_witness(b"job/")
+        store.tick()
+        for keep in survivors(pair):
+            write_image(stores.root / "copy", disk.after_power_loss(keep))
+            left = stores.open("copy")
+            left.tick()
+            assert read_ids(left) == ["m1"], f"kept beyond the sync: {sorted(keep)}"
+            assert left.verify() == []
+            left.close()
+            shutil.rmtree(stores.root / "copy")

@@ -4,6 +4,9 @@ Why no crash point loses or doubles a message here: a pop writes its check point
 together with the counters, a revive the copy in the retry topic together with the end of the lease, a hand-over the messages together
 with the timer cursor. So after a crash each message is, for each group, in exactly one place: before the next offset's reach, under a
 running lease, in a retry topic, in the dead letter queue, or acked. Memory is changed after the write (``transaction``).
+
+The timers reclaim by the cursor that is called durable, so it is that of a write which a sync has reached, and nothing else makes it so:
+the state may be read again while a thread is on its way from the write to the sync (``_load``).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from msgspec import structs
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
+    EMPTY_CURSOR,
     GroupOffset,
     GroupProgress,
     GroupSettings,
@@ -81,6 +85,8 @@ class OrderedPops(OrderedSide, PopStore):
     def __init__(self, shared: Shared, open_log: LogFactory) -> None:
         super().__init__(shared)
         self._open_log = open_log
+        self._durable_cursor = EMPTY_CURSOR
+        self._undurable_cursors: deque[tuple[int, TimerCursor]] = deque()
         self._load()
         shared.on_reload(self._load)
 
@@ -97,9 +103,11 @@ class OrderedPops(OrderedSide, PopStore):
         self._administration = Administration(beneath)
         self._listing = Listing(beneath)
         self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
-        # What was read at open is durable: the epoch was synced behind it.
-        self._durable_cursor = self._cursor
-        self._undurable_cursors: deque[tuple[int, TimerCursor]] = deque()
+        if kv.durable_position >= kv.position:
+            # As at an open, behind the sync of the epoch, and when a database was opened again, which may have lost some. A store in use,
+            # into which rows are taken, or in which a write alone found no room, goes on to wait for the cursors that are not durable.
+            self._durable_cursor = self._cursor
+            self._undurable_cursors.clear()
 
     def _stage(self, now_ms: int, *, only_consumes: bool = False) -> Transaction:
         return Transaction(self._shared, self._state, self._log, now_ms, only_consumes=only_consumes)
@@ -397,7 +405,7 @@ class OrderedPops(OrderedSide, PopStore):
             note_taken_in(transaction.write, POP_SIDE, marks)
             ticket = self._resting(transaction.commit())
             if taken.has_cursor:
-                # The timers reclaim by the cursor that a load of the state calls durable.
+                # A cursor that comes this way is among no undurable ones: ``_load`` takes it for durable, as by then everything is.
                 self._shared.sync(ticket)
             if any(table != "messages" for table, _ in tables):
                 self._load()

@@ -329,6 +329,21 @@ def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
     assert pops.durable_cursor() == cursors[-1]
 
 
+@pytest.mark.clause("H3", "I1")
+@pytest.mark.needs("import_state")
+def test_h1_what_a_store_in_use_takes_in_makes_no_cursor_durable(stores: Stores) -> None:
+    """H1: rows that are taken in between a hand-over and its sync, as a witness is, make nothing durable that was there before."""
+    pops = stores.open().engine.pops
+    rows = pops.export_state("pop_marks", None, 1).rows
+    cursor = TimerCursor(((START_MS, 1),))
+    _, ticket = pops.apply(PopTxn(appends=batch(1), timer_cursor=cursor), START_MS)
+    pops.import_state([("pop_marks", rows)], START_MS)
+    assert pops.timer_cursor() == cursor
+    assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
+    pops.sync(ticket)
+    assert pops.durable_cursor() == cursor
+
+
 @pytest.mark.clause("H1")
 def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) -> None:
     """H3: due timers are ``soft`` while their put, or the cancel of another one, is not durable: another engine must not outlive them."""

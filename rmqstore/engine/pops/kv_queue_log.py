@@ -58,7 +58,8 @@ class RunQueueLog(QueueLog):
             start += b"\x00"
         else:
             for key, value in self._kv.scan(QUEUES, prefix, start, 1, reverse=True):
-                if offset < U64.unpack_from(key, 8)[0] + count_of(value):
+                # Of a damaged run the count says nothing, so it may hold the offset, whatever it says.
+                if offset < U64.unpack_from(key, 8)[0] + count_of(value) or damage_of(value) is not None:
                     yield self._decoded(topic.id, queue, key, value)
         stop = prefix + _PAST_OFFSETS
         page = 16

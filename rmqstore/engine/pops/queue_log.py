@@ -70,10 +70,13 @@ class QueueLog(ABC):
 
     @abstractmethod
     def runs_from(self, topic: Topic, queue: int, offset: int) -> Iterator[Run | DamagedRun]:
-        """Yield the runs from the one that holds ``offset`` on."""
+        """Yield the runs from the one that holds ``offset`` on, or may hold it: how far a damaged one goes is not known."""
 
     def record_at(self, topic: Topic, queue: int, offset: int) -> tuple[bytes, int] | DamagedRun | None:
-        """Return (record, store time ms) at an offset; None when nothing is there."""
+        """Return (record, store time ms) at an offset; None when nothing is there.
+
+        A damaged run that begins before it is returned for an offset of a gap as well, if nothing that can be read lies between.
+        """
         for run in self.runs_from(topic, queue, offset):
             if isinstance(run, DamagedRun):
                 return run if run.first <= offset else None

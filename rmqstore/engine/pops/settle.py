@@ -179,8 +179,12 @@ class Leasing(Part):
         run = transaction.fifo(reader) if transaction.is_ordered(reader) else None
         one = Unacked() if run is None else run.pop(offset, Unacked())
         if found is None or isinstance(found, DamagedRun):
-            if any(gap.is_removal and gap.first <= offset < gap.behind for gap in transaction.gaps(topic_id, queue)):
-                return "gone"
+            gap = next((each for each in transaction.gaps(topic_id, queue) if each.first <= offset < each.behind), None)
+            if gap is not None:
+                if gap.is_removal:
+                    return "gone"
+                # What was here is parked; a damaged run was found before the gap.
+                found = None
             reason = f"leased by group {group}: " + ("nothing lies at its offset" if found is None else found.reason)
             transaction.park(b"" if found is None else found.raw, reason, f"{topic}/{queue}/{offset}", topic)
             return "parked"

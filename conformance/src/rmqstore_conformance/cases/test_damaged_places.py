@@ -317,3 +317,63 @@ def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
     assert ids(store.pop(T, G, order=True, max_messages=1)) == ["msound"]
     assert len(store.dead_letters.parked()) == pieces
     assert store.lag(T, "other").ready == 1
+
+
+TEN = [b"body %d" % n * 10 for n in range(10)]
+SPOILED: dict[str, Spoiling] = {
+    "changed": flipped,
+    "emptied": cut(0),
+    "cut in its head": cut(8),
+    "counts fewer": lambda data: data[:8] + b"\x02\0\0\0" + data[12:],
+    "counts none": lambda data: data[:8] + bytes(4) + data[12:],
+}
+"""What becomes of a run, or of a body where messages lie one by one. All but the first take messages off the count in a run's head."""
+
+
+@pytest.mark.clause("R6", "P14")
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("order", [False, pytest.param(True, marks=pytest.mark.needs("fifo"))], ids=["", "in order"])
+def test_t12_a_run_that_went_bad_behind_a_first_pop_is_parked(stores: Stores, spoil: Spoiling, order: bool) -> None:
+    """T12: a group that stands within it is told like one that comes to its beginning; what can still be read is given."""
+    store = stores.open(default_queues=1)
+    store.send_batch([plain(n, body=TEN[n]) for n in range(10)])
+    assert len(store.ack(store.pop(T, G, max_messages=5, order=order))) == 5
+    damage_messages(store, TEN[9], spoil=spoil)
+    given = ids(pop_all(store, order=order))
+    assert given in ([], ["m5", "m6", "m7", "m8"]), "of one call, or one by one"
+    assert len(store.dead_letters.parked()) == 1
+    assert store.lag(T, G).ready == 0
+
+
+@pytest.mark.clause("R6", "P9", "P14")
+@pytest.mark.needs("fifo")
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_t12_a_run_that_went_bad_while_it_waited_in_its_place_is_parked(stores: Stores, spoil: Spoiling) -> None:
+    """T12: what waits in order to be given again leaves its place by being parked, and in no other way."""
+    store = stores.open(default_queues=1)
+    store.send_batch([plain(n, body=TEN[n]) for n in range(10)])
+    popped = store.pop(T, G, order=True)
+    store.ack(popped[:5])
+    store.release(popped[5:])
+    damage_messages(store, TEN[9], spoil=spoil)
+    given = ids(pop_all(store, order=True))
+    assert given in ([], ["m5", "m6", "m7", "m8"]), "of one call, or one by one"
+    assert len(store.dead_letters.parked()) == 1
+    assert store.lag(T, G).retry == 0
+
+
+@pytest.mark.clause("R6")
+def test_t12_what_was_parked_is_not_taken_for_a_run_that_went_bad_before_it(stores: Stores) -> None:
+    """T12: a lease whose message another group's pop parked ends with nothing found, though what lies before it is bad by now, too."""
+    store = stores.open(default_queues=1)
+    for first in (0, 5):
+        store.send_batch([plain(n) for n in range(first, first + 5)])
+    popped = store.pop(T, G, invisible_ms=1000)
+    store.ack(popped[:5])
+    damage_messages(store, b"body 9")
+    pop_all(store, group=H)
+    assert len(store.dead_letters.parked()) == 1
+    damage_messages(store, b"body 4")
+    stores.tick_after(store, 1000)
+    bodies = [bytes(each.message.body) for each in store.dead_letters.parked()]
+    assert not any(b"body 0" in body for body in bodies), "it was acked, and nobody looked at it again"

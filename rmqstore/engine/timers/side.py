@@ -51,7 +51,7 @@ class TimerSide(OrderedSide, TimerStore):
         _unsealed_tick: nor is any, that a seal may have to close, of an earlier one than this; None when there is none.
         _closed_tick: no timer that was closed and waits to be given is of an earlier tick; None when there is none.
         _forgotten: the cursor that was forgotten last.
-        _change_position, _seal_position, _forget_position: where in the log the last of each is.
+        _change_position, _seal_position, _forget_position: where in the log the last of each is; 0 when there is none to wait for.
     """
 
     _sealed: TimerCursor

@@ -4,6 +4,10 @@ Why no crash point loses or doubles a timer here: every mutating call is one ato
 and the last seq; a cancel its tombstone, the removed run or hole, and the counters; a seal its staircase; a page of a forget what it
 removes together with the tombstones that answer for it. So the log of the database always holds a prefix of whole calls, and
 docs/handover.md argues over such prefixes. The fields kept in memory are caches of what is stored, or bounds that are only ever too low.
+
+What is sealed is the exception: a full disk may take the record of a seal by which timers went into the log of another engine. So what was
+sealed stays so for this session, and the first ALREADY_DELIVERED for which the record does not speak has it written again, in the write of
+its call, which its ticket covers. A crash before that leaves what a crash behind a seal without a sync leaves, and nobody was told.
 """
 
 from __future__ import annotations
@@ -68,7 +72,12 @@ class OrderedTimers(TimerSide):
         last_seq, self._pending = PAIR.unpack(head) if head else (0, 0)
         # After a reload the seqs and seals given before stay given, though their records may be gone.
         self._last_seq = max(self._last_seq, last_seq)
-        self._sealed = self._sealed.join(TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"").corners)
+        recorded = TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"")
+        self._sealed = self._sealed.join(recorded.corners)
+        self._lacks_seals = self._sealed != recorded
+        if kv.durable_position >= kv.position:
+            # Nothing is left to wait for; of what was, the database may have lost some when it was opened again.
+            self._change_position = self._seal_position = self._forget_position = 0
         self._runs = TimerRuns(kv, self._shared.floors)
         first = self._runs.first_tick(0)
         self._low_tick = _NO_TICK if first is None else first
@@ -160,8 +169,11 @@ class OrderedTimers(TimerSide):
         done = Cancelling(self._shared.kv, self._runs, self._sealed, self._last_seq)
         outcomes = done.cancel_all(places)
         position = max(self._change_position, self._seal_position)
-        if done.ticks:
+        seals_again = self._lacks_seals and CancelOutcome.ALREADY_DELIVERED in outcomes
+        if done.ticks or seals_again:
             write = done.staged()
+            if seals_again:
+                write.put(META, SEAL_KEY, self._sealed.to_bytes())
             staged = self._counts.stage(write, done.minutes)
             pending_left = self._pending - len(done.ticks)
             write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
@@ -169,6 +181,8 @@ class OrderedTimers(TimerSide):
             self._counts.commit(staged)
             self._pending = pending_left
             self._change_position = position
+            if seals_again:
+                self._lacks_seals = False
             self._congestion.note(done.ticks, -1)
         return outcomes, Ticket(position)
 
@@ -186,6 +200,7 @@ class OrderedTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
+                    self._lacks_seals = False
                     self._final = None
                     if self._resume is not None:
                         self._resume = (self._resume[0], min(self._resume[1], (self._unsealed_tick, 0)))

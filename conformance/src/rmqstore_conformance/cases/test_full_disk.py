@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreFullError
+from rmqstore import AckOutcome, CancelOutcome, ManualClock, Message, MessageBatch, PoppedMessage, Store, StoreFullError
 from rmqstore.errors import LostCallsError
 from rmqstore.store.ticker import Duties
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
@@ -204,6 +204,34 @@ def test_f1_leases_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engin
         assert not {each.receipt for each in again} & {each.receipt for each in given}, "a receipt was given a second time"
         assert AckOutcome.ACKED not in store.ack(given) or not told
         assert store.ack(again) == [AckOutcome.ACKED] * len(again)
+        assert store.verify() == []
+
+
+@pytest.mark.clause("C2", "C4")
+@pytest.mark.parametrize("is_later", [False, True], ids=["at once", "behind another send"])
+def test_f1_what_cancels_answer_behind_a_full_disk_holds(disk: SmallDisk, durable_engine: Pair, target: Target, is_later: bool) -> None:
+    """F1: with room again cancels succeed, and what they say of a timer whose tick found none is what they say behind a reopen."""
+    clock = ManualClock(START_MS)
+    with _open(disk, durable_engine, target, clock) as store:
+        sent = store.send(Message("t", os.urandom(1000)), delay_ms=1000)
+        disk.fill()
+        with contextlib.suppress(StoreFullError):
+            for _ in range(100):
+                store.send(Message("t", os.urandom(1000)), delay_ms=5000)
+        disk.free()
+        assert store.cancel_key("t", "none") == []
+        clock.advance(1000)
+        disk.fill()
+        with contextlib.suppress(StoreFullError):
+            store.tick()
+        disk.free()
+        if is_later:
+            store.send(Message("t", b"later"), delay_ms=3_600_000)
+        first = store.cancel(sent)
+    with _open(disk, durable_engine, target, clock) as store:
+        assert store.cancel(sent) is first
+        store.tick()
+        assert len(store.pop("t", "g")) == (first is CancelOutcome.ALREADY_DELIVERED)
         assert store.verify() == []
 
 

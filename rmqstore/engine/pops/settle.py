@@ -6,9 +6,9 @@ Every way goes through one check point of the caller's receipt, and through one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
 from rmqstore.contract import (
@@ -29,7 +29,7 @@ from rmqstore.engine.pops.popped import PoppedReceipts
 from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.state import GroupQueue, Unacked, as_delivered
 from rmqstore.engine.pops.transaction import Part, Transaction, origin_topic
-from rmqstore.engine.schema import LEASE, LEASE_KEY, LEASES, U64
+from rmqstore.engine.schema import GROUP_QUEUE_KEY, LAST, LEASE, LEASE_KEY, LEASES, U64
 from rmqstore.message import MAX_QUEUES, retry_topic
 
 _REVIVE_BYTES = 8 * 1024 * 1024
@@ -207,7 +207,8 @@ class Leasing(Part):
     def revive(self, transaction: Transaction, expired: Sequence[bytes], limit: int) -> ReviveReport:
         """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
 
-        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile.
+        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile. A run has no more
+        messages than a pop. In two calls it would have two heads: once the first one is buried, the next message of the run is its head.
 
         Args:
             expired: the first entries by expiry that are over, one more than ``limit`` when there are.
@@ -217,7 +218,7 @@ class Leasing(Part):
         served: set[tuple[int, int]] = set()
         heads: dict[tuple[GroupQueue, int], int] = {}
         deleted = {left.topic_id for left in self._state.gone.values()}
-        for entry in expired:
+        for entry in chain(expired, self._rest_of_run(transaction, expired, limit)):
             key = entry[1 + U64.size :]
             lease = transaction.lease(key)
             if lease is None or lease.place[1] in deleted:
@@ -244,6 +245,13 @@ class Leasing(Part):
                 is_head = not is_ordered or lease.offsets[index] == head
                 counts[self._give_back(transaction, lease, index, group, topic, counted=True, is_head=is_head)] += 1
         return _report(counts, more=len(expired) > limit)
+
+    def _rest_of_run(self, transaction: Transaction, expired: Sequence[bytes], limit: int) -> Iterator[bytes]:
+        """Yield the entries of the FIFO run within which ``expired`` ends that are behind it and end at the same time."""
+        last, key_at = expired[-1], 1 + U64.size
+        if len(expired) > limit and transaction.is_ordered(GroupQueue(*GROUP_QUEUE_KEY.unpack_from(last, key_at))):
+            stop = last[: key_at + GROUP_QUEUE_KEY.size] + LAST
+            yield from (entry for entry, _ in self._shared.kv.scan_all(LEASES, last + b"\x00", stop))
 
 
 def _unacked(attempts: int, reason: str) -> str:

@@ -186,14 +186,51 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     for popped in store.pop(T, G, order=True, max_messages=4, invisible_ms=1000):
         store.change_invisible(popped, invisible_ms=5000)
     stores.clock.advance(5000)
+    assert revived(stores, store, 1) == 1
+    assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m0"]
+    assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
+
+
+def revived(stores: Stores, store: Store, limit: int) -> int:
+    """Give back all leases that have ended, by calls that are limited; returns how many messages died of that."""
     dead = 0
     while True:
-        report, ticket = store.engine.pops.revive(stores.clock.now_ms(), 1)
+        report, ticket = store.engine.pops.revive(stores.clock.now_ms(), limit)
         store.engine.pops.sync(ticket)
         dead += report.dead
         if not report.more:
-            break
-    assert dead == 1
+            return dead
+
+
+@pytest.mark.clause("P7")
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_p9_a_head_within_its_run_is_buried_alone_wherever_a_revive_ends(stores: Stores, limit: int) -> None:
+    """P9: the first of a pop is acked, the next ones have leases of their own and end with it: one of them dies, not one a call."""
+    store = filled(stores, 6, default_queues=1, max_retries=0)
+    run = store.pop(T, G, order=True, max_messages=6, invisible_ms=5000)
+    store.ack(run[0])
+    for popped in run[1:5]:
+        store.change_invisible(popped, invisible_ms=5000)
+    stores.clock.advance(5000)
+    assert revived(stores, store, limit) == 1
+    assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m1"]
+    assert [label(each) for each in store.pop(T, G, order=True, max_messages=6)] == ["m2", "m3", "m4", "m5"]
+
+
+@pytest.mark.clause("P7")
+@pytest.mark.parametrize("others", [0, 1, 2, 3])
+def test_p9_a_head_behind_leases_of_a_deleted_topic_is_buried_alone(stores: Stores, others: int) -> None:
+    """P9: what ended before the run is of a topic that is gone, or of others, so that a revive ends anywhere in the run."""
+    store = filled(stores, 4, default_queues=1)
+    store.groups.set(G, max_retries=0)
+    for topic in ("gone", *["other"] * others):
+        store.send(message(topic, topic))
+        assert len(store.pop(topic, H, invisible_ms=1000)) == 1
+    for popped in store.pop(T, G, order=True, max_messages=4, invisible_ms=1000):
+        store.change_invisible(popped, invisible_ms=5000)
+    store.topics.delete("gone")
+    stores.clock.advance(5000)
+    assert revived(stores, store, 1 + others) == 1
     assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m0"]
     assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
 

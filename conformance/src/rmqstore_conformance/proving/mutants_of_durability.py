@@ -147,6 +147,12 @@ def cursor_durable_too_early() -> Edit:
     return edit(OrderedPops.durable_cursor, "return self._durable_cursor", "return self._cursor")
 
 
+@mutant("H3", "H1.what_a_store_in_use_takes_in_makes_no_cursor_durable", kind="durability", base=LMDB)
+def cursors_are_durable_once_they_are_read() -> Edit:
+    """When the state is read again, the cursor that is stored is taken for durable."""
+    return edit(OrderedPops._load, "kv.durable_position >= kv.position", "True")
+
+
 _RESTING = "self._resting(transaction.commit())"
 _NONE_TO_WAIT_FOR = "(transaction.commit(), Ticket(0))[1]"
 

@@ -17,6 +17,7 @@ from rmqstore.contract import (
     TimerHandle,
 )
 from rmqstore.engine.pops.administration import Administration
+from rmqstore.engine.pops.kv_queue_log import RunQueueLog
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
@@ -181,6 +182,12 @@ def skips_damage() -> Edit:
     return edit(Popping._read_on, "transaction.park_run(source, queue, run)", "")
 
 
+@mutant("T12", "T12.a_run_that_went_bad_behind_a_first_pop_is_parked", "T12.a_run_that_went_bad_while_it_waited_in_its_place_is_parked")
+def counts_of_damaged_runs_are_trusted() -> Edit:
+    """Whether a run holds the message that is looked for is told by its count, though it may be damaged."""
+    return edit(RunQueueLog.runs_from, "damage_of(value) is not None", "False")
+
+
 # ---------------------------------------------------------------- what is closed or cancelled (C1, C5, H1)
 
 
@@ -228,6 +235,14 @@ def the_mode_is_not_fixed() -> Edit:
 def the_whole_run_dies_with_its_head() -> Edit:
     """Each message of a run goes to the dead letters when its own attempts are used up."""
     return edit(Leasing._give_back, "is_head", "True")
+
+
+@mutant(
+    "P9", "P9.a_head_within_its_run_is_buried_alone_wherever_a_revive_ends", "P9.a_head_behind_leases_of_a_deleted_topic_is_buried_alone"
+)
+def runs_end_with_the_page() -> Edit:
+    """A run that has more leases than a revive gives back at a time is given back in pieces, each of which has a head."""
+    return edit(Leasing.revive, "self._rest_of_run(transaction, expired, limit)", "()")
 
 
 # ---------------------------------------------------------------- retention (Q1-Q3)

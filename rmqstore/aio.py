@@ -30,14 +30,14 @@ from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
 from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError
 from rmqstore.server import PATIENCE
-from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, calls_of
+from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, short_name, sockets
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
 from rmqstore.store import Store
 from rmqstore.store.opening import checked_clock, checked_path
-from rmqstore.store.receipts import PoppedMessages
+from rmqstore.store.receipts import PoppedMessages, receipts_of
 
 if TYPE_CHECKING:
     from rmqstore.services.async_worker import AsyncHandler, AsyncWorker
@@ -46,15 +46,24 @@ __all__ = ["AsyncStore", "connect", "open"]
 
 _CONNECT_S: Final = 5.0
 
+_RELEASE_S: Final = 5.0
+"""So long a close waits until what pops have leased for nobody is released; behind that leases end by themselves."""
+
 
 class _Connection:
-    """One connection, which carries any number of calls at a time."""
+    """One connection, which carries any number of calls at a time.
+
+    What a pop has leased when nobody waits for its answer any more is released, also when that comes just behind the answer, or the close
+    just behind that.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._number = 0
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._leasing: set[int] = set()  # pops, and releases of what they had leased, that are not answered
+        self._is_closing = False
         self._reading: asyncio.Task[None] | None = None
         self.greeting: dict[str, Any] = {}
         sockets.add(self)
@@ -110,6 +119,8 @@ class _Connection:
         if len(request) > self.greeting["frame_bytes"]:
             raise IllegalArgumentError(f"{call.call} of {len(request)} bytes is more than the server takes at a time; send less a call")
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        if call.call in POPS:
+            self._leasing.add(number)
         self._writer.write(request)
         try:
             await self._writer.drain()
@@ -117,30 +128,27 @@ class _Connection:
         except asyncio.CancelledError:
             self._give_up(number, answer)
             raise
-        except BaseException:
-            self._answers.pop(number, None)
-            raise
 
     def _give_up(self, number: int, answer: asyncio.Future[Any]) -> None:
-        """End a call that nobody waits for any more, and release what it has leased, or will have."""
+        """End a call that nobody waits for any more."""
         if self.is_broken:
             return
-        if answer.done() and not answer.cancelled():
-            self._release(answer)
-            return
-        self._answers[number] = later = asyncio.get_running_loop().create_future()
-        later.add_done_callback(self._release)
-        self._tell(GIVE_UP, number)
+        if number in self._answers:
+            answer.cancel()  # what comes is nobody's
+            self._tell(GIVE_UP, number)
+        elif not answer.cancelled() and answer.exception() is None:  # it was answered before its task was cancelled
+            self._release(answer.result())
 
-    def _release(self, answer: asyncio.Future[Any]) -> None:
-        leased = None if answer.exception() else answer.result()
-        if isinstance(leased, MessageBatch | PoppedMessages) and len(leased) and not self.is_broken:
-            self._tell("release", leased)
+    def _release(self, answer: object) -> None:
+        """Release what an answer has leased that nobody gets."""
+        if isinstance(answer, MessageBatch | PoppedMessages) and len(answer):
+            self._leasing.add(self._tell("release", list(receipts_of(answer).names)))
 
-    def _tell(self, call: str, argument: object) -> None:
-        """Make a call whose answer says nothing."""
+    def _tell(self, call: str, argument: object) -> int:
+        """Make a call whose answer says nothing; returns its number."""
         self._number += 1
         self._writer.write(frame([self._number, call, [argument], {}]))
+        return self._number
 
     async def _read(self) -> tuple[int, Any]:
         (size,) = HEAD.unpack(await self._reader.readexactly(HEAD.size))
@@ -152,10 +160,13 @@ class _Connection:
     async def _read_all(self) -> None:
         error: BaseException = ConnectionResetError("the server closed the connection")
         try:
-            while True:
+            while self._leasing or not self._is_closing:
                 number, value = await self._read()
+                self._leasing.discard(number)
                 answer = self._answers.pop(number, None)
-                if answer is not None and not answer.done():
+                if answer is not None and answer.done():
+                    self._release(value)
+                elif answer is not None:
                     answer.set_result(value)
                 if not number:
                     error = value if isinstance(value, OSError) else ConnectionError(str(value))
@@ -167,18 +178,30 @@ class _Connection:
             self._writer.close()
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(error)
-                    answer.exception()  # it may be one that nobody waits for
+                    _fail(answer, error)
             self._answers.clear()
 
     async def close(self) -> None:
-        """Close it."""
+        """Close it, when what pops have leased that were given up, or are under way, is released."""
+        await asyncio.sleep(0)  # tasks that have an answer, or were cancelled, see that first
+        self._is_closing = True
+        for number in self._leasing & self._answers.keys():
+            if not (answer := self._answers[number]).done():
+                _fail(answer, ConnectionResetError("this program has closed the connection"))
+                self._tell(GIVE_UP, number)
         if self._reading is not None:
+            if self._leasing:
+                await asyncio.wait([self._reading], timeout=_RELEASE_S)
             self._reading.cancel()
             await asyncio.wait([self._reading])
         self._writer.close()  # a task that was cancelled before its first step did not
         with suppress(OSError):
             await self._writer.wait_closed()
+
+
+def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
+    answer.set_exception(error)
+    answer.exception()  # it may be one that nobody waits for
 
 
 class _Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
@@ -142,6 +143,47 @@ def test_what_a_cancelled_pop_had_leased_is_released(served: Served, call: str) 
         await store.topics.list()  # behind it
         await soon(lambda: (lag := served.store.lag("t", "g")).in_flight == 0 and lag.ready + lag.retry == 3)
         assert [each.attempt for each in await store.pop("t", "g")] == [1, 1, 1]
+
+    with_client(served, work)
+
+
+@pytest.mark.parametrize("ends", ["awaited", "not awaited", "not cancelled"])
+def test_a_pop_under_way_leaves_no_lease_behind_a_close(served: Served, ends: str) -> None:
+    """P7: nobody has the messages, so their attempt does not count."""
+
+    async def work() -> None:
+        async with aio.connect(f"unix:{served.socket}") as store:
+            await store.send(NOW)
+            pop = asyncio.create_task(store.pop("t", "g"))
+            await asyncio.sleep(0)  # the request is written
+            if ends != "not cancelled":
+                pop.cancel()
+            if ends == "awaited":
+                await asyncio.wait([pop])
+        with pytest.raises(StoreClosedError if ends == "not cancelled" else asyncio.CancelledError):
+            await pop
+        await soon(lambda: not served.thread._server.clients)
+        lag = served.store.lag("t", "g")
+        assert (lag.in_flight, lag.ready + lag.retry) == (0, 1)
+        assert [each.attempt for each in served.store.pop("t", "g")] == [1]
+
+    run(work())
+
+
+def test_an_answer_that_comes_in_the_turn_of_the_timeout_is_released(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        async def popping() -> None:
+            async with asyncio.timeout(0.3):
+                await store.pop("t", "g", wait=MINUTE)
+
+        pop = asyncio.create_task(popping())
+        await soon(lambda: waiting(served) == 1)
+        served.store.send(NOW)
+        time.sleep(0.6)  # the loop sees the answer and the timer in one turn
+        with pytest.raises(TimeoutError):
+            await pop
+        await store.topics.list()
+        await soon(lambda: (lag := served.store.lag("t", "g")).in_flight == 0 and lag.ready + lag.retry == 1)
 
     with_client(served, work)
 

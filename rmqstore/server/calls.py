@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final
 
 from msgspec.structs import astuple
 
 from rmqstore.batch import MessageBatch
+from rmqstore.clock import SystemClock
+from rmqstore.delays import batch_without_requests, without_requests
 from rmqstore.store import Store
 from rmqstore.store.administration import Groups, Part, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
 from rmqstore.store.pauses import Pauses
 from rmqstore.store.schedules import Schedules
+from rmqstore.store.sending import asked_ms, new_batch
 
 QUICK: Final = frozenset(
     (
@@ -38,7 +42,8 @@ POPS: Final = frozenset(("pop", "pop_batch"))
 all else by name."""
 
 SENDS: Final = frozenset(("send", "send_batch"))
-"""Calls that wait, without a thread, as long as their ``timeout`` says and flow control refuses them."""
+"""Calls that wait, without a thread, as long as their ``timeout`` says and flow control refuses them. They are given what is sent, and
+when they are made again how many ms ago they were called; all else by name."""
 
 BULKY: Final = frozenset("read scan get where leases dead_letters.list dead_letters.parked".split())
 """Long calls whose answers may be large."""
@@ -79,9 +84,48 @@ def calls_of(part: str) -> dict[str, str]:
     return {call.removeprefix(f"{part}."): call for call in sorted(QUICK | LONG) if call.startswith(f"{part}.")}
 
 
+def called_ms(store: Store, ago_ms: int) -> int:
+    """Return when a send was called, by the clock of the store, which was ``ago_ms`` of real time ago.
+
+    A clock that is moved by hand has not moved by that, and what it delivers would be early.
+    """
+    now_ms = store._clock.now_ms()
+    return now_ms - ago_ms if isinstance(store._clock, SystemClock) else now_ms
+
+
+def _timed(named: dict[str, Any], begun_ms: int) -> dict[str, Any]:
+    """Return the named arguments of a send with the time that it asked for when it was called."""
+    others = dict(named)
+    deliver_at, deliver_at_ms, delay, delay_ms = (others.pop(name, None) for name in ("deliver_at", "deliver_at_ms", "delay", "delay_ms"))
+    others["deliver_at_ms"] = asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, others.pop("delay_level", None), begun_ms)
+    return others
+
+
+def _send(store: Store) -> Callable[..., Any]:
+    def send(message: Any, begun_ms: int | None = None, /, **named: Any) -> Any:
+        if begun_ms is not None:
+            with suppress(Exception):  # the store says what is wrong with it
+                message, named = without_requests(message, begun_ms), _timed(named, begun_ms)
+        return store.send(message, **named)
+
+    return send
+
+
+def _send_batch(store: Store) -> Callable[..., Any]:
+    def send_batch(batch: Any, begun_ms: int | None = None, /, **named: Any) -> Any:
+        batch = _unchecked(batch)
+        if begun_ms is not None:
+            with suppress(Exception):
+                batch, named = batch_without_requests(new_batch(batch), begun_ms), _timed(named, begun_ms)
+        return store.send_batch(batch, **named)
+
+    return send_batch
+
+
 METHODS: Final[dict[str, Callable[[Store], Callable[..., Any]]]] = {
     **{name: attrgetter(name) for name in QUICK | LONG},
-    "send_batch": lambda store: lambda batch, **named: store.send_batch(_unchecked(batch), **named),
+    "send": _send,
+    "send_batch": _send_batch,
     "transfer.dump": lambda store: lambda path: astuple(store.transfer.dump(path)),  # its struct brings Parquet along
 }
-"""The method of a store that makes a call."""
+"""The method of a store that makes a call. That of a send may be given when it was called, in ms, from which its delay counts."""

@@ -21,7 +21,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
 from rmqstore.errors import FlowControlError, IllegalArgumentError, PollingFullError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessage
-from rmqstore.server.calls import METHODS, POPS, REPEATABLE
+from rmqstore.server.calls import METHODS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address
 from rmqstore.store import Store
 from rmqstore.store.receipts import NOTHING_GIVEN, handles_of, popped_in, receipts_of, renewed
@@ -232,7 +232,7 @@ class Underway:
         self._patience_s = patience_s
         self._wait_until_s = time.monotonic() + ask.wait_s if ask.wait_s else None
         self._begun_s = time.time()  # a machine that sleeps goes on with it
-        self._tried_s = time.monotonic()
+        self._called_s = self._tried_s = time.monotonic()
         self._lost: Exception | None = None
         self._may_be_done = False
         self._lost_s: float | None = None
@@ -259,6 +259,11 @@ class Underway:
             self.named |= {"wait": None, "wait_ms": left_ms} if self.call in POPS else {"timeout": timedelta(milliseconds=left_ms)}
         if self.call in POPS:
             self.arguments = (*self.arguments[:3], False)
+        elif self.call in SENDS:
+            self.arguments = (self.arguments[0], self._ago_ms(now_s))
+
+    def _ago_ms(self, now_s: float) -> int:
+        return int((now_s - self._called_s) * 1000)
 
     def pause_s(self) -> float:
         """Return how long to wait before it is made again.
@@ -295,7 +300,10 @@ class Underway:
         answer: object
         if self.call not in POPS:
             try:
-                answer = METHODS[self.call](store)(*self.arguments, **self.named)
+                arguments = self.arguments
+                if self.call in SENDS:
+                    arguments = (arguments[0], called_ms(store, self._ago_ms(time.monotonic())))
+                answer = METHODS[self.call](store)(*arguments, **self.named)
             except FlowControlError as error:
                 answer = error
         else:

@@ -39,7 +39,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreUnavailableError,
 )
-from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS
+from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS, called_ms
 from rmqstore.server.clients import HELLO_S, Call, Client, Limits
 from rmqstore.server.connection import let_go_of, short_name
 from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
@@ -279,9 +279,12 @@ class Server:
             return
         client.calls[number] = None
         try:
-            if name in SENDS and call.named.get("timeout") is not None:
-                self._begin_send(call, held)
-                return
+            if name in SENDS:
+                if len(call.arguments) == 2:
+                    call.arguments[1] = called_ms(self._store, call.arguments[1])
+                if call.named.get("timeout") is not None:
+                    self._begin_send(call, held)
+                    return
             if name in QUICK:
                 value = METHODS[name](self._store)(*call.arguments, **call.named)
             elif name in POPS:
@@ -363,6 +366,8 @@ class Server:
 
     def _begin_send(self, call: Call, held: Round) -> None:
         """Make a send that waits when it is refused. It stands in line before it is made, so that no room is missed."""
+        if len(call.arguments) == 1:
+            call.arguments.append(called_ms(self._store, 0))  # each try is a call of the store, and this one its first
         timeout_ms = timedelta_ms("timeout", call.named.pop("timeout"))
         send = Send(call, Patience(self._store._clock, timeout_ms))
         if self._waiting < self.limits.waiting_calls:

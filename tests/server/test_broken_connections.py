@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -22,8 +23,9 @@ from rmqstore import (
 )
 from rmqstore.errors import FlowControlError, PollingFullError
 from rmqstore.server.clients import Limits
+from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD
-from tests.server.served import NOW, SECOND, Served, soon, waiting
+from tests.server.served import ENGINE, NOW, SECOND, Served, soon, waiting
 
 
 class Breaking:
@@ -184,6 +186,30 @@ def test_a_send_that_waits_goes_on_when_the_server_is_back(served: Served) -> No
         served.store.pauses.end(Flow.SENDS)
         assert not any(each.result(10).repeated for each in sent)
     assert (served.store.pending().total, served.store.lag("t", "g").ready) == (1, 1)
+
+
+def test_a_delay_counts_from_the_call_and_not_from_its_repeat(tmp_path: Path) -> None:
+    """By the clock of the machine, which goes on while there is no server."""
+    outage_s, later = 1.5, {"delay": 60 * SECOND}
+    with rmqstore.open(tmp_path / "store", engine=ENGINE, services=False) as store, ThreadPoolExecutor(3) as threads:
+        thread = ServerThread(store, lambda server: server.listen_unix(tmp_path / "socket"))
+        client = rmqstore.connect(f"unix:{tmp_path / 'socket'}")
+        thread.stop()
+        begun_ms = time.time_ns() // 1_000_000
+        sent = [
+            threads.submit(client.send, NOW, **later),  # type: ignore[arg-type]
+            threads.submit(client.send, NOW, **later, timeout=60 * SECOND),  # type: ignore[arg-type]
+            threads.submit(client.send_batch, [Message("t", b"x", properties={"TIMER_DELAY_MS": "60000"})]),
+        ]
+        time.sleep(outage_s)
+        thread = ServerThread(store, lambda server: server.listen_unix(tmp_path / "socket"))
+        for each in sent:
+            each.result(10)
+        late_ms = [timer.deliver_at_ms - begun_ms - 60_000 for timer in store.scan().timers]
+        client.close()
+        thread.stop()
+    assert len(late_ms) == 3
+    assert -10 < min(late_ms) <= max(late_ms) < outage_s * 900
 
 
 def test_a_call_of_a_client_that_is_closed_ends(served: Served) -> None:

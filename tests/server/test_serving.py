@@ -126,6 +126,57 @@ def test_a_send_waits_at_the_server_until_it_may_go_in(served: Served, send: str
     assert served.store.lag("t", "g").ready == 0
 
 
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        (NOW, {"delay": 90 * SECOND}),
+        (NOW, {"delay_level": 6}),  # 2 min
+        (Message("t", b"x", properties={"TIMER_DELAY_SEC": "90"}), {}),
+        (Message("t", b"x", properties={"DELAY": "6"}), {}),
+    ],
+)
+@pytest.mark.parametrize("send", ["send", "send_batch"])
+def test_a_delay_counts_from_the_call_over_a_connection_too(served: Served, send: str, message: Message, asked: dict[str, Any]) -> None:
+    """T9: not from the try that was let in."""
+    begun_ms = served.clock.now_ms()
+    client = served.connect()
+    served.store.pauses.begin(Flow.SENDS)
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(getattr(client, send), message if send == "send" else [message], **asked, timeout=600 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        served.clock.advance(60_000)
+        served.store.pauses.end(Flow.SENDS)
+        sent.result(10)
+    (timer,) = served.store.scan().timers
+    assert timer.deliver_at_ms == begun_ms + (120_000 if "DELAY" in message.properties or "delay_level" in asked else 90_000)
+
+
+def test_a_send_whose_time_comes_while_it_waits_goes_to_its_topic(served: Served) -> None:
+    """T9."""
+    client = served.connect()
+    served.store.pauses.begin(Flow.SENDS)
+    with ThreadPoolExecutor(2) as threads:
+        sent = [threads.submit(client.send, NOW, delay=30 * SECOND, timeout=600 * SECOND)]
+        sent.append(threads.submit(client.send_batch, [NOW], delay=30 * SECOND, timeout=600 * SECOND))
+        soon(lambda: waiting(served) == 2)
+        served.clock.advance(60_000)
+        served.store.pauses.end(Flow.SENDS)
+        assert sent[0].result(10).handle is sent[1].result(10)[0].handle is None
+    assert served.store.lag("t", "g").ready == 2
+
+
+@pytest.mark.parametrize("send", ["send", "send_batch"])
+def test_a_send_that_may_wait_is_refused_in_the_same_words(served: Served, send: str) -> None:
+    message, client = Message("t", b"x", properties={"DELAY": "x"}), served.connect()
+    for wrong, asked in ((message, {}), (NOW, {"delay_level": 99}), (NOW, {"delay_ms": 5, "delay_level": 1}), (5, {"delay_ms": 5})):
+        told = []
+        for store in (served.store, client):
+            with pytest.raises((ValueError, TypeError)) as error:
+                getattr(store, send)(wrong if send == "send" else [wrong], **asked, timeout=SECOND)
+            told.append((error.type, str(error.value)))
+        assert told[0] == told[1]
+
+
 def test_room_that_is_made_while_a_batch_is_refused_is_not_missed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     put = served.store._placing.put
 

@@ -83,8 +83,8 @@ class _Connection:
             AccessDeniedError, FormatVersionError: it does not want this client.
         """
         with agreeing_on_tls(address):
-            if address.path is not None:
-                with short_name(address.path) as name:
+            if (file := address.file) is not None:
+                with short_name(file) as name:
                     streams = await asyncio.open_unix_connection(name)
             else:
                 context = (tls or ssl.create_default_context()) if address.is_tls else None
@@ -268,6 +268,7 @@ class AsyncStore:
     async def _begin(self) -> None:
         if self._opener is not None and self._own is None:
             self._own = await asyncio.to_thread(self._opener)
+            self._address = self._own._address
             await self._ask(Ask("next_wake_ms"))
             return
         try:

@@ -38,12 +38,14 @@ class Address(msgspec.Struct, frozen=True):
     Attributes:
         path: the socket's file; None for TCP.
         is_tls: whether the connection is encrypted.
+        held: the directory in which the socket is, where that shall be the same one whatever is at ``path`` by now (X5).
     """
 
     path: Path | None = None
     host: str = ""
     port: int = 0
     is_tls: bool = False
+    held: Path | None = None
 
     @classmethod
     def parse(cls, where: str | os.PathLike[str], tls: ssl.SSLContext | None = None) -> Address:
@@ -76,6 +78,11 @@ class Address(msgspec.Struct, frozen=True):
                 "directory of a store"
             )
         return cls(None, parts.hostname, port, parts.scheme == "rmqstores")
+
+    @property
+    def file(self) -> Path | None:
+        """The socket's file, by the name that leads to it; None for TCP."""
+        return self.path if self.path is None or self.held is None else self.held / self.path.name
 
     def __str__(self) -> str:
         if self.path is not None:
@@ -213,12 +220,12 @@ class Connection:
 
 
 def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
-    if address.path is not None:
+    if (file := address.file) is not None:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sockets.add(made)  # before anything can wait
         made.settimeout(_CONNECT_S)
         try:
-            with short_name(address.path) as name:
+            with short_name(file) as name:
                 made.connect(name)
         except BaseException:
             made.close()

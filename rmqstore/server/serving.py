@@ -108,7 +108,11 @@ class Server:
     # ------------------------------------------------------------ listening
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a unix socket, for this user alone; one that a killed owner left there is replaced."""
+        """Listen on a unix socket, for this user alone; one that a killed owner left there is replaced.
+
+        The socket of a store is named by the directory that the store holds: by another name it could be that of another store when it is
+        removed (X5).
+        """
         path.unlink(missing_ok=True)
         listener = socket(AF_UNIX, SOCK_STREAM)
         try:

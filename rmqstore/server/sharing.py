@@ -2,8 +2,9 @@
 
 The first of them owns the store and serves the others by a socket in the store's directory. When it closes or dies, the others see their
 connections break, and the first of them that gets the lock opens the store, which recovers, and serves in its turn. A call that was under
-way is made again, at the new owner, where that neither loses nor doubles anything. A server (``rmqstore serve``) that goes may be about to
-begin anew, so the others wait a while for it.
+way is made again, at the new owner, where that neither loses nor doubles anything. All of them stay in the directory that they opened,
+whatever its name leads to by now (X5), so that no call is made again on another store. A server (``rmqstore serve``) that goes may be about
+to begin anew, so the others wait a while for it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from msgspec import structs
+
 from rmqstore.clock import Clock
-from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError
+from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError, system_error
 from rmqstore.server.calls import CALLS
+from rmqstore.server.connection import Address
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.serving import ServerThread
 from rmqstore.store import open as open_store
 from rmqstore.store.administration import Part
-from rmqstore.store.directory import SOCKET_NAME
+from rmqstore.store.directory import SOCKET_NAME, HeldDirectory
 from rmqstore.store.store import Store
 
 _Part = TypeVar("_Part", bound=Part)
@@ -44,6 +48,10 @@ class _Follower(RemoteStore):
         self._take_over = take_over
         super().__init__(path, token=None, tls=None, patience=patience)
         self._pool.met = met
+
+    def stay_in(self, directory: Path) -> None:
+        """Reach owners of this directory from now on, and of no other that gets its name."""
+        self._pool.address = structs.replace(self._pool.address, held=directory)
 
     def _path_told(self) -> Path:
         assert self._pool.address.path is not None
@@ -76,7 +84,8 @@ class SharedStore(Store):
 
     def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
         self._path = path.absolute()
-        self._open_it = functools.partial(open_store, self._path, clock=clock, services=services, **settings)
+        self._held: HeldDirectory | None = None
+        self._open_it = functools.partial(open_store, clock=clock, services=services, **settings)
         self._lock = threading.Lock()
         self._mine: Store | None = None
         self._server: ServerThread | None = None
@@ -85,8 +94,20 @@ class SharedStore(Store):
         self._missed_since_s: float | None = None
         _shared.add(self)
         self._follower = _Follower(self._path, self._met, self._take_over, patience)
-        if self._take_over() is None:
-            self._see_owner(patience)
+        try:
+            if self._take_over() is None:
+                self._stay_in(self._path)
+                self._see_owner(patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def _stay_in(self, directory: Path) -> None:
+        try:
+            self._held = HeldDirectory(directory)
+        except OSError as error:
+            raise system_error(error, self._path) from error
+        self._follower.stay_in(self._held.path)
 
     def _see_owner(self, patience: timedelta) -> None:
         """Make sure that the owner serves others; one that is just opening the store does so in a moment."""
@@ -130,16 +151,24 @@ class SharedStore(Store):
                 if self._waits_for_server():
                     return None
                 try:
-                    mine = self._open_it()
+                    mine = self._open_it(self._path if self._held is None else self._held.path)
                 except StoreLockedError:
                     return None
+                place = mine.engine.directory.held
                 try:
-                    self._server = ServerThread(mine, lambda server: server.listen_unix(self._path / SOCKET_NAME))
+                    if self._held is None:
+                        self._stay_in(place)
+                    self._server = ServerThread(mine, lambda server: server.listen_unix(place / SOCKET_NAME))
                 except BaseException:
                     mine.close()
                     raise
                 self._mine = mine
             return self._mine
+
+    @property
+    def _address(self) -> Address:
+        """Where its owner listens."""
+        return self._follower._pool.address
 
     @property
     def is_owner(self) -> bool:
@@ -158,8 +187,12 @@ class SharedStore(Store):
             if server is not None:
                 server.stop()
         finally:
-            if mine is not None:
-                mine.close()
+            try:
+                if mine is not None:
+                    mine.close()
+            finally:
+                if self._held is not None:
+                    self._held.close()
 
     @property
     def _is_closed(self) -> bool:

@@ -28,7 +28,7 @@ from typing import IO, Any, Self
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.engine.kv.directory import sync_path, sync_tree
-from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreLockedError, StorePathError, system_error
+from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreLockedError, StorePathError, named, system_error
 
 LOCK_NAME = "LOCK"
 MANIFEST_NAME = "rmqstore.json"
@@ -75,7 +75,8 @@ class StoreDirectory:
     """A locked store directory, held by a descriptor (X5).
 
     Attributes:
-        path: as it was given, for people. held: the same directory for calls that open files in it, see :class:`HeldDirectory`.
+        path: as it was given, for people; one that was given by its descriptor, by its name. held: the same directory for calls that open
+            files in it, see :class:`HeldDirectory`.
 
     Raises:
         StorePathError: the path is a file, not writable, its parent is missing, or it holds something else.
@@ -92,6 +93,7 @@ class StoreDirectory:
             self._directory = HeldDirectory(self.path)
         except OSError as error:
             raise system_error(error, self.path) from error
+        self.path = Path(named(str(self.path)))
         self.held = self._directory.path
         self.manifest: dict[str, Any] | None = None
         with ExitStack() as stack:

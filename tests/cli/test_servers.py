@@ -21,6 +21,7 @@ import pytest
 import rmqstore
 from rmqstore import Flow, Message
 from rmqstore.server.sharing import SharedStore
+from rmqstore.store.directory import SOCKET_NAME
 from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE, Command
 from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
@@ -90,6 +91,18 @@ def test_a_second_server_leaves_the_first_one_alone(root: Path) -> None:
         given = run("send", data, "t", "hello", "--engine", ENGINE, "--create")
         assert given.returncode == 1
         assert "is for who opens it" in given.stderr
+
+
+def test_a_server_leaves_the_socket_of_another_store_alone(root: Path) -> None:
+    """X5: the store was moved while it was served, and another one has its name."""
+    data = root / "data"
+    with serving(data, "--create", "--engine", ENGINE) as server:
+        data.rename(root / "moved")
+        with serving(data, "--create", "--engine", ENGINE):
+            server.terminate()
+            assert server.wait(_PATIENCE_S) == 0
+            rmqstore.connect(data).close()
+    assert not (root / "moved" / SOCKET_NAME).exists()
 
 
 def test_those_who_share_a_store_leave_it_to_its_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,24 @@ def test_a_follower_takes_over(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.skipif(not DURABLE_PAIRS, reason="no engine that keeps anything is installed")
+def test_a_follower_stays_with_its_store(tmp_path: Path) -> None:
+    """X5: whatever has its name now."""
+
+    async def work() -> None:
+        first = await aio.open(tmp_path / "s", engine=ENGINE)
+        async with aio.open(tmp_path / "s", engine=ENGINE) as second:
+            await second.send(NOW)
+            (tmp_path / "s").rename(tmp_path / "moved")
+            async with aio.open(tmp_path / "s", engine=ENGINE) as other:
+                await first.close()
+                await second.send(NOW)
+                assert len(await second.pop("t", "g")) == 2
+                assert await other.topics.list() == []
+
+    run(work())
+
+
 def test_a_close_while_a_call_connects_again(served: Served) -> None:
     async def work() -> None:
         store = await aio.connect(f"unix:{served.socket}")

@@ -72,6 +72,56 @@ def test_a_take_over_finds_the_store_from_another_directory(tmp_path: Path, monk
     second.close()
 
 
+@pytest.fixture
+def current(tmp_path: Path) -> Path:
+    """The name by which a deployment has its store: below a symlink, which leads to ``a``; there is ``b`` beside it."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "current").symlink_to("a")
+    return tmp_path / "current" / "store"
+
+
+def switch(current: Path) -> None:
+    """Let the symlink lead to ``b``."""
+    current.parent.unlink()
+    current.parent.symlink_to("b")
+
+
+def test_an_owner_leaves_the_socket_of_another_store_alone(current: Path, tmp_path: Path) -> None:
+    """X5: its own goes, wherever that is by now."""
+    old = shared(current)
+    switch(current)
+    with shared(current) as new:
+        (tmp_path / "a" / "store").rename(tmp_path / "moved")
+        old.close()
+        assert not (tmp_path / "moved" / SOCKET_NAME).exists()
+        rmqstore.connect(current).close()
+        assert new.topics.list() == []
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_follower_stays_with_its_store(current: Path, tmp_path: Path, is_moved: bool) -> None:
+    """X5: it meets the next owner of that directory, and becomes one itself, whatever has its name now."""
+    first, second = shared(current), shared(current)
+    second.send(NOW)
+    switch(current)
+    place = tmp_path / "a" / "store"
+    if is_moved:
+        place = place.rename(tmp_path / "moved")
+    with shared(current) as other:
+        first.close()
+        with shared(place) as third:
+            second.send(NOW)
+            assert (second.is_owner, third.is_owner) == (False, True)
+        second.send(NOW)
+        assert second.is_owner
+        assert (second.lag("t", "g").ready, other.topics.list()) == (3, [])
+        assert (second.path, second.stats().path) == (current, str(place))
+        second.close()
+        with pytest.raises(StoreClosedError, match=f"store {current} is closed"):
+            second.pending()
+
+
 def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
     with ThreadPoolExecutor(1) as threads:

@@ -18,6 +18,7 @@ import asyncio
 import functools
 import os
 import ssl
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -183,18 +184,21 @@ class _Connection:
 
     async def close(self) -> None:
         """Close it, when what pops have leased that were given up, or are under way, is released."""
-        await asyncio.sleep(0)  # tasks that have an answer, or were cancelled, see that first
-        self._is_closing = True
-        for number in self._leasing & self._answers.keys():
-            if not (answer := self._answers[number]).done():
-                _fail(answer, ConnectionResetError("this program has closed the connection"))
-                self._tell(GIVE_UP, number)
-        if self._reading is not None:
-            if self._leasing:
+        try:
+            await asyncio.sleep(0)  # tasks that have an answer, or were cancelled, see that first
+            self._is_closing = True
+            for number in self._leasing & self._answers.keys():
+                if not (answer := self._answers[number]).done():
+                    _fail(answer, ConnectionResetError("this program has closed the connection"))
+                    self._tell(GIVE_UP, number)
+            if self._leasing and self._reading is not None:
                 await asyncio.wait([self._reading], timeout=_RELEASE_S)
-            self._reading.cancel()
+        finally:  # also when nobody waits for that any more
+            self._writer.close()  # a task that is cancelled before its first step does not
+            if self._reading is not None:
+                self._reading.cancel()
+        if self._reading is not None:
             await asyncio.wait([self._reading])
-        self._writer.close()  # a task that was cancelled before its first step did not
         with suppress(OSError):
             await self._writer.wait_closed()
 
@@ -244,12 +248,14 @@ class AsyncStore:
         self._patience_s = patience_s_of(patience)
         self._opener = opener
         self._own: SharedStore | None = None
+        self._owning = threading.Lock()
         self._taking: asyncio.Task[Store | None] | None = None
         self._lanes = Lanes()
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
         self._workers: weakref.WeakSet[AsyncWorker] = weakref.WeakSet()
         self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -267,8 +273,7 @@ class AsyncStore:
 
     async def _begin(self) -> None:
         if self._opener is not None and self._own is None:
-            self._own = await asyncio.to_thread(self._opener)
-            self._address = self._own._address
+            await asyncio.to_thread(self._open_own, self._opener)
             await self._ask(Ask("next_wake_ms"))
             return
         try:
@@ -277,6 +282,15 @@ class AsyncStore:
             if isinstance(error, RmqstoreError):
                 raise
             raise StoreUnavailableError(unavailable(self._address, error)) from error
+
+    def _open_own(self, opener: Callable[[], SharedStore]) -> None:
+        """Open the store in a thread, which goes on when the task that waits for it is cancelled; then the store is closed again."""
+        own = opener()
+        with self._owning:
+            if not self._is_closed:
+                self._own, self._address = own, own._address
+                return
+        own.close()
 
     async def _connected(self) -> _Connection:
         async with self._connecting:
@@ -363,20 +377,32 @@ class AsyncStore:
         return made
 
     async def close(self) -> None:
-        """Stop the workers, then close the connection, and the store if this process has it open; idempotent."""
+        """Stop the workers, then close the connection, and the store if this process has it open; idempotent.
+
+        One that is cancelled waits for no handler any more, and goes on to its end by itself.
+        """
         try:
             if self._workers:
                 from rmqstore.services.async_worker import end_all
 
                 await end_all(list(self._workers))
         finally:  # also when nobody waits for handlers any more
-            self._is_closed = True
-            connection, own = self._connection, self._own
-            self._connection = self._own = None
+            with self._owning:
+                self._is_closed = True
+            if self._closing is None:
+                self._closing = asyncio.create_task(self._let_go(self._connection, self._own))
+                self._connection = self._own = None
+                await asyncio.shield(self._closing)  # it goes on when this close is cancelled
+            elif not self._closing.done():
+                await asyncio.wait([self._closing])
+
+    async def _let_go(self, connection: _Connection | None, own: SharedStore | None) -> None:
+        try:
             if connection is not None:
                 await connection.close()
-            if own is not None:
-                await asyncio.to_thread(own.close)
+        finally:
+            if own is not None:  # also when all tasks of the loop are cancelled
+                await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, own.close))
 
     if TYPE_CHECKING:
 

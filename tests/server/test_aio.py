@@ -13,8 +13,18 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, Flow, IllegalArgumentTypeError, ManualClock, Message, StoreClosedError, StoreUnavailableError, aio
+from rmqstore import (
+    AckOutcome,
+    Flow,
+    IllegalArgumentTypeError,
+    ManualClock,
+    Message,
+    StoreClosedError,
+    StoreUnavailableError,
+    aio,
+)
 from rmqstore.aio import AsyncStore
+from rmqstore.server import sharing
 from rmqstore.server.calls import CALLS, METHODS
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import ENGINE, Served, waiting
@@ -228,6 +238,54 @@ def test_opened_by_this_process(tmp_path: Path) -> None:
             assert (await store.tick()).handed_over == 1
             async with aio.connect(tmp_path / "s") as other:
                 assert len(await other.pop("t", "g")) == 1
+        with pytest.raises(StoreClosedError):
+            await store.pending()
+
+    run(work())
+
+
+def test_a_cancelled_open_leaves_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, real = threading.Event(), threading.Event(), sharing.open_store
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        begun.set()
+        go.wait(10)  # a recovery that takes a while
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(sharing, "open_store", slow)
+
+    async def work() -> None:
+        async def using() -> None:
+            async with aio.open(tmp_path / "s", engine=ENGINE):
+                pass
+
+        task = asyncio.create_task(using())
+        await soon(begun.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        monkeypatch.undo()
+        async with aio.open(tmp_path / "s", engine=ENGINE) as store:  # at the latest when the other one is opened and closed
+            await store.send(NOW)
+
+    run(work())
+    rmqstore.open(tmp_path / "s", engine=ENGINE).close()
+
+
+def test_a_cancelled_close_leaves_no_owner(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = await aio.open(tmp_path / "s", engine=ENGINE)
+        connection = store._connection
+        assert connection is not None
+        for _ in range(3):
+            closing = asyncio.create_task(store.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+        await store.close()
+        assert connection.is_broken
+        rmqstore.open(tmp_path / "s", engine=ENGINE).close()
         with pytest.raises(StoreClosedError):
             await store.pending()
 

@@ -50,6 +50,8 @@ _CONNECT_S: Final = 5.0
 _RELEASE_S: Final = 5.0
 """So long a close waits until what pops have leased for nobody is released; behind that leases end by themselves."""
 
+_CLOSED: Final = "this program has closed the connection"
+
 
 class _Connection:
     """One connection, which carries any number of calls at a time.
@@ -176,11 +178,15 @@ class _Connection:
             if not isinstance(broken, EOFError):
                 error = broken if isinstance(broken, OSError) else ConnectionError(str(broken))
         finally:
-            self._writer.close()
-            for answer in self._answers.values():
-                if not answer.done():
-                    _fail(answer, error)
-            self._answers.clear()
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """Close the connection; whoever waits for an answer is told why."""
+        self._writer.close()
+        for answer in self._answers.values():
+            if not answer.done():
+                _fail(answer, error)
+        self._answers.clear()
 
     async def close(self) -> None:
         """Close it, when what pops have leased that were given up, or are under way, is released."""
@@ -189,12 +195,12 @@ class _Connection:
             self._is_closing = True
             for number in self._leasing & self._answers.keys():
                 if not (answer := self._answers[number]).done():
-                    _fail(answer, ConnectionResetError("this program has closed the connection"))
+                    _fail(answer, ConnectionResetError(_CLOSED))
                     self._tell(GIVE_UP, number)
             if self._leasing and self._reading is not None:
                 await asyncio.wait([self._reading], timeout=_RELEASE_S)
         finally:  # also when nobody waits for that any more
-            self._writer.close()  # a task that is cancelled before its first step does not
+            self._end(ConnectionResetError(_CLOSED))  # a task that is cancelled before its first step does not
             if self._reading is not None:
                 self._reading.cancel()
         if self._reading is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -26,6 +27,7 @@ from rmqstore import (
 from rmqstore.aio import AsyncStore
 from rmqstore.server import sharing
 from rmqstore.server.calls import CALLS, METHODS
+from rmqstore.server.wire import frame
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import ENGINE, Served, waiting
 
@@ -336,6 +338,46 @@ def test_a_close_while_a_call_connects_again(served: Served) -> None:
         with pytest.raises(StoreClosedError):
             await call
         await soon(lambda: not served.thread._server.clients)
+
+    run(work())
+
+
+@pytest.mark.parametrize("call", ["topics", "pop"])
+def test_a_close_right_behind_a_new_connection_ends_its_call(tmp_path: Path, call: str) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    came, go = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with listener, peer:
+            peer.recv(4096)
+            came.set()
+            go.wait(10)
+            peer.sendall(frame([0, {"path": "/x", "frame_bytes": 1 << 20, "is_server": True}]))
+            while asked := peer.recv(4096):
+                if call == "pop" and b"give_up" in asked:
+                    peer.sendall(frame([1, []]))
+
+    threading.Thread(target=serve, daemon=True).start()
+
+    async def work() -> None:
+        store = aio.connect(f"unix:{tmp_path / 's'}")  # its first call connects
+        asked = asyncio.create_task(store.topics.list() if call == "topics" else store.pop("t", "g", wait=MINUTE))
+        await soon(came.is_set)
+
+        async def closing() -> None:
+            await asyncio.sleep(0.05)
+            await store.close()
+
+        ending = asyncio.create_task(closing())
+        await asyncio.sleep(0)
+        go.set()
+        time.sleep(0.3)  # the loop sees the greeting and the timer in one turn
+        await asyncio.wait_for(ending, 3)
+        with pytest.raises(StoreClosedError):
+            await asyncio.wait_for(asked, 3)
 
     run(work())
 

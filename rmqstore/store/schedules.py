@@ -154,10 +154,15 @@ class Scheduler:
         self.seen: Mapping[str, bytes] = {}
         self._all: dict[str, Schedule] = {}
         self.next_ms: int | None = None
-        self.look(pops.notes())
+        self.look()
 
-    def look(self, notes: Mapping[str, bytes]) -> None:
+    def look(self) -> None:
         """Know what the notes of the store say by now."""
+        with self._lock:  # what is looked at last is the latest, and all that is known is of one look
+            self._look()
+
+    def _look(self) -> None:
+        notes = self._pops.notes()
         if notes is not self.seen:
             self._all = {each.name: each for each in _schedules_in(notes)}
             self.next_ms = min((each.next_ms for each in self._all.values()), default=None)
@@ -170,7 +175,7 @@ class Scheduler:
         """
         while True:
             with self._lock:
-                self.look(self._pops.notes())
+                self._look()
                 known = self._all.get(made.name)
                 if known is not None and (known.cron, known.zone, known.every_ms) == (made.cron, made.zone, made.every_ms):
                     made = structs.replace(made, next_ms=known.next_ms)
@@ -186,7 +191,7 @@ class Scheduler:
     def delete(self, name: str, now_ms: int) -> tuple[bool, Ticket]:
         """End a schedule."""
         with self._lock:
-            self.look(self._pops.notes())
+            self._look()
             was_there = name in self._all
             return was_there, self._step(name, None, (), now_ms)
 
@@ -195,7 +200,7 @@ class Scheduler:
         sent, ticket = 0, Ticket(0)
         while self._held.is_moving:
             with self._lock:
-                self.look(self._pops.notes())
+                self._look()
                 first = min(self._all.values(), key=attrgetter("next_ms"), default=None)
                 if first is None or first.next_ms > now_ms:
                     break
@@ -226,7 +231,7 @@ class Scheduler:
             batch = self._completer.batch(MessageBatch(messages=messages), None, now_ms, (), queues) if messages else None
             result, ticket = self._pops.apply(PopTxn(appends=batch, notes=notes, group_queues=queues), now_ms)
             if result.status is not WriteStatus.MOVED:
-                self.look(self._pops.notes())
+                self._look()
                 return ticket
 
 

@@ -88,8 +88,8 @@ class Ticking:
         """
         self.made_room = False
         self._check_step(now_ms)
-        if (notes := self._held.look()) is not self._scheduler.seen:
-            self._scheduler.look(notes)
+        if self._held.look() is not self._scheduler.seen:
+            self._scheduler.look()
         moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
         report = TickReport(handed_over=moved)
         if self._revive_turn.take(now_ms) or always:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from rmqstore import (
     aio,
 )
 from rmqstore.contract import PopTxn
+from rmqstore.store import schedules
 from rmqstore.transfer import dump, load_into
 from rmqstore_conformance.stores import Pair
 from tests.pairs import DURABLE_PAIRS, ENGINES
@@ -293,3 +295,40 @@ def test_a_schedule_that_fails_keeps_no_pop_waiting_for_what_was_handed_over(
         with pytest.raises(StoreFullError):
             store.tick()
         assert [each.body for each in popped.result(10)] == [b"handed over"]
+
+
+def test_a_tick_that_looks_while_a_schedule_is_deleted_does_not_bring_it_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delete looks behind the tick, or before it, but not between what the tick has read and what it then knows."""
+    store.schedules.put("s", DAY, Message("t", b"x"))
+    store.pauses.begin(Flow.SENDS)  # another note, for which the tick looks
+    main, found = threading.current_thread(), schedules._schedules_in
+    has_read, is_deleted, has_looked = (threading.Event() for _ in range(3))
+
+    def read(notes: Mapping[str, bytes]) -> list[Schedule]:
+        known = found(notes)
+        if threading.current_thread() is not main:
+            has_read.set()
+            is_deleted.wait(0.5)
+        return known
+
+    def first(times: Iterable[int], default: int | None) -> int | None:
+        known = list(times)
+        if threading.current_thread() is main and not known:
+            is_deleted.set()
+            has_looked.wait(5)
+        return min(known, default=default)
+
+    def tick() -> None:
+        store.tick()
+        has_looked.set()
+
+    monkeypatch.setattr(schedules, "_schedules_in", read)
+    monkeypatch.setattr(schedules, "min", first, raising=False)
+    with ThreadPoolExecutor(1) as threads:
+        ticking = threads.submit(tick)
+        assert has_read.wait(10)
+        assert store.schedules.delete("s") is True
+        ticking.result(10)
+    monkeypatch.undo()
+    assert store.schedules.list() == []
+    assert store.schedules.delete("s") is False

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
-from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError
+from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, short_name, sockets
@@ -333,7 +333,10 @@ class AsyncStore:
                         return call.answered(answer)
                     call.lost(answer, may_be_done=False)
             if self._own is not None:
-                await self._own_it()
+                try:
+                    await self._own_it()
+                except StoreFullError as error:
+                    raise call.refused(error) from error
             await asyncio.sleep(call.pause_s())
 
     async def _own_it(self) -> None:

@@ -130,7 +130,7 @@ async def _serve(
     async with AsyncExitStack() as watches:
         try:
             if all(each.getsockname() != str((path / SOCKET_NAME).absolute()) for each in given):
-                await server.listen_unix(opened.engine.directory.held / SOCKET_NAME)
+                await _had(server.listen_unix(opened.engine.directory.held / SOCKET_NAME), f"the socket {path / SOCKET_NAME}")
                 tell(f"serving {path} at {path / SOCKET_NAME}")
             for host, port in places:
                 (taken, *_) = await _had(server.listen(host, port, tls), f"--listen {host}:{port}")

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from rmqstore.errors import RmqstoreError, StoreClosedError, StoreUnavailableError, UnsupportedOperationError
+from rmqstore.errors import RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.server.calls import CALLS, PARTS, calls_of
 from rmqstore.server.connection import Address, Pool
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
@@ -78,7 +78,11 @@ class RemoteStore(Store):
                     if not isinstance(answer, StoreUnavailableError):
                         return call.answered(answer)
                     call.lost(answer, may_be_done=False)
-            if (other := self._other_owner()) is not None:
+            try:
+                other = self._other_owner()
+            except StoreFullError as error:
+                raise call.refused(error) from error
+            if other is not None:
                 return call.make_on(other)
             time.sleep(call.pause_s())
 

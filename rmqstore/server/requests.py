@@ -289,11 +289,17 @@ class Underway:
         if self._lane is not None:
             self._lanes.give_back(self._lane)
             self._lane = None
-        if isinstance(answer, FlowControlError | PollingFullError) and self._may_be_done:
-            raise StoreUnavailableError(f"{answer}; the connection broke before while {self.call} was under way, so it may have been done")
+        if isinstance(answer, FlowControlError | PollingFullError):
+            raise self.refused(answer)
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def refused(self, error: Exception) -> Exception:
+        """Return the error of a call that was refused, with which nothing was done; a copy before it may have been."""
+        if not self._may_be_done:
+            return error
+        return StoreUnavailableError(f"{error}; the connection broke before while {self.call} was under way, so it may have been done")
 
     def make_on(self, store: Store) -> Any:
         """Make the call on a store of this process."""

@@ -159,8 +159,10 @@ class SharedStore(Store):
                     if self._held is None:
                         self._stay_in(place)
                     self._server = ServerThread(mine, lambda server: server.listen_unix(place / SOCKET_NAME))
-                except BaseException:
+                except BaseException as error:
                     mine.close()
+                    if isinstance(error, OSError):  # there is no socket without room, either (F1)
+                        raise system_error(error, self._path) from error
                     raise
                 self._mine = mine
             return self._mine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -12,11 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmqstore
-from rmqstore import IllegalArgumentError, IllegalArgumentTypeError, Message, StoreClosedError, StoreLockedError
+from rmqstore import (
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    Message,
+    StoreClosedError,
+    StoreFullError,
+    StoreLockedError,
+    StoreUnavailableError,
+)
+from rmqstore.server import sharing
+from rmqstore.server.connection import Connection
 from rmqstore.server.sharing import SharedStore
 from rmqstore.store.directory import SOCKET_NAME
 from tests.pairs import DURABLE_PAIRS
@@ -35,6 +47,11 @@ def shared(path: Path, **settings: object) -> SharedStore:
     store = rmqstore.open(path, share=True, engine=ENGINES[0], **settings)  # type: ignore[arg-type]
     assert isinstance(store, SharedStore)
     return store
+
+
+def no_room(*_: object, **__: object) -> None:
+    """Fail as the system does when the disk is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_first_one_owns_and_the_others_follow(tmp_path: Path) -> None:
@@ -131,6 +148,42 @@ def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:
         second.send(NOW, delay_ms=50)
         assert len(found.result(20)) == 1
     assert second.is_owner
+    second.close()
+
+
+@pytest.mark.parametrize("place", ["ServerThread", "HeldDirectory"])
+def test_an_open_that_finds_no_room_to_listen_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """F1."""
+    monkeypatch.setattr(sharing, place, no_room)
+    with pytest.raises(StoreFullError, match="make room and try again"):
+        shared(tmp_path / "s")
+    monkeypatch.undo()
+    with shared(tmp_path / "s") as store:
+        store.send(NOW)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_take_over_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
+    """F1: and not that nothing was done, where the owner before may have done it."""
+    first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
+    ask = Connection.ask
+
+    def ask_and_lose(self: Connection, *asked: Any) -> object:
+        ask(self, *asked)
+        first.close()
+        raise ConnectionResetError("the owner is dead")
+
+    if is_sent:
+        monkeypatch.setattr(Connection, "ask", ask_and_lose)
+    else:
+        first.close()
+    monkeypatch.setattr(sharing, "ServerThread", no_room)
+    with pytest.raises(StoreUnavailableError if is_sent else StoreFullError, match="may have been done" if is_sent else "make room"):
+        second.send(NOW)
+    monkeypatch.undo()
+    second.send(NOW)
+    assert second.is_owner
+    assert second.lag("t", "g").ready == 1 + is_sent
     second.close()
 
 

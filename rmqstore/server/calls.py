@@ -45,8 +45,14 @@ SENDS: Final = frozenset(("send", "send_batch"))
 """Calls that wait, without a thread, as long as their ``timeout`` says and flow control refuses them. They are given what is sent, and
 when they are made again how many ms ago they were called; all else by name."""
 
-BULKY: Final = frozenset("read scan get where leases dead_letters.list dead_letters.parked".split())
-"""Long calls whose answers may be large."""
+BULKY: Final = frozenset(
+    (
+        "read scan get where leases dead_letters.list dead_letters.parked "
+        "topics.list groups.list groups.settings groups.offsets groups.subscriptions schedules.list"
+    ).split()
+)
+"""Calls that change nothing, and whose answers may be large: when a server holds too much, long ones are refused before they are made, and
+quick ones when their answer is large."""
 
 PARTS: Final[dict[str, type[Part]]] = {
     "topics": Topics,

@@ -21,8 +21,8 @@ HELLO_S: Final = 10.0
 """What a connection may send, and how long it may take, before the server knows who it is."""
 
 
-_SMALL_BYTES: Final = 16 << 10
-"""Requests up to this length are always taken."""
+SMALL_BYTES: Final = 16 << 10
+"""Requests up to this length are always taken, and answers of calls that the loop makes itself always given."""
 
 _NUMBER_BYTES: Final = 10
 """A request begins with its number within so many bytes."""
@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         unread_s: a client that reads nothing for so long then is cut off.
         held_bytes: what requests that come in or are under way, and answers until they are read, may hold together, of all clients.
             Beyond it calls are refused that bring or fetch much.
-        threads: for the calls that take long, of all clients; one client has as many at a time.
+        threads: for the calls that take long, of all clients.
     """
 
     frame_bytes: int = MAX_FRAME_BYTES
@@ -67,9 +67,8 @@ class Client(asyncio.Protocol):
 
     Attributes:
         calls: those under way, by number; of one that waits, what waits.
-        held: long calls that wait, as the client has many under way, or does not read its answers.
-        long: how many long calls are under way.
-        held_bytes: what its requests count with among what the server holds.
+        held: long calls that wait for a thread, or until the client reads its answers.
+        held_bytes: what its requests count with among what the server holds, but for long calls that have a thread.
     """
 
     def __init__(self, server: Server) -> None:
@@ -83,7 +82,6 @@ class Client(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.calls: dict[int, Waiter | None] = {}
         self.held: deque[Call] = deque()
-        self.long = 0
         self.held_bytes = 0
         self.is_unread = False
 
@@ -115,7 +113,7 @@ class Client(asyncio.Protocol):
                 (size,) = HEAD.unpack_from(unparsed, at)
                 if size > self._longest:
                     raise IllegalArgumentError(f"{size} bytes are too many: this server takes {self._longest} here; send less at a time")
-                if size > _SMALL_BYTES and not self._is_let_in:
+                if size > SMALL_BYTES and not self._is_let_in:
                     if end - at < HEAD.size + _NUMBER_BYTES:
                         break
                     if (refusal := self._server.refusal(size)) is not None:
@@ -139,7 +137,7 @@ class Client(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         if self._is_greeted:
             number, name, arguments, named = _checked_request(unpack(data))
-            self._server.take(Call(self, number, name, arguments, named, len(data) if len(data) > _SMALL_BYTES else 0))
+            self._server.take(Call(self, number, name, arguments, named, len(data) if len(data) > SMALL_BYTES else 0))
         else:
             self.answer(frame([0, self._server.greet(_hello_in(data))]))
             self._is_greeted = True
@@ -175,7 +173,7 @@ class Client(asyncio.Protocol):
         self._uncut()
         if self.transport is not None and not self._server.is_stopping:
             self.transport.resume_reading()
-            self._server.go_on(self)
+            self._server.resume(self)
 
     def _uncut(self) -> None:
         if self._cut is not None:

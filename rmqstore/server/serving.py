@@ -40,7 +40,7 @@ from rmqstore.errors import (
     StoreUnavailableError,
 )
 from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS, called_ms
-from rmqstore.server.clients import HELLO_S, Call, Client, Limits
+from rmqstore.server.clients import HELLO_S, SMALL_BYTES, Call, Client, Limits
 from rmqstore.server.connection import let_go_of, short_name
 from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
 from rmqstore.server.wire import PROTOCOL, frame
@@ -97,7 +97,7 @@ class Server:
         self._lines: dict[Key, Line] = {}
         self._woken: list[Line] = []
         self._stepping: deque[Pop] = deque()
-        self._holding: set[Client] = set()
+        self._holding: dict[Client, None] = {}  # those with long calls that have no thread yet, in their turn
         self._answers: list[_Answer] = []
         self._early: Unsettled = []
         self._is_round_due = False
@@ -224,9 +224,7 @@ class Server:
                 self._serve(line, held)
             for _ in range(steps):
                 self._step(self._stepping.popleft(), held)
-        holding, self._holding = self._holding, set()
-        for client in holding:
-            self.go_on(client)
+        self._go_on()
         answers, self._answers, self._told_bytes = self._answers, [], 0
         early, self._early = self._early, []
         errors = [self._settled(each.unsettled) for each in reversed(answers)]  # the last first: its sync is the others' too
@@ -244,7 +242,10 @@ class Server:
 
     def _tell(self, call: Call, value: object, unsettled: Unsettled, *, ends: bool = True) -> None:
         """Answer a call at the end of the round."""
-        answer = _Answer(call, _frame_of(call, value), unsettled, ends)
+        data = _frame_of(call, value)
+        if len(data) > SMALL_BYTES and call.name in BULKY and (refusal := self.refusal()) is not None:
+            data = _frame_of(call, refusal)
+        answer = _Answer(call, data, unsettled, ends)
         self._told_bytes += len(answer.data)
         self._answers.append(answer)
 
@@ -320,27 +321,43 @@ class Server:
     # ------------------------------------------------------------ long calls
 
     def _put_behind(self, call: Call) -> None:
-        """Begin a long call behind the round, which is for calls that do not wait."""
-        call.client.held.append(call)
-        self._holding.add(call.client)
+        """Begin a long call behind the round, which is for calls that do not wait; one whose client is gone is not begun any more."""
+        if call.client.transport is not None:
+            call.client.held.append(call)
+            self._holding[call.client] = None
 
-    def go_on(self, client: Client) -> None:
-        """Begin long calls of a client, as many as it may have at a time, unless answers wait for it to read them."""
-        while client.held and client.long < self.limits.threads and not client.is_unread:
-            call = client.held.popleft()
-            if call.name in BULKY and (refusal := self.refusal()) is not None:
-                self._finish(call, refusal)
-                continue
-            client.long += 1
-            try:
-                future: asyncio.Future[object] = asyncio.get_running_loop().run_in_executor(self._pool, self._do, call)
-            except RuntimeError:  # the program ends, and has no more threads; its other threads may still use the store
-                client.long -= 1
-                self._finish(call, self._do(call))
-                continue
-            self._long.add(future)
-            future.add_done_callback(self._long.discard)
-            future.add_done_callback(functools.partial(self._long_done, call))
+    def resume(self, client: Client) -> None:
+        """Go on with a client that has read its answers."""
+        if client.held:
+            self._holding[client] = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin long calls while there are threads for them, of each client one in its turn, unless answers wait for it to read them.
+
+        The others wait here, and not for a thread of the pool: so they go with their client, and what is counted is what is held.
+        """
+        while self._holding and len(self._long) < self.limits.threads:
+            client = next(iter(self._holding))
+            del self._holding[client]
+            if client.held and not client.is_unread:
+                self._begin_long(client.held.popleft())
+                if client.held:
+                    self._holding[client] = None
+
+    def _begin_long(self, call: Call) -> None:
+        if call.name in BULKY and (refusal := self.refusal()) is not None:
+            self._finish(call, refusal)
+            return
+        try:
+            future: asyncio.Future[object] = asyncio.get_running_loop().run_in_executor(self._pool, self._do, call)
+        except RuntimeError:  # the program ends, and has no more threads; its other threads may still use the store
+            self._finish(call, self._do(call))
+            return
+        call.client.held_bytes -= call.held_bytes  # they are held until it is done, whether its client is there or not
+        self._long.add(future)
+        future.add_done_callback(self._long.discard)
+        future.add_done_callback(functools.partial(self._long_done, call))
 
     def _do(self, call: Call) -> object:
         try:
@@ -350,9 +367,12 @@ class Server:
         return value
 
     def _long_done(self, call: Call, done: asyncio.Future[object]) -> None:
-        call.client.long -= 1
+        if call.client.transport is None:
+            self._asked_bytes -= call.held_bytes
+        else:
+            call.client.held_bytes += call.held_bytes
         self._finish(call, done.result())
-        self.go_on(call.client)
+        self._go_on()
 
     def _finish(self, call: Call, value: object) -> None:
         """Answer a long call, but for a send that goes on waiting."""
@@ -558,6 +578,7 @@ class Server:
                 self._leave(waiter)
         client.calls.clear()
         client.held.clear()
+        self._holding.pop(client, None)
         self.behind.discard(client)
         self.hold(client, -client.held_bytes)
 

@@ -488,6 +488,62 @@ def test_calls_beyond_what_a_server_holds_are_refused(tmp_path: Path) -> None:
     served.close()
 
 
+def test_calls_under_way_count_when_their_clients_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that have no thread yet are gone with them."""
+    served = Served(tmp_path, limits=Limits(held_bytes=5_000_000, threads=1))
+    server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        gate.wait(30)
+        return send_batch(*arguments, **named)
+
+    monkeypatch.setattr(served.store, "send_batch", slow)
+
+    def send(body: bytes) -> Connection:
+        made = Connection(Address(served.socket), None, None)
+        made._socket.settimeout(5)
+        made._socket.sendall(frame([1, "send_batch", [[Message("t", body * 1_000_000)] * 2], {}]))
+        return made
+
+    def is_alone() -> bool:
+        return len(server.clients) == 1 and all(client.calls for client in server.clients)
+
+    first = send(b"1")
+    soon(is_alone)
+    first.close()
+    soon(lambda: not server.clients)
+    second = send(b"2")
+    soon(is_alone)
+    third = send(b"3")
+    assert isinstance(_answer(third)[1], PollingFullError)
+    third.close()
+    second.close()
+    soon(lambda: not server.clients)
+    fourth = send(b"4")
+    soon(is_alone)
+    gate.set()
+    assert not isinstance(_answer(fourth)[1], Exception)
+    assert {each.body[:1] for each in served.store.pop("t", "g")} == {b"1", b"4"}
+    assert server.refusal(5_000_000) is None
+    fourth.close()
+    served.close()
+
+
+def test_long_lists_are_bounded(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
+    for number in range(40):
+        served.store.schedules.put(f"s{number}", timedelta(days=1), Message("t", bytes(60_000)))
+    slow = Connection(Address(served.socket), None, None)
+    slow._socket.sendall(b"".join(frame([number, "schedules.list", [], {}]) for number in range(1, 6)) + frame([6, "topics.list", [], {}]))
+    answers = dict(_answer(slow) for _ in range(6))
+    assert len(answers[1]) == 40  # type: ignore[arg-type]
+    assert [type(answers[number]) for number in range(2, 6)] == [PollingFullError] * 4
+    assert answers[6] == []
+    assert len(served.connect().schedules.list()) == 40
+    slow.close()
+    served.close()
+
+
 @pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 65_536, 2**32])
 def test_the_number_of_a_request_is_in_its_beginning(number: int) -> None:
     assert _number_in(b"head" + frame([number, "send", [], {}])[4:14], 4) == number

@@ -84,7 +84,7 @@ class SharedStore(Store):
 
     def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
         self._path = path.absolute()
-        self._held: HeldDirectory | None = None
+        self._home: HeldDirectory | None = None
         self._open_it = functools.partial(open_store, clock=clock, services=services, **settings)
         self._lock = threading.Lock()
         self._mine: Store | None = None
@@ -104,10 +104,10 @@ class SharedStore(Store):
 
     def _stay_in(self, directory: Path) -> None:
         try:
-            self._held = HeldDirectory(directory)
+            self._home = HeldDirectory(directory)
         except OSError as error:
             raise system_error(error, self._path) from error
-        self._follower.stay_in(self._held.path)
+        self._follower.stay_in(self._home.path)
 
     def _see_owner(self, patience: timedelta) -> None:
         """Make sure that the owner serves others; one that is just opening the store does so in a moment."""
@@ -151,12 +151,12 @@ class SharedStore(Store):
                 if self._waits_for_server():
                     return None
                 try:
-                    mine = self._open_it(self._path if self._held is None else self._held.path)
+                    mine = self._open_it(self._path if self._home is None else self._home.path)
                 except StoreLockedError:
                     return None
                 place = mine.engine.directory.held
                 try:
-                    if self._held is None:
+                    if self._home is None:
                         self._stay_in(place)
                     self._server = ServerThread(mine, lambda server: server.listen_unix(place / SOCKET_NAME))
                 except BaseException as error:
@@ -193,8 +193,8 @@ class SharedStore(Store):
                 if mine is not None:
                     mine.close()
             finally:
-                if self._held is not None:
-                    self._held.close()
+                if self._home is not None:
+                    self._home.close()
 
     @property
     def _is_closed(self) -> bool:

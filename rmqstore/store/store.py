@@ -42,6 +42,7 @@ from rmqstore.errors import (
     IllegalMessageTypeError,
     LostCallsError,
     StorePoisonedError,
+    TransferError,
 )
 from rmqstore.late import pa
 from rmqstore.message import (
@@ -152,6 +153,7 @@ class Store(Reader):
         if (subscribe := getattr(clock, "subscribe", None)) is not None:
             self._unsubscribe = subscribe(self._clock_moved)
         self._ticker: Ticker | None = None
+        self._look_at_loads()
         if services:
             flush_ms = config.flush_interval_ms if Flush.ASYNC in (config.flush, config.pop_flush) else None
             self._ticker = Ticker(Duties(self), self._ticker_wake, config.precision_ms, flush_ms)
@@ -543,6 +545,8 @@ class Store(Reader):
     def _tick(self, *, always: bool) -> TickReport:
         self._check_open()
         with self._tick_lock:
+            if self._refusal is not None:  # by a load, which holds the lock
+                self._refuse()
             try:
                 report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
             except BaseException:
@@ -642,8 +646,26 @@ class Store(Reader):
         self._check_open()
         return self
 
+    def _look_at_loads(self) -> None:
+        """Refuse every call while a load is not complete, and let calls go on once it is.
+
+        What a call or a tick puts beside a part, the rest of the load would write over; and it could not tell any more what is missing.
+        """
+        if self._refusal is not None and not isinstance(self._refusal, TransferError):
+            return
+        known = (record for side in (self._timers, self._pops) for record in side.adopted().values())
+        found = next((record for record in known if not record.is_complete), None)
+        self._refusal = None
+        if found is not None:
+            self._refusal = TransferError(
+                f"store {self._path} is in the middle of a load of store {found.broker}; load the same dump again, and it goes on, or load "
+                "it into an empty directory"
+            )
+
     def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it; in a round, note only that the answer needs it."""
+        if type(self._refusal) is TransferError:  # the call waited while a load failed, and is of no use beside the part
+            self._refuse()
         if self._sync_calls and ticket.position:
             if (held := self._round) is not None and held.note(side, ticket):
                 return

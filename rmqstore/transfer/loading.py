@@ -72,7 +72,8 @@ def load(
 def load_into(dump: str | os.PathLike[str], store: Store, *, progress: Progress | None = None) -> LoadReport:
     """Load a dump into an open store that is empty; its other calls wait meanwhile.
 
-    After a crash, run it again with the same dump: until then a part is there. The store keeps its own number, and what the dumped one gave
+    After a crash or an error, run it again with the same dump: until then a part is there, and every other call raises
+    :class:`TransferError`. The store keeps its own number, and what the dumped one gave
     out is good in it.
 
     Raises:
@@ -84,7 +85,8 @@ def load_into(dump: str | os.PathLike[str], store: Store, *, progress: Progress 
 
 def _filled(store: Store, dump: Dump, progress: Progress) -> LoadReport:
     check_transferable(store)
-    with store.engine.timers.held(), store.engine.pops.held():
+    # A tick that waits for the load looks again whether it may go on; one that waited for the sides only would hand a part over.
+    with store._tick_lock, store.engine.timers.held(), store.engine.pops.held():
         tables = Taking(store, dump, progress).run()
     store.transfer.wake()
     return LoadReport(store.path, tables)

@@ -52,10 +52,18 @@ class Taking:
     def run(self, *, resuming: bool = False) -> dict[str, int]:
         """Take everything in; returns the rows by table. With ``resuming``, what an earlier run has finished is left as it is.
 
+        The target refuses its other calls as long as there is a part.
+
         Raises:
             TransferError: as for :meth:`check`.
             CorruptStoreError: what the target holds in the end is not what it should hold.
         """
+        try:
+            return self._run(resuming=resuming)
+        finally:
+            self._target._look_at_loads()
+
+    def _run(self, *, resuming: bool) -> dict[str, int]:
         finished = self._finished()
         if finished is not None and (resuming or self._is_unfinished):
             # Everything was taken in and compared; perhaps one side does not know yet.
@@ -232,7 +240,7 @@ class Taking:
 
     def _compare(self, expected: dict[str, TableDigest]) -> None:
         """Compare what the target holds with what was taken in."""
-        found = self._target.transfer.digest()
+        found = State(self._target.engine.timers, self._target.engine.pops).digest()
         wrong = [f"{table}: {found[table].text()}, not {expected[table].text()}" for table in DIGESTED if found[table] != expected[table]]
         if wrong:
             raise CorruptStoreError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 
 import rmqstore
 from rmqstore import Store, TransferError
+from rmqstore.store.opening import broker_name
 from rmqstore.transfer import dump, dumps, load, load_into, migrate, replacing, taking
 from rmqstore_conformance.cases.test_moving import shown, used
-from rmqstore_conformance.stores import Pair, Stores, message, stores_of
+from rmqstore_conformance.stores import Pair, Stores, ids, message, pop_all, stores_of
 from tests.pairs import ENGINES
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
@@ -175,11 +178,72 @@ def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores
         load_into(stores.root / "first", target, progress=_Cut(4))
     with pytest.raises(TransferError, match="in the middle of a load"):
         load_into(stores.root / "second", target)
-    dump(target, stores.root / "half")
+    with pytest.raises(TransferError, match="in the middle of a load"):
+        dump(target, stores.root / "half")
+    dump(target.path, stores.root / "half")
     with pytest.raises(TransferError, match="finish that load first"):
         load_into(stores.root / "half", stores.open("third"))
     load_into(stores.root / "first", target)
     assert target.verify() == []
+
+
+@pytest.mark.parametrize("is_reopened", [True, False], ids=["reopened", "open"])
+def test_nothing_is_done_to_a_part_of_a_load(stores: Stores, is_reopened: bool) -> None:
+    """A send or a tick beside a part would be written over by what is still to come, and be lost although it was answered."""
+    source, target = stores.open("source"), stores.open("target")
+    source.send_batch([message(n) for n in range(9)])
+    for number in range(9):
+        source.send(message(f"later{number}"), delay_ms=1000)
+    dump(source, stores.root / "dump")
+    stores.clock.advance(2000)
+    held, broker = source.pop("t", "g")[0].receipt, broker_name(source.engine.store_id)
+    with pytest.raises(CutShortError):
+        load_into(stores.root / "dump", target, progress=_Cut(2))
+    if is_reopened:
+        target.close()
+        target = stores.open("target")
+    assert target.engine.timers.export_state("timers", None, 100).rows.num_rows == 8
+    calls: list[Callable[[], object]] = [
+        target.tick,
+        lambda: target.send(message("ours")),
+        lambda: target.send(message("ours"), delay_ms=1000),
+        lambda: target.pop("t", "g"),
+        lambda: target.ack(held),
+        lambda: target.topics.create("t"),
+        target.stats,
+    ]
+    for call in calls:
+        with pytest.raises(TransferError, match=f"{target.path} is in the middle of a load of store {broker}; load the same dump"):
+            call()
+    load_into(stores.root / "dump", target)
+    target.tick()
+    target.send(message("ours"))
+    assert sorted(ids(pop_all(target))) == sorted([*(f"m{n}" for n in range(9)), *(f"mlater{n}" for n in range(9)), "mours"])
+    assert target.verify() == []
+
+
+@one_engine
+def test_what_waits_for_a_load_that_fails_is_refused(stores: Stores) -> None:
+    """A tick and a send that came while the load had the store do not go on with the part that it leaves."""
+    source, target = stores.open("source"), stores.open("target")
+    for number in range(9):
+        source.send(message(f"later{number}"), delay_ms=1000)
+    dump(source, stores.root / "dump")
+    stores.clock.advance(2000)
+    waiting: list[Future[object]] = []
+
+    def cut(table: str, rows_done: int, rows_total: int) -> None:
+        if table == "timers":
+            waiting.extend([pool.submit(target.tick), pool.submit(target.send, message("ours"))])
+            time.sleep(0.2)
+            raise CutShortError
+
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(CutShortError):
+            load_into(stores.root / "dump", target, progress=cut)
+        for each in waiting:
+            assert isinstance(each.exception(), TransferError)
+    assert target.engine.timers.export_state("timers", None, 100).rows.num_rows == 8
 
 
 def _check_migrated(path: Path, engine: str, digest: Any) -> None:
@@ -321,7 +385,8 @@ def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch:
     try:
         load_into(stores.root / "dump", target)
     except CutShortError:
-        target = stores.reopen(target, **SETTINGS)
+        target.close()
+        target = stores.open("target", **SETTINGS)
         load_into(stores.root / "dump", target)
     for _ in range(2):
         assert shown(target) == theirs

@@ -80,7 +80,7 @@ class StoreDirectory:
 
     Raises:
         StorePathError: the path is a file, not writable, its parent is missing, or it holds something else.
-        StoreLockedError: somebody has the store open.
+        StoreLockedError: somebody has the store open, or put another one into its place meanwhile.
         FormatVersionError: a newer rmqstore made it.
         CorruptStoreError: the manifest cannot be read.
     """
@@ -104,6 +104,7 @@ class StoreDirectory:
             except OSError as error:
                 raise system_error(error, self.path) from error
             stack.callback(self.release)
+            self._refuse_moved()
             self.manifest = read_manifest(self.held)
             if self.manifest is None:
                 self._clear()
@@ -137,6 +138,15 @@ class StoreDirectory:
             raise
         _held.add(handle)
         return handle
+
+    def _refuse_moved(self) -> None:
+        """Refuse a directory that another one took the place of before it was locked: a migration or a load had the lock until then."""
+        try:
+            is_there = self.path.samefile(self.held)
+        except (FileNotFoundError, NotADirectoryError):
+            is_there = False
+        if not is_there:
+            raise StoreLockedError(f"store {self.path} was moved or replaced while it was opened; open it again")
 
     def _refuse_strangers(self) -> set[str]:
         """Return what a creation left that did not come to its end; anything else that is no store is refused."""

@@ -54,7 +54,8 @@ def load(
         progress: told after every chunk.
 
     Raises:
-        TransferError: the store at ``path`` is not empty, or something would be lost; found before anything is written.
+        TransferError: the store at ``path`` is not empty, or something would be lost; found before anything is written. Or a store was made
+            there meanwhile, which stays.
         CorruptStoreError, FormatVersionError: the dump is damaged, or too new; found before anything is written.
         StoreLockedError: the store at ``path`` is open.
         ConfigError: a setting is wrong or differs from what the store was made with.
@@ -119,7 +120,11 @@ def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress
         config.give_settings(replacement.staging, dump.manifest.given, others)
     tables = built(replacement, settings, dump, clock, progress)
     replacement.ready(tables, 0, free_name(place, "before-load"))
-    replacement.publish()
+    if replacement.take_up() is None:
+        raise TransferError(
+            f"a store was made at {place} while the dump was loaded, and it stays there; the loaded one is {replacement.staging}: move the "
+            "other one away, and the same load puts it into its place"
+        )
     return LoadReport(place, tables)
 
 

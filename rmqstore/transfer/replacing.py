@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import TransferError
-from rmqstore.store.directory import LOCK_NAME, StoreDirectory, json_bytes, read_manifest, write_durably
+from rmqstore.store.directory import CREATING_NAME, LOCK_NAME, StoreDirectory, json_bytes, write_durably
 from rmqstore.store.snapshots import epoch_of
 
 _AT_FDCWD: Final = -100
@@ -95,14 +95,19 @@ class Replacement:
         self._write({**(self.noted() or {}), "tables": tables, "epoch": epoch, "inode": self.staging.stat().st_ino, "previous": previous})
 
     def take_up(self) -> Published | None:
-        """Finish what an earlier run left when the new store was complete; None when it was not, or is out of date by now."""
+        """Finish what was complete; None when nothing is, or when it is out of date by now, as another store is in the place.
+
+        Raises:
+            StoreLockedError: the store in the place is open.
+            StorePathError: something else is there.
+        """
         note = self.noted()
         if note is None or "inode" not in note:
             return None
         with ExitStack() as stack:
             if not self.is_in_place() and self.path.exists():
-                if read_manifest(self.path) is not None:
-                    stack.enter_context(StoreDirectory(self.path))
+                # Held until they have changed places, since who opens a store there meanwhile would go on in one that is out of the way.
+                stack.enter_context(StoreDirectory(self.path))
                 if epoch_of(self.path) != note["epoch"]:
                     return None
             return self.publish()
@@ -120,7 +125,7 @@ class Replacement:
             sync_path(self.path.parent)
         if self.staging.exists():
             self.staging.rename(previous)
-        if previous.exists() and {entry.name for entry in previous.iterdir()} <= {CONFIG_NAME, LOCK_NAME}:
+        if previous.exists() and {entry.name for entry in previous.iterdir()} <= {CONFIG_NAME, LOCK_NAME, CREATING_NAME}:
             # There was no store, only its settings, which the new one has.
             shutil.rmtree(previous)
         sync_path(self.path.parent)

@@ -15,6 +15,7 @@ import pytest
 
 import rmqstore
 from rmqstore import Store, TransferError
+from rmqstore.store.directory import StoreDirectory
 from rmqstore.store.opening import broker_name
 from rmqstore.transfer import dump, dumps, load, load_into, migrate, replacing, taking
 from rmqstore_conformance.cases.test_moving import shown, used
@@ -326,6 +327,68 @@ def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stor
     store.close()
     migrate(store.path, engine=engine)
     _check_migrated(store.path, engine, digest)
+
+
+@one_engine
+@pytest.mark.parametrize("is_there", [True, False], ids=["empty directory", "nothing"])
+def test_a_store_that_is_made_while_a_dump_is_loaded_stays(stores: Stores, is_there: bool) -> None:
+    """It has answered sends by then; its owner would go on in a directory that is out of the way."""
+    dump(used(stores).store, stores.root / "dump")
+    place, made = stores.root / "new", []
+    if is_there:
+        place.mkdir()
+
+    def make(*_: object) -> None:
+        if not made:
+            made.append(stores.open("new"))
+            made[0].send(message("answered"))
+
+    with pytest.raises(rmqstore.StoreLockedError):
+        load(stores.root / "dump", place, progress=make)
+    made[0].send(message("later"))
+    made[0].close()
+    with pytest.raises(TransferError, match="is not empty"):
+        load(stores.root / "dump", place)
+    assert ids(pop_all(stores.open("new"))) == ["manswered", "mlater"]
+
+
+@one_engine
+def test_a_store_that_was_made_meanwhile_can_be_moved_away(stores: Stores) -> None:
+    """What was loaded waits beside it, and takes the place at once."""
+    source = used(stores).store
+    dump(source, stores.root / "dump")
+    place = stores.root / "new"
+
+    def make(table: str, *_: int) -> None:
+        if table == "timers":
+            stores.open("new").close()
+
+    with pytest.raises(TransferError, match=r"a store was made at .*new while .* the loaded one is .*new\.loading"):
+        load(stores.root / "dump", place, progress=make)
+    place.rename(stores.root / "away")
+    load(stores.root / "dump", place, progress=_Cut(1))
+    with rmqstore.open(place, read_only=True) as new:
+        assert new.transfer.digest() == source.transfer.digest()
+    assert {entry.name for entry in stores.root.iterdir()} == {"old", "dump", "new", "away"}
+
+
+@one_engine
+def test_an_open_that_a_migration_overtakes_does_not_own_the_old_store(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had the directory, and got the lock that the migration let go of, when the new store was in the place already."""
+    store = used(stores).store
+    store.close()
+    locked = StoreDirectory._locked
+
+    def overtaken(self: StoreDirectory) -> Any:
+        monkeypatch.setattr(StoreDirectory, "_locked", locked)
+        migrate(store.path, engine=OTHER[stores.pair.timers])
+        return locked(self)
+
+    monkeypatch.setattr(StoreDirectory, "_locked", overtaken)
+    with pytest.raises(rmqstore.StoreLockedError, match="moved or replaced while it was opened"):
+        rmqstore.open(store.path, services=False)
+    with rmqstore.open(store.path, services=False) as new:
+        assert new.engine.config.timer_engine == OTHER[stores.pair.timers]
 
 
 @one_engine

@@ -41,10 +41,12 @@ class Engines:
         config: the settings that the store was opened with.
         manifest: what the store was made with.
         sessions: what each engine has open, by the engine's name.
+        held: leads to the store's directory, also when that was moved or the path that was given leads elsewhere by now.
     """
 
     config: Config
     manifest: dict[str, Any]
+    held: Path
     timers: TimerStore
     pops: PopStore
     _stack: ExitStack
@@ -96,6 +98,7 @@ class OwnedEngines(Engines):
         with ExitStack() as stack:
             self.directory = StoreDirectory(path)
             stack.callback(self.directory.release)
+            self.held = self.directory.held
             manifest = self.directory.manifest
             is_new = manifest is None
             if manifest is None:
@@ -135,23 +138,23 @@ class ReadEngines(Engines):
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         super().__init__()
         found = get_plugins()
-        manifest = read_manifest(path)
-        if manifest is None:
-            raise StorePathError(f"there is no store at {path}; only an open without read_only=True makes one")
-        self.config = config.load(path, settings, found.engine_settings()).with_stored(manifest["baked"], str(path))
-        self.manifest = manifest
-        names = list(dict.fromkeys((self.config.timer_engine, self.config.pop_engine)))
-        engines = [(name, *found.load_engine(name)) for name in names]
-        for name, info, _ in engines:
-            if info.capabilities.read_only_open is not Support.FULL:
-                raise UnsupportedOperationError(f"engine {name!r} cannot be opened for reading ({info.capabilities.read_only_open.value})")
         with ExitStack() as stack:
-            directory = HeldDirectory(path)
-            stack.callback(directory.close)
+            # The manifest and the files are of one directory, though a migration may put another one into its place meanwhile.
+            self.held = _held(path, stack)
+            manifest = read_manifest(self.held)
+            if manifest is None:
+                raise _no_store(path)
+            self.config = config.load(path, settings, found.engine_settings()).with_stored(manifest["baked"], str(path))
+            self.manifest = manifest
+            names = list(dict.fromkeys((self.config.timer_engine, self.config.pop_engine)))
+            engines = [(name, *found.load_engine(name)) for name in names]
+            for name, info, _ in engines:
+                if (support := info.capabilities.read_only_open) is not Support.FULL:
+                    raise UnsupportedOperationError(f"engine {name!r} cannot be opened for reading ({support.value})")
             # The timers go first: what is handed over in between is then seen on both sides, and the pops' cursor says that it is done.
             for name, info, engine in engines:
-                refuse_missing_files(directory.path / name, info)
-                self.infos[name], self.sessions[name] = info, engine.open_for_reading(directory.path / name, self._options(name))
+                refuse_missing_files(self.held / name, info)
+                self.infos[name], self.sessions[name] = info, engine.open_for_reading(self.held / name, self._options(name))
                 stack.callback(self.sessions[name].close)
             self._take_sides()
             self._stack = stack.pop_all()
@@ -160,6 +163,22 @@ class ReadEngines(Engines):
         """Move on to the newest state."""
         for session in self.sessions.values():
             session.refresh()
+
+
+def _held(path: Path, stack: ExitStack) -> Path:
+    """Return what leads to the directory ``path`` until the stack is closed."""
+    try:
+        directory = HeldDirectory(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_store(path) from None
+    except OSError as error:
+        raise system_error(error, path) from error
+    stack.callback(directory.close)
+    return directory.path
+
+
+def _no_store(path: Path) -> StorePathError:
+    return StorePathError(f"there is no store at {path}; only an open without read_only=True makes one")
 
 
 def refuse_missing_files(path: Path, info: EngineInfo) -> None:

@@ -250,7 +250,8 @@ def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[R
             check_transferable(source)
             if all(_info(name).capabilities.read_only_open is Support.FULL for name in _engines(source)):
                 source.flush()
-                source = stack.enter_context(ReadStore(source.path, {}))
+                # The path that it was opened by may lead to another store by now.
+                source = stack.enter_context(ReadStore(source.engine.held, {}))
             else:
                 stack.enter_context(source.engine.timers.held())
                 stack.enter_context(source.engine.pops.held())
@@ -322,7 +323,7 @@ class _Writer:
             precision_ms=self._state.precision_ms,
             digests={table: digest.text() for table, digest in digests.items() if table not in HEADS},
             needs=self._needs,
-            given=config.given_settings(self._store.path, get_plugins().engine_settings()),
+            given=config.given_settings(self._store.engine.held, get_plugins().engine_settings()),
             files=self._files,
         )
         write_durably(self._path / MANIFEST, manifest.to_bytes())

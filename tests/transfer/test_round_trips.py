@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ import pytest
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, Store
 from rmqstore.contract import Receipt, TimerHandle
+from rmqstore.store import opening
+from rmqstore.store.directory import HeldDirectory
 from rmqstore.tables import State
-from rmqstore.transfer import dump, load, load_into, open_dump
+from rmqstore.transfer import dump, load, load_into, migrate, open_dump
 from rmqstore_conformance.cases.test_moving import Past, T, shown, used
 from rmqstore_conformance.stores import DAY_MS, Pair, Stores, directory, ids, message, pop_all
 from tests.pairs import ENGINES, MIXED
@@ -148,6 +151,45 @@ def test_a_store_is_dumped_while_it_is_in_use(engine: str) -> None:
             target = stores.open(f"target{number}")
             load_into(stores.root / f"dump{number}", target)
             assert target.verify() == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dump_is_of_the_store_that_is_open_whatever_its_path_leads_to_now(engine: str) -> None:
+    """X5: another store in its old place is not what is dumped, nor are the settings there."""
+    with _stores(engine) as stores:
+        (stores.root / "store").mkdir()
+        (stores.root / "store" / "rmqstore.toml").write_text("max_retries = 3\n")
+        store = stores.open()
+        store.send(message("ours"))
+        (stores.root / "store").rename(stores.root / "moved")
+        other = stores.open()
+        other.send(message("theirs"))
+        dump(store, stores.root / "dump")
+        found = open_dump(stores.root / "dump")
+        assert [row["message_id"] for row in found.rows("messages")] == ["mours"]
+        assert found.store_id == store.engine.store_id
+        assert found.manifest.given == {"max_retries": 3}
+
+
+@pytest.mark.parametrize("engine", DURABLE[:1])
+def test_what_is_read_is_one_directory_though_another_takes_its_place(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that a migration overtakes does not look by the manifest of one store for the files of the other."""
+    other = next(each for each in DURABLE if each != engine)
+    with _stores(engine) as stores:
+        store = stores.open()
+        store.send(message("ours"))
+        store.close()
+        held = opening.HeldDirectory
+
+        def overtaken(path: Path) -> HeldDirectory:
+            monkeypatch.setattr(opening, "HeldDirectory", held)
+            migrate(store.path, engine=other)
+            return held(path)
+
+        monkeypatch.setattr(opening, "HeldDirectory", overtaken)
+        with rmqstore.open(store.path, read_only=True) as reader:
+            assert reader.engine.config.timer_engine == other
+            assert [each.message_id for each in reader.read("t").messages] == ["mours"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -49,7 +49,9 @@ def write_snapshot(engines: OwnedEngines, path: Path) -> Path:
         if given.is_file():
             # A retention that only the file gives decides what the copy keeps.
             shutil.copy2(given, copy / CONFIG_NAME)
-        write_manifest(copy, engines.manifest)
+        # A copy opens as a store, too, and its original goes on.
+        epochs = (engines.timers.stats().epoch, engines.pops.stats().epoch, engines.manifest.get("min_epoch", 0))
+        write_manifest(copy, {**engines.manifest, "min_epoch": parted_epoch(max(epochs))})
     return path
 
 

@@ -110,12 +110,14 @@ def test_r7_an_interrupted_snapshot_is_not_there(durable_stores: Stores, target:
 
 
 @pytest.mark.clause("C6", "P5", "R7")
-def test_c3_a_restored_copy_and_its_original_give_out_nothing_alike(durable_stores: Stores) -> None:
-    """C3: both go on from one state; what one of them gives out since, the other never held."""
+@pytest.mark.parametrize("is_restored", [True, False], ids=["restored", "opened"])
+def test_c3_a_restored_copy_and_its_original_give_out_nothing_alike(durable_stores: Stores, is_restored: bool) -> None:
+    """C3: both go on from one state; what one of them gives out since, the other never held. A snapshot that is opened itself is a copy."""
     store = durable_stores.open()
     store.send_batch([message(number) for number in range(4)])
-    store.snapshot(durable_stores.root / "snapshot")
-    rmqstore.restore(durable_stores.root / "snapshot", durable_stores.root / "copy")
+    store.snapshot(durable_stores.root / ("snapshot" if is_restored else "copy"))
+    if is_restored:
+        rmqstore.restore(durable_stores.root / "snapshot", durable_stores.root / "copy")
     both = (durable_stores.reopen(store), durable_stores.open("copy"))
     timers = [each.send(message(f"later{at}"), delay=FAR) for at, each in enumerate(both)]
     held = [each.pop(T, G, max_messages=2, invisible=FAR) for each in both]

@@ -251,12 +251,16 @@ def given_settings(store: Path, engine_settings: Mapping[str, Sequence[Setting]]
     }
 
 
+def as_given(settings: Mapping[str, Value], other_engines: Collection[str]) -> str:
+    """Return the ``rmqstore.toml`` of a store that gets these settings; those of other engines than its own are left out."""
+    return as_toml({key: value for key, value in settings.items() if key.partition(".")[0] not in other_engines})
+
+
 def give_settings(store: Path, settings: Mapping[str, Value], other_engines: Collection[str]) -> None:
-    """Write ``rmqstore.toml`` into a store that has none; settings of other engines than its own are left out."""
-    kept = {key: value for key, value in settings.items() if key.partition(".")[0] not in other_engines}
-    file = store / FILE_NAME
-    if kept and not file.exists():
-        file.write_text(as_toml(kept), encoding="utf-8")
+    """Write ``rmqstore.toml`` into a store that has none, as :func:`as_given` says."""
+    text, file = as_given(settings, other_engines), store / FILE_NAME
+    if text and not file.exists():
+        file.write_text(text, encoding="utf-8")
 
 
 def as_toml(settings: Mapping[str, Value]) -> str:

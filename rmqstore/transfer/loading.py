@@ -106,18 +106,17 @@ def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress
         with Store(OwnedEngines(place, given), clock, services=False) as store:
             check_keeps(store)
             return _filled(store, dump, progress)
-    check_settings(replacement.staging, settings)
+    check_settings(place, settings)
     if place.exists():
         # It may hold something else.
         with StoreDirectory(place) as directory:
             directory.abandon()
     if note.get("plan") != plan:
         replacement.claim()
-        replacement.begin({"plan": plan})
-        # The new store has the settings file of the old one, when the place has none.
-        replacement.staging.mkdir(exist_ok=True)
+        # The new store has the settings file of the old one, unless the place has one. All of it is there before the plan is noted, since
+        # a run that goes on with a plan gives no settings.
         others = get_plugins().engine_settings().keys() - {settings.get(name) for name in ENGINE_KEYS}
-        config.give_settings(replacement.staging, dump.manifest.given, others)
+        replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, others))
     tables = built(replacement, settings, dump, clock, progress)
     replacement.ready(tables, 0, free_name(place, "before-load"))
     if replacement.take_up() is None:
@@ -157,15 +156,22 @@ def new_store_settings(baked: Mapping[str, Any], given: Mapping[str, Any]) -> di
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that no store at ``path`` could have, before anything is begun.
+    """Refuse settings that no store at ``path`` could have, or that it could not be opened with there, before anything is begun.
 
     Raises:
         ConfigError, EngineLookupError: naming the setting, or the engine.
     """
     found = get_plugins()
-    wanted = config.load(path, settings, found.engine_settings())
-    for name in {wanted.timer_engine, wanted.pop_engine} - {""}:
+    made = config.load(path, settings, found.engine_settings())
+    for name in {made.timer_engine, made.pop_engine} - {""}:
         found.load_engine(name)
+    wanted = config.load(path, {}, found.engine_settings())
+    for key, value in made.baked().items():
+        if wanted.is_given(key) and wanted.values[key] != value:
+            raise ConfigError(
+                f"{wanted.origins[key]} gives {key} = {wanted.values[key]!r} and the new store has {value!r}, so it could not be opened; "
+                "take it out first, or ask for the same"
+            )
 
 
 def check_keeps(store: Store) -> None:
@@ -232,11 +238,12 @@ def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progr
     get_plugins().load_engine(engine)
     with StoreDirectory(place) as directory, ReadStore(place, {}) as view:
         baked = (directory.manifest or {})["baked"]
-        _check_wish(place, engine, precision_ms, baked)
+        if baked["timer_engine"] == baked["pop_engine"] == engine and precision_ms in (None, baked.get("precision_ms")):
+            raise TransferError(f"store {place} is of engine {engine!r} already")
+        settings = new_store_settings(baked, {"engine": engine} | ({} if precision_ms is None else {"precision_ms": precision_ms}))
+        check_settings(place, settings)
         check_transferable(view)
         source = IncomingStore(view)
-        settings = new_store_settings(baked, {"engine": engine} | ({} if precision_ms is None else {"precision_ms": precision_ms}))
-        check_settings(replacement.staging, settings)
         wish = {"dump": source.dump_id, "engine": engine, "precision_ms": precision_ms}
         if note.get("wish") != wish:
             replacement.claim()
@@ -245,15 +252,3 @@ def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progr
         old = "+".join(engines_in(directory.manifest or {}))
         replacement.ready(tables, source.epoch, free_name(place, f"before-{old}"))
         return MigrateReport(place, replacement.publish().previous, tables)
-
-
-def _check_wish(place: Path, engine: str, precision_ms: int | None, baked: dict[str, Any]) -> None:
-    """Refuse a migration that changes nothing, or whose store could not be opened where it will be."""
-    if baked["timer_engine"] == baked["pop_engine"] == engine and precision_ms in (None, baked.get("precision_ms")):
-        raise TransferError(f"store {place} is of engine {engine!r} already")
-    wanted = config.load(place, {}, get_plugins().engine_settings())
-    for key, value in (("timer_engine", engine), ("pop_engine", engine), ("precision_ms", precision_ms)):
-        if value is not None and wanted.is_given(key) and wanted.values[key] != value:
-            raise ConfigError(
-                f"{wanted.origins[key]} gives {key} = {wanted.values[key]!r}, so the migrated store could not be opened; take it out first"
-            )

@@ -72,13 +72,16 @@ class Replacement:
             shutil.rmtree(self.staging)
         self._note.unlink(missing_ok=True)
 
-    def begin(self, note: dict[str, Any]) -> None:
-        """Note durably what is being built, and give it the settings file of the place."""
+    def begin(self, note: dict[str, Any], settings: str = "") -> None:
+        """Note durably what is being built, and give it the settings file of the place; where there is none, one with ``settings``."""
         config = self.path / CONFIG_NAME
-        if config.is_file():
+        if config.is_file() or settings:
             self.staging.mkdir(exist_ok=True)
             copy = self.staging / CONFIG_NAME
-            shutil.copyfile(config, copy)
+            if config.is_file():
+                shutil.copyfile(config, copy)
+            else:
+                copy.write_text(settings, encoding="utf-8")
             # Else a power loss behind the exchange leaves a store without its settings.
             sync_path(copy)
             sync_path(self.staging)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,9 +83,50 @@ def test_the_file_of_the_place_wins(tmp_path: Path) -> None:
         assert (stores.root / "new" / "rmqstore.toml").read_text() == "max_retries = 7\n"
 
 
-def test_any_value_can_be_written_as_toml() -> None:
-    import tomllib
+@pytest.mark.parametrize("text", ['engine = "lmdb"\n', "precision_ms = 100\n"], ids=str.strip)
+def test_a_file_in_the_place_that_contradicts_the_new_store_is_found_first(text: str) -> None:
+    """Else the store would be there, and could not be opened."""
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        dump(made(stores), stores.root / "dump")
+        new = stores.root / "new"
+        new.mkdir()
+        (new / "rmqstore.toml").write_text(text)
+        with pytest.raises(rmqstore.ConfigError, match=r"new/rmqstore\.toml gives .* and the new store has .*; take it out first"):
+            load(stores.root / "dump", new, clock=stores.clock)
+        assert sorted(each.name for each in stores.root.iterdir()) == ["dump", "new", "store"]
+        assert [each.name for each in new.iterdir()] == ["rmqstore.toml"]
+        load(stores.root / "dump", new, clock=stores.clock, **tomllib.loads(text))
+        with rmqstore.open(new, clock=stores.clock, services=False) as store:
+            assert store.get("m1") is not None
 
+
+def test_a_load_that_was_killed_before_its_first_row_keeps_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are durable before the plan is, as the run that goes on with the plan gives none."""
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        dump(made(stores), stores.root / "dump")
+        synced: list[str] = []
+        fsync, write = os.fsync, Replacement._write
+
+        def noting(descriptor: int) -> None:
+            synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(stores.root)))
+            fsync(descriptor)
+
+        def killed(self: Replacement, note: dict[str, Any]) -> None:
+            write(self, note)
+            if "plan" in note:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", noting)
+            patched.setattr(Replacement, "_write", killed)
+            with pytest.raises(KeyboardInterrupt):
+                load(stores.root / "dump", stores.root / "new", clock=stores.clock)
+        assert {"new.loading/rmqstore.toml", "new.loading"} <= set(synced)
+        load(stores.root / "dump", stores.root / "new", clock=stores.clock)
+        assert keeps(stores, stores.root / "new")
+
+
+def test_any_value_can_be_written_as_toml() -> None:
     settings = {"a": 1, "b.c": True, "b.d": 'quote " and \\ and ü', "e": 0.5, "b.c2": 2**40}
     assert tomllib.loads(as_toml(settings)) == {"a": 1, "e": 0.5, "b": {"c": True, "d": 'quote " and \\ and ü', "c2": 2**40}}
     assert as_toml({}) == ""

@@ -18,7 +18,8 @@ no harm:
 5. The lock is taken and let go by ``with`` on a lock of C's, between whose steps and the block CPython runs no signal handler; a lock whose
    ``__enter__`` is written in Python (``Condition``, or a context manager around a lock) could stay held for ever.
 
-So an interrupted call happened wholly or not at all, and the one behind it answers as after a crash, except that nothing was lost.
+So an interrupted call happened wholly or not at all, and the one behind it answers as after a crash, except that nothing was lost. A close
+is such a call too: a database may write down what is in memory when it is closed.
 
 **A snapshot** goes on beside other calls (R7), however much it copies: it holds the lock for the steps alone for which the database asks
 (``OrderedKV.snapshot``). It is of one position of the log of both sides, so of some number of whole calls, and what was answered before it
@@ -212,8 +213,9 @@ class Shared:
             if self._closed:
                 return
             try:
-                if self._poison is None and (self._untold or (self._stale and self._answered())):
-                    self.fresh()
+                if self._poison is None and (self.call.is_under_way or self._untold or (self._stale and self._answered())):
+                    with self.call:
+                        pass
             finally:
                 self._closed = True
                 self.is_fresh = False
@@ -221,24 +223,28 @@ class Shared:
 
 
 class Call:
-    """One call of a session: ``with shared.lock, shared.call as kv``; the module says what for. Calls are not nested."""
+    """One call of a session: ``with shared.lock, shared.call as kv``; the module says what for. Calls are not nested.
+
+    Attributes:
+        is_under_way: the note; with the lock held, and outside of a call, that one was cut short.
+    """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._is_under_way = False
+        self.is_under_way = False
 
     def __enter__(self) -> OrderedKV:
         shared = self._shared
         kv = shared.kv if shared.is_fresh else shared.fresh()
-        if self._is_under_way:
+        if self.is_under_way:
             shared.after_interrupt()
-        self._is_under_way = True
+        self.is_under_way = True
         return kv
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None or issubclass(kind, RmqstoreError):
             # The note is taken back: memory is what is stored.
-            self._is_under_way = False
+            self.is_under_way = False
 
 
 class OrderedSide(Side):

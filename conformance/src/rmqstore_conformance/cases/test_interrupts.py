@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rmqstore import ManualClock, Store
+from rmqstore import ManualClock, Message, Store
 from rmqstore.errors import StorePoisonedError
-from rmqstore_conformance.faults.interrupting import Interrupted, Interrupts, TimedOut
+from rmqstore_conformance.faults.interrupting import Interrupted, Interrupts, TimedOut, belongs_to, stepped
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, Notes, Play, note_what_was_lost, open_script
@@ -24,6 +24,8 @@ from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import Target
 
 INTERRUPTS = 240
+_STRIDE = 3
+"""So many steps are between two at which a call is interrupted that is followed by a close."""
 
 pytestmark = [pytest.mark.level("extended"), pytest.mark.timeout(3600)]
 
@@ -120,3 +122,40 @@ def test_f4_an_interrupted_call_happened_or_did_not(
         came += life.came
         stores += 1
     tell(f"interrupts: {', '.join(f'{count} in {operation}' for operation, count in came.most_common())}")
+
+
+def _interrupt() -> None:
+    raise Interrupted
+
+
+@pytest.mark.clause("P4")
+@pytest.mark.parametrize("call", ["send", "ack"])
+def test_f4_a_close_behind_an_interrupted_call(durable_pair: Pair, target: Target, tmp_path: Path, call: str) -> None:
+    """F4: a call is interrupted, and the next thing is the close: an open finds the call wholly or not at all, and ``verify`` is clean."""
+    clock = ManualClock(START_MS)
+    step, came = 1, 0
+    while True:
+        path = tmp_path / f"store-{step}"
+        store = open_script(path, durable_pair, target.settings, clock)
+        store.send_batch([Message("t", b"old", queue_id=0)] * 4)
+        leased = store.pop("t", "g", max_messages=2)
+        calls: dict[str, Callable[[], object]] = {
+            "send": lambda store=store: store.send(Message("t", b"new", queue_id=0)),  # type: ignore[misc]
+            "ack": lambda store=store, leased=leased: store.ack(leased),  # type: ignore[misc]
+        }
+        try:
+            stepped(calls[call], step, _interrupt, belongs_to(store))
+            break
+        except Interrupted:
+            came += 1
+        store.close()
+        with open_script(path, durable_pair, target.settings, clock) as store:
+            assert store.verify() == [], f"interrupted at step {step}"
+            store.send(Message("t", b"next", queue_id=0))
+            bodies = [message.body for message in store.read("t").messages]
+            assert bodies in ([b"old"] * 4 + [b"next"], [b"old"] * 4 + [b"new", b"next"]), f"interrupted at step {step}"
+            lag = store.lag("t", "g")
+            assert (lag.ready, lag.in_flight, lag.retry) in ((len(bodies) - 2, 2, 0), (len(bodies) - 2, 0, 0))
+        step += _STRIDE
+    assert came > _STRIDE
+    store.close()

@@ -183,6 +183,8 @@ class Ledger(CommittedKV):
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
+        # What is in memory may not be what the log says, so no check point may say it.
+        self._is_cut_short = False
 
     # ------------------------------------------------------------ reads
 
@@ -339,6 +341,7 @@ class Ledger(CommittedKV):
         Raises:
             StorePoisonedError: that cannot be done; or pops and acks are held that the log does not know.
         """
+        self._is_cut_short = True
         if self.buffered:
             held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
             raise self.refuse_poisoned(held, "a call")
@@ -352,6 +355,7 @@ class Ledger(CommittedKV):
                 raise self.refuse_poisoned(error, "opening the files again after an interrupt") from error
         for begin_anew in self.reopened:
             begin_anew()
+        self._is_cut_short = False
 
     def _open_again(self) -> None:
         self.rewrites += 1
@@ -559,7 +563,7 @@ class Ledger(CommittedKV):
             return
         refusal = self.refusal
         try:
-            if refusal is None:
+            if refusal is None and not self._is_cut_short:
                 self.write_back()
                 self.sync()
                 with suppress(StoreFullError):

@@ -1,0 +1,50 @@
+"""What the wheel answers when a second signal comes while it opens its files again behind a call that was cut short (F4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import ManualClock, Message, Store
+from rmqstore_wheel.log.journal import State
+from rmqstore_wheel.log.ledger import Ledger
+
+_START_MS = 1_700_000_000_000
+
+
+def _opened(path: Path) -> Store:
+    return rmqstore.open(path, engine="wheel", services=False, clock=ManualClock(_START_MS))
+
+
+def _broken(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupted(monkeypatch: pytest.MonkeyPatch, where: type, name: str, act: Callable[[], object]) -> None:
+    """Make a call that is interrupted where it would call something."""
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, _broken)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+
+
+def _cut_short(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a send interrupted behind its frame."""
+    _interrupted(monkeypatch, State, "apply", lambda: store.send(Message("t", b"cut short")))
+
+
+def test_a_close_that_is_interrupted_behind_an_interrupted_call_says_nothing_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _opened(tmp_path / "store")
+    store.send(Message("t", b"first"))
+    _cut_short(store, monkeypatch)
+    _interrupted(monkeypatch, Ledger, "_open_again", store.close)
+    with _opened(tmp_path / "store") as store:
+        assert store.verify() == []
+        store.send(Message("t", b"next"))
+        assert [message.body for message in store.read("t").messages] == [b"first", b"cut short", b"next"]

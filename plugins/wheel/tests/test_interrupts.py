@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message, Store
+from rmqstore import ManualClock, Message, MessageBatch, Store
+from rmqstore_wheel.files.disk import DiskFile
 from rmqstore_wheel.log.journal import State
 from rmqstore_wheel.log.ledger import Ledger
 
@@ -35,6 +36,28 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch, where: type, name: str, act: C
 def _cut_short(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a send interrupted behind its frame."""
     _interrupted(monkeypatch, State, "apply", lambda: store.send(Message("t", b"cut short")))
+
+
+def test_a_sync_that_meets_a_log_which_is_being_opened_again_says_only_what_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = DiskFile.sync
+
+    def noted(file: DiskFile) -> None:
+        synced.append(file.path.parent.name)
+        sync(file)
+
+    with _opened(tmp_path / "store") as store:
+        pops = store.engine.pops
+        # What another thread has written, for which it still waits.
+        _, ticket = pops.append(MessageBatch.of([Message("t", b"written", message_id="m1", born_ms=_START_MS, queue_id=0)]), _START_MS)
+        monkeypatch.setattr(DiskFile, "sync", noted)
+        _cut_short(store, monkeypatch)
+        _interrupted(monkeypatch, Ledger, "open", store.stats)
+        pops.sync(ticket)
+        assert "commitlog" in synced
+        assert [message.body for message in store.read("t").messages] == [b"written", b"cut short"]
 
 
 def test_a_close_that_is_interrupted_behind_an_interrupted_call_says_nothing_of_memory(

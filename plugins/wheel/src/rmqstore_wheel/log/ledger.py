@@ -359,6 +359,8 @@ class Ledger(CommittedKV):
 
     def _open_again(self) -> None:
         self.rewrites += 1
+        # The log that is opened knows nothing of what is not durable. Should this be cut short, the next sync would have nothing to do.
+        self.log.sync()
         self.log.close()
         self.timers.reopen()
         self.log = CommitLog(self.disk, self.root / "commitlog", self.sizes.log_file_bytes)

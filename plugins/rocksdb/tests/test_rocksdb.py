@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -19,7 +20,15 @@ from hypothesis import given, strategies as st
 import rmqstore_rocksdb.kv
 from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore.engine.kv.directory import copy_tree
-from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
+from rmqstore.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StorePoisonedError,
+)
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 from rmqstore_conformance.stores import directory
 from rmqstore_rocksdb import wal
@@ -473,6 +482,106 @@ def test_a_write_that_is_interrupted_is_there_or_not_and_counted(tmp_path: Path)
     assert len(kept) > 10
     kv.close()
     open_kv(tmp_path).close()
+
+
+# ---------------------------------------------------------------- reopening
+
+
+def full(kv: RocksDBKV) -> int:
+    """Have a write in the log that is not durable yet, when the disk says that it has no room; returns its position."""
+    position = put(kv, 1, b"v")
+    kv.refuse_full(OSError(errno.ENOSPC, "no room"))
+    return position
+
+
+def test_a_sync_that_meets_a_reopen_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    position = full(kv)
+    said: list[BaseException | None] = []
+
+    def sync() -> None:
+        try:
+            said.append(kv.sync(position))  # type: ignore[func-returns-value]
+        except StoreError as error:
+            said.append(error)
+
+    syncing = threading.Thread(target=sync, daemon=True)
+    let_go = kv._let_go
+
+    def meeting() -> None:
+        let_go()
+        syncing.start()
+        syncing.join(0.2)
+
+    monkeypatch.setattr(kv, "_let_go", meeting)
+    kv.reopen()
+    syncing.join(20)
+    assert said == [None]
+    monkeypatch.undo()
+    kv.close()
+
+
+def test_what_is_in_the_log_can_be_synced_when_the_database_does_not_open_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    position = full(kv)
+
+    def has_no_room() -> None:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kv, "_open", has_no_room)
+        with pytest.raises(StoreFullError):
+            kv.reopen()
+    kv.sync(position)
+    kv.reopen()
+    assert numbers(kv) == [1]
+    kv.close()
+
+
+class Watched:
+    """A lock that tells when somebody is about to wait for it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.is_wanted = threading.Event()
+
+    def __enter__(self) -> None:
+        self.is_wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_reopen_that_waits_for_a_sync_hears_that_the_disk_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    position = full(kv)
+    leading = Watched(kv.leading)
+    said: list[BaseException | None] = []
+
+    def reopen() -> None:
+        try:
+            said.append(kv.reopen())  # type: ignore[func-returns-value]
+        except StoreError as error:
+            said.append(error)
+
+    reopening = threading.Thread(target=reopen, daemon=True)
+
+    def fail() -> None:
+        monkeypatch.setattr(kv, "leading", leading)
+        reopening.start()
+        assert leading.is_wanted.wait(20)
+        raise OSError(errno.EIO, "the disk failed")
+
+    monkeypatch.setattr(kv._db, "sync", fail)
+    with pytest.raises(StorePoisonedError):
+        kv.sync(position)
+    reopening.join(20)
+    assert [type(each) for each in said] == [StorePoisonedError]
+    with pytest.raises(StorePoisonedError):
+        kv.sync(position)
+    monkeypatch.undo()
+    kv.close()
 
 
 # ---------------------------------------------------------------- snapshots

@@ -196,13 +196,14 @@ class BufferedKV(CommittedKV):
     def reopen(self) -> None:
         if self.refusal is None:
             self.sync()
-        self.wait_refused()
-        kept = self.durable_position
-        self._base.reopen()
-        with self.lock:
-            # The position that it is let in again with.
-            self._layers = (Overlay(self._spaces, self.position + 1),)
-        self.readmit(kept)
+        with self.leading:
+            self.refuse_to_reopen()
+            kept = self.durable_position
+            self._base.reopen()
+            with self.lock:
+                # The position that it is let in again with.
+                self._layers = (Overlay(self._spaces, self.position + 1),)
+            self.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         # What a commit leaves is all writes up to some position, so no call has to be kept out.

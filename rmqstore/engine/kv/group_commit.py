@@ -106,17 +106,16 @@ class CommittedKV(OrderedKV):
         with self.leading:
             pass
 
-    def wait_refused(self) -> None:
-        """For a reopen: return when calls are refused for lack of room and no sync is under way. Raise when refused for another reason."""
-        if self.closed:
-            self.check()
+    def refuse_to_reopen(self) -> None:
+        """Refuse calls, if they are not yet, as the database is about to be reopened. Raise when refused for another reason than room.
+
+        The caller holds ``leading``, up to :meth:`readmit`: so what the last sync said is known, and none meets a database that is closed.
+        """
         with self.lock:
             if self.refusal is None:
                 self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
             if self.refusal.error is not StoreFullError:
                 self.check()
-        with self.leading:
-            pass
 
     def readmit(self, kept: int) -> None:
         """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.

@@ -247,15 +247,18 @@ class RocksDBKV(CommittedKV):
         """Open the database again; what its WAL still holds is there and durable afterwards."""
         if self.refusal is None:
             self.sync()
-        self.wait_refused()
-        self._let_go()
-        self._db = self._open()
-        self._gaps = Gaps(len(self._spaces))
-        recovered = self._db.sequence()
-        kept = self.position if recovered >= self._sequence else self.durable_position
-        self._sequence = recovered
-        self._found_no_room = False
-        self.readmit(kept)
+        with self.leading:
+            self.refuse_to_reopen()
+            # Should it not open, RocksDB syncs nothing until it does.
+            self._found_no_room = True
+            self._let_go()
+            self._db = self._open()
+            self._gaps = Gaps(len(self._spaces))
+            recovered = self._db.sequence()
+            kept = self.position if recovered >= self._sequence else self.durable_position
+            self._sequence = recovered
+            self._found_no_room = False
+            self.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.

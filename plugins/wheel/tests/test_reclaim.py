@@ -450,6 +450,36 @@ def test_files_that_are_rewritten_meanwhile_are_copied_anew(
         assert [each.message_id for each in copy.read("again").messages] == [f"again{times}"]
 
 
+@pytest.mark.parametrize("sends", [0, 3])
+def test_a_look_at_a_name_that_is_used_again_leaves_files_to_the_copy(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: int
+) -> None:  # fmt: skip
+    store = run.store
+    store.send_batch([Message("again", b"old", queue_id=0)] * 10)
+    met: list[str] = []
+    real = tree_copy.copy_file
+
+    def use_again() -> None:
+        store.topics.delete("again")
+        store.topics.create("again", 1)
+        assert not store.read("again").messages
+        for _ in range(sends):
+            store.send(Message("again", b"new and longer", queue_id=0))
+
+    def patched(source: str, *arguments: Any) -> None:
+        if "/again/" in str(source) and not met:
+            met.append(source)
+            elsewhere(use_again)
+        real(source, *arguments)
+
+    monkeypatch.setattr(tree_copy, "copy_file", patched)
+    store.snapshot(tmp_path / "copy")
+    assert met
+    with run.opened(tmp_path / "copy") as copy:
+        assert [each.body for each in copy.read("again").messages] in ([b"old"] * 10, [b"new and longer"] * sends)
+        assert copy.verify() == []
+
+
 def test_what_waited_for_the_copy_is_made_up_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While files are copied no file of the log goes, and no check point is made; afterwards both are."""
     ledger = run.ledger

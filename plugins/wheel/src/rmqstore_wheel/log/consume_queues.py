@@ -109,7 +109,12 @@ class ConsumeQueues:
     def read(self, topic: str, queue: int, offset: int, count: int) -> tuple[int, np.ndarray[Any, np.dtype[np.void]]]:
         """Return up to ``count`` units from ``offset``, or the first one that is kept, on, fewer at the end, and where they begin."""
         name = (topic, queue)
-        log = self._recent.get(name) or self.of(topic, queue)
+        log = self._recent.get(name)
+        if log is None:
+            if name in self.dropped:
+                # Nothing was sent to the new queue of this name. The files of the old one are not touched, as a snapshot may copy them.
+                return offset, np.zeros(0, consume_queue.UNIT)
+            log = self.of(topic, queue)
         offset = max(offset, log.first, self._trimmed.get(name, 0))
         units = log.read(offset, max(min(count, log.count - offset), 0))
         cleared = self._cleared.get(name)

@@ -549,6 +549,7 @@ class Store(Reader):
                 self._refuse()
             try:
                 report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
+                made_room = self._ticking.made_room  # with the lock, as the next tick says it anew
             except BaseException:
                 self._waits.anything()  # what came before the step that failed is there
                 raise
@@ -556,7 +557,7 @@ class Store(Reader):
             self._waits.anything()  # a retry topic, or the place in a queue that comes free
         elif report.handed_over or report.scheduled:
             self._waits.moved(self._popping.ends_of)
-        elif self._ticking.made_room:
+        elif made_room:
             self._waits.made_room()
         return report
 

@@ -275,6 +275,39 @@ def test_a_send_waits_until_what_was_handed_over_is_durable_and_forgotten(tmp_pa
         assert waiting.result() == ["sent"]
 
 
+class Overtaking:
+    """A lock behind which somebody else does something before its holder goes on, once."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._lock = threading.RLock()
+        self._acts = [act]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._acts:
+            other = threading.Thread(target=self._acts.pop(), daemon=True)
+            other.start()
+            other.join(20)
+            assert not other.is_alive()
+
+
+def test_a_send_hears_of_room_though_another_tick_overtakes_the_one_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SilentClock()
+    batch = [Message("t", b"x", deliver_at_ms=due_ms) for due_ms in (1000, 5000)]
+    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, congestion_limit=1, flush="async") as store:
+        store.send(Message("t", b"first"), delay_ms=1000)
+        clock.time_ms = 1000
+        assert store.tick().handed_over == 1
+        waiting = WaitingSend(lambda: store.send_batch(batch, timeout=LONG))
+        store.flush()
+        monkeypatch.setattr(store, "_tick_lock", Overtaking(store.tick))
+        store.tick()
+        assert waiting.result() == ["sent"]
+
+
 def test_a_send_waits_for_the_end_of_a_pause_and_its_delay_counts_from_the_call(tmp_path: Path) -> None:
     clock = SilentClock()
     with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False) as store:

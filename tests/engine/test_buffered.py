@@ -11,8 +11,9 @@ from hypothesis import given, strategies as st
 
 from rmqstore.engine.kv.base import DeleteRange, WriteBatch
 from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, BufferedKV
+from rmqstore.engine.kv.group_commit import Refusal
 from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap
-from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreFullError, StorePoisonedError
+from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreForkedError, StoreFullError, StorePoisonedError
 from tests.engine.databases import SPACES, FakeBase, apply, keys, page_of, put
 
 
@@ -207,6 +208,15 @@ def test_any_other_failure_poisons_for_good(base: FakeBase, kv: BufferedKV) -> N
             call()
     kv.close()
     assert (base.closed, base.commits) == (1, [])
+
+
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent(kv: BufferedKV) -> None:
+    kv.refusal = Refusal(StoreForkedError, "opened before the fork")
+    with kv.leading:
+        for call in (kv.sync, kv.reopen):
+            with pytest.raises(StoreForkedError):
+                call()
+    kv.refusal = None
 
 
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])

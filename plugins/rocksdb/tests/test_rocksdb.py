@@ -20,11 +20,13 @@ from hypothesis import given, strategies as st
 import rmqstore_rocksdb.kv
 from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore.engine.kv.directory import copy_tree
+from rmqstore.engine.kv.group_commit import Refusal
 from rmqstore.errors import (
     CorruptStoreError,
     FormatVersionError,
     StoreClosedError,
     StoreError,
+    StoreForkedError,
     StoreFullError,
     StoreLockedError,
     StorePoisonedError,
@@ -535,6 +537,15 @@ def test_what_is_in_the_log_can_be_synced_when_the_database_does_not_open_again(
     kv.sync(position)
     kv.reopen()
     assert numbers(kv) == [1]
+    kv.close()
+
+
+def test_a_reopen_in_a_forked_child_does_not_wait_for_a_lock_of_its_parent(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path)
+    kv.refusal = Refusal(StoreForkedError, "opened before the fork")
+    with kv.leading, pytest.raises(StoreForkedError):
+        kv.reopen()
+    kv.refusal = None
     kv.close()
 
 

@@ -196,6 +196,9 @@ class BufferedKV(CommittedKV):
     def reopen(self) -> None:
         if self.refusal is None:
             self.sync()
+        elif self.closed:
+            # Before the lock, which in a forked child a thread of the parent may hold for ever.
+            self.check()
         with self.leading:
             self.refuse_to_reopen()
             kept = self.durable_position

@@ -247,6 +247,9 @@ class RocksDBKV(CommittedKV):
         """Open the database again; what its WAL still holds is there and durable afterwards."""
         if self.refusal is None:
             self.sync()
+        elif self.closed:
+            # Before the lock, which in a forked child a thread of the parent may hold for ever.
+            self.check()
         with self.leading:
             self.refuse_to_reopen()
             # Should it not open, RocksDB syncs nothing until it does.

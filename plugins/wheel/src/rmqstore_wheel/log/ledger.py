@@ -331,9 +331,8 @@ class Ledger(CommittedKV):
         return position
 
     def reopen(self) -> None:
-        """A write that found no room changed nothing, so there is nothing to read again; but what is read is taken for durable."""
+        """A write that found no room changed nothing, so there is nothing to read again."""
         self.check()
-        self.sync()
 
     def after_interrupt(self) -> None:
         """Let go of all files and open them again, as after a crash: what is in the log is there, and all else is made from that.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
@@ -24,9 +24,10 @@ from rmqstore import (
     StoreUnavailableError,
     aio,
 )
-from rmqstore.aio import AsyncStore
+from rmqstore.aio import AsyncStore, _Connection
 from rmqstore.server import sharing
 from rmqstore.server.calls import CALLS, METHODS
+from rmqstore.server.connection import sockets
 from rmqstore.server.wire import frame
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import ENGINE, Served, waiting
@@ -182,17 +183,20 @@ def test_a_pop_under_way_leaves_no_lease_behind_a_close(served: Served, ends: st
     run(work())
 
 
-def test_an_answer_that_comes_in_the_turn_of_the_timeout_is_released(served: Served) -> None:
-    async def work(store: AsyncStore) -> None:
-        async def popping() -> None:
-            async with asyncio.timeout(0.3):
-                await store.pop("t", "g", wait=MINUTE)
+def behind_what_comes(act: Callable[[], object]) -> None:
+    """Do something when the loop has read what the only connection gets next, in the same turn, as a timer that is due does."""
+    (connection,) = (each for each in sockets if isinstance(each, _Connection) and each.fileno() != -1)
+    assert select.select([connection], [], [], 10)[0]
+    asyncio.get_running_loop().call_later(0, act)
 
-        pop = asyncio.create_task(popping())
+
+def test_an_answer_that_comes_in_the_turn_of_the_cancellation_is_released(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        pop = asyncio.create_task(store.pop("t", "g", wait=MINUTE))
         await soon(lambda: waiting(served) == 1)
         served.store.send(NOW)
-        time.sleep(0.6)  # the loop sees the answer and the timer in one turn
-        with pytest.raises(TimeoutError):
+        behind_what_comes(pop.cancel)
+        with pytest.raises(asyncio.CancelledError):
             await pop
         await store.topics.list()
         await soon(lambda: (lag := served.store.lag("t", "g")).in_flight == 0 and lag.ready + lag.retry == 1)
@@ -367,15 +371,10 @@ def test_a_close_right_behind_a_new_connection_ends_its_call(tmp_path: Path, cal
         asked = asyncio.create_task(store.topics.list() if call == "topics" else store.pop("t", "g", wait=MINUTE))
         await soon(came.is_set)
 
-        async def closing() -> None:
-            await asyncio.sleep(0.05)
-            await store.close()
-
-        ending = asyncio.create_task(closing())
-        await asyncio.sleep(0)
+        ending: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
         go.set()
-        time.sleep(0.3)  # the loop sees the greeting and the timer in one turn
-        await asyncio.wait_for(ending, 3)
+        behind_what_comes(lambda: ending.set_result(asyncio.create_task(store.close())))
+        await asyncio.wait_for(await ending, 3)
         with pytest.raises(StoreClosedError):
             await asyncio.wait_for(asked, 3)
 

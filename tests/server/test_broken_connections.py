@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rmqstore import (
     StoreUnavailableError,
 )
 from rmqstore.errors import FlowControlError, PollingFullError
+from rmqstore.server import requests
 from rmqstore.server.clients import Limits
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD
@@ -188,28 +190,38 @@ def test_a_send_that_waits_goes_on_when_the_server_is_back(served: Served) -> No
     assert (served.store.pending().total, served.store.lag("t", "g").ready) == (1, 1)
 
 
-def test_a_delay_counts_from_the_call_and_not_from_its_repeat(tmp_path: Path) -> None:
-    """By the clock of the machine, which goes on while there is no server."""
-    outage_s, later = 1.5, {"delay": 60 * SECOND}
+def test_a_delay_counts_from_the_call_and_not_from_its_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of the machine, which goes on by 30 s while there is no server."""
+    ahead_s, all_lost, lost = [0.0], threading.Barrier(3), requests.Underway.lost
+
+    def lost_for_long(self: requests.Underway, *arguments: Any, **named: Any) -> None:
+        if not ahead_s[0]:
+            all_lost.wait(10)
+            ahead_s[0] = 30.0
+        lost(self, *arguments, **named)
+
+    monkeypatch.setattr(requests.Underway, "lost", lost_for_long)
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0], time=time.time))
+    later: dict[str, Any] = {"delay": 60 * SECOND}
     with rmqstore.open(tmp_path / "store", engine=ENGINE, services=False) as store, ThreadPoolExecutor(3) as threads:
         thread = ServerThread(store, lambda server: server.listen_unix(tmp_path / "socket"))
         client = rmqstore.connect(f"unix:{tmp_path / 'socket'}")
         thread.stop()
         begun_ms = time.time_ns() // 1_000_000
         sent = [
-            threads.submit(client.send, NOW, **later),  # type: ignore[arg-type]
-            threads.submit(client.send, NOW, **later, timeout=60 * SECOND),  # type: ignore[arg-type]
+            threads.submit(client.send, NOW, **later),
+            threads.submit(client.send, NOW, **later, timeout=60 * SECOND),
             threads.submit(client.send_batch, [Message("t", b"x", properties={"TIMER_DELAY_MS": "60000"})]),
         ]
-        time.sleep(outage_s)
+        soon(lambda: ahead_s[0] > 0)
         thread = ServerThread(store, lambda server: server.listen_unix(tmp_path / "socket"))
         for each in sent:
             each.result(10)
-        late_ms = [timer.deliver_at_ms - begun_ms - 60_000 for timer in store.scan().timers]
+        early_ms = [begun_ms + 60_000 - timer.deliver_at_ms for timer in store.scan().timers]
         client.close()
         thread.stop()
-    assert len(late_ms) == 3
-    assert -10 < min(late_ms) <= max(late_ms) < outage_s * 900
+    assert len(early_ms) == 3
+    assert 0 < min(early_ms) <= max(early_ms) <= 30_000, "the call was 30 s ago, less what the rest took"
 
 
 def test_a_call_of_a_client_that_is_closed_ends(served: Served) -> None:

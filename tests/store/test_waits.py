@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -262,14 +263,20 @@ def test_a_send_waits_until_its_slot_has_room(tmp_path: Path, make_room: Callabl
         assert b"second" in [each.body for each in store.pop("t", "g")]
 
 
-def test_a_send_waits_until_what_was_handed_over_is_durable_and_forgotten(tmp_path: Path) -> None:
+@contextmanager
+def waiting_for_a_flush(path: Path) -> Iterator[tuple[Store, WaitingSend]]:
+    """A send that waits for the slot of what is handed over and not durable yet."""
     clock = SilentClock()
     batch = [Message("t", b"x", deliver_at_ms=due_ms) for due_ms in (1000, 5000)]
-    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, congestion_limit=1, flush="async") as store:
+    with rmqstore.open(path, engine="memory", clock=clock, services=False, congestion_limit=1, flush="async") as store:
         store.send(Message("t", b"first"), delay_ms=1000)
         clock.time_ms = 1000
         assert store.tick().handed_over == 1
-        waiting = WaitingSend(lambda: store.send_batch(batch, timeout=LONG))
+        yield store, WaitingSend(lambda: store.send_batch(batch, timeout=LONG))
+
+
+def test_a_send_waits_until_what_was_handed_over_is_durable_and_forgotten(tmp_path: Path) -> None:
+    with waiting_for_a_flush(tmp_path / "store") as (store, waiting):
         store.flush()
         store.tick()
         assert waiting.result() == ["sent"]
@@ -295,13 +302,7 @@ class Overtaking:
 
 
 def test_a_send_hears_of_room_though_another_tick_overtakes_the_one_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SilentClock()
-    batch = [Message("t", b"x", deliver_at_ms=due_ms) for due_ms in (1000, 5000)]
-    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, congestion_limit=1, flush="async") as store:
-        store.send(Message("t", b"first"), delay_ms=1000)
-        clock.time_ms = 1000
-        assert store.tick().handed_over == 1
-        waiting = WaitingSend(lambda: store.send_batch(batch, timeout=LONG))
+    with waiting_for_a_flush(tmp_path / "store") as (store, waiting):
         store.flush()
         monkeypatch.setattr(store, "_tick_lock", Overtaking(store.tick))
         store.tick()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -224,19 +224,27 @@ def test_nothing_is_done_to_a_part_of_a_load(stores: Stores, is_reopened: bool) 
 
 
 @one_engine
-def test_what_waits_for_a_load_that_fails_is_refused(stores: Stores) -> None:
-    """A tick and a send that came while the load had the store do not go on with the part that it leaves."""
+def test_what_waits_for_a_load_that_fails_is_refused(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick and a send that were let in while the load had the store do not go on with the part that it leaves."""
     source, target = stores.open("source"), stores.open("target")
     for number in range(9):
         source.send(message(f"later{number}"), delay_ms=1000)
     dump(source, stores.root / "dump")
     stores.clock.advance(2000)
     waiting: list[Future[object]] = []
+    are_in, check, seen = threading.Barrier(3), target._check_open, {threading.get_ident()}
+
+    def let_in() -> None:
+        check()
+        if (caller := threading.get_ident()) not in seen:
+            seen.add(caller)
+            are_in.wait(10)
 
     def cut(table: str, rows_done: int, rows_total: int) -> None:
         if table == "timers":
+            monkeypatch.setattr(target, "_check_open", let_in)
             waiting.extend([pool.submit(target.tick), pool.submit(target.send, message("ours"))])
-            time.sleep(0.2)
+            are_in.wait(10)
             raise CutShortError
 
     with ThreadPoolExecutor(2) as pool:
@@ -245,6 +253,8 @@ def test_what_waits_for_a_load_that_fails_is_refused(stores: Stores) -> None:
         for each in waiting:
             assert isinstance(each.exception(), TransferError)
     assert target.engine.timers.export_state("timers", None, 100).rows.num_rows == 8
+    handed_over = target.engine.pops.export_state("messages", None, 100).rows["message_id"].to_pylist()
+    assert set(handed_over) <= {"mours"}  # whose call was refused; the rest of the load takes its place
 
 
 def _check_migrated(path: Path, engine: str, digest: Any) -> None:

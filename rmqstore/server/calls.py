@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.delays import batch_without_requests, without_requests
+from rmqstore.errors import RmqstoreError
 from rmqstore.store import Store
 from rmqstore.store.administration import Groups, Part, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
@@ -107,10 +108,14 @@ def _timed(named: dict[str, Any], begun_ms: int) -> dict[str, Any]:
     return others
 
 
+_WRONG: Final = (RmqstoreError, AttributeError, TypeError)
+"""What an argument of the wrong type or value meets before the store has it, which then says what is wrong with it."""
+
+
 def _send(store: Store) -> Callable[..., Any]:
     def send(message: Any, begun_ms: int | None = None, /, **named: Any) -> Any:
         if begun_ms is not None:
-            with suppress(Exception):  # the store says what is wrong with it
+            with suppress(*_WRONG):
                 message, named = without_requests(message, begun_ms), _timed(named, begun_ms)
         return store.send(message, **named)
 
@@ -121,7 +126,7 @@ def _send_batch(store: Store) -> Callable[..., Any]:
     def send_batch(batch: Any, begun_ms: int | None = None, /, **named: Any) -> Any:
         batch = _unchecked(batch)
         if begun_ms is not None:
-            with suppress(Exception):
+            with suppress(*_WRONG):
                 batch, named = batch_without_requests(new_batch(batch), begun_ms), _timed(named, begun_ms)
         return store.send_batch(batch, **named)
 

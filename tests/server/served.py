@@ -14,7 +14,9 @@ from rmqstore import (
     Message,
     Store,
 )
+from rmqstore.server.connection import Connection
 from rmqstore.server.serving import ServerThread
+from rmqstore.server.wire import HEAD, unpack
 from tests.pairs import DURABLE_PAIRS
 
 ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else "memory"
@@ -63,3 +65,15 @@ def soon(condition: Callable[[], bool]) -> None:
 def waiting(served: Served) -> int:
     """Return how many pops wait at the server."""
     return served.thread._server._waiting
+
+
+def answer(connection: Connection) -> tuple[int, object]:
+    """Return the number and the value of the next answer."""
+    number, value = unpack(connection._read(HEAD.unpack(connection._read(4))[0]))
+    return number, value
+
+
+def asked(attempt: str | None = None, wait_ms: int = 60_000, *, is_fresh: bool = True) -> tuple[list[Any], dict[str, Any]]:
+    """Return what a pop of topic t for group g says to a server."""
+    named = {"invisible": None, "invisible_ms": None, "wait": None, "wait_ms": wait_ms, "attempt_id": attempt, "queue": None}
+    return ["t", "g", [], is_fresh], {**named, "max_messages": 1, "order": False, "filter": "*"}

@@ -1,4 +1,4 @@
-"""A store over a connection: calls, waits, limits, and who may connect."""
+"""A store over a connection: calls, waits, and who may connect."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ from rmqstore import (
     PollingFullError,
     UnsupportedOperationError,
 )
-from rmqstore.server.clients import Limits, _number_in
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.requests import Ask
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import NOW, SECOND, Served, soon, waiting
+from tests.server.served import NOW, SECOND, Served, answer, asked, soon, waiting
 
 
 def test_a_message_goes_in_and_comes_out(served: Served) -> None:
@@ -168,11 +167,11 @@ def test_a_send_whose_time_comes_while_it_waits_goes_to_its_topic(served: Served
 @pytest.mark.parametrize("send", ["send", "send_batch"])
 def test_a_send_that_may_wait_is_refused_in_the_same_words(served: Served, send: str) -> None:
     message, client = Message("t", b"x", properties={"DELAY": "x"}), served.connect()
-    for wrong, asked in ((message, {}), (NOW, {"delay_level": 99}), (NOW, {"delay_ms": 5, "delay_level": 1}), (5, {"delay_ms": 5})):
+    for wrong, named in ((message, {}), (NOW, {"delay_level": 99}), (NOW, {"delay_ms": 5, "delay_level": 1}), (5, {"delay_ms": 5})):
         told = []
         for store in (served.store, client):
             with pytest.raises((ValueError, TypeError)) as error:
-                getattr(store, send)(wrong if send == "send" else [wrong], **asked, timeout=SECOND)
+                getattr(store, send)(wrong if send == "send" else [wrong], **named, timeout=SECOND)
             told.append((error.type, str(error.value)))
         assert told[0] == told[1]
 
@@ -193,24 +192,13 @@ def test_room_that_is_made_while_a_batch_is_refused_is_not_missed(served: Served
     assert len(served.store.pop("t", "g")) == 2
 
 
-def test_sends_beyond_the_limit_do_not_wait(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(waiting_calls=0))
-    client = served.connect()
-    assert len(client.send_batch([NOW], timeout=60 * SECOND)) == 1
-    served.store.pauses.begin(Flow.SENDS)
-    for send in (client.send, client.send_batch):
-        with pytest.raises(FlowControlError, match="sends are paused"):
-            send(NOW if send == client.send else [NOW], timeout=60 * SECOND)  # type: ignore[arg-type]
-    served.close()
-
-
 def test_a_client_that_goes_takes_its_send_along(served: Served) -> None:
     served.store.pauses.begin(Flow.SENDS)
     connection = Connection(Address(served.socket), None, None)
     connection._socket.sendall(frame([1, "send", [NOW], {"timeout": 60 * SECOND}]) + frame([2, "send", [NOW], {"timeout": 60 * SECOND}]))
     soon(lambda: waiting(served) == 2)
     connection._socket.sendall(frame([3, "give_up", [1], {}]))
-    answers = dict(_answer(connection) for _ in range(2))
+    answers = dict(answer(connection) for _ in range(2))
     assert isinstance(answers[1], FlowControlError)
     connection.close()
     soon(lambda: waiting(served) == 0)
@@ -249,33 +237,22 @@ def test_a_wait_can_be_given_up(served: Served) -> None:
     named = dict.fromkeys("invisible invisible_ms wait attempt_id queue".split())
     request = ["t", "g", [], True], {**named, "max_messages": 1, "wait_ms": 60_000, "order": False, "filter": "*"}
     connection._socket.sendall(frame([1, "pop", *request]) + frame([2, "give_up", [1], {}]))
-    answers = dict(_answer(connection) for _ in range(2))
+    answers = dict(answer(connection) for _ in range(2))
     assert answers == {1: [], 2: None}
     connection.close()
-
-
-def _answer(connection: Connection) -> tuple[int, object]:
-    number, value = unpack(connection._read(HEAD.unpack(connection._read(4))[0]))
-    return number, value
-
-
-def asked(attempt: str | None = None, wait_ms: int = 60_000, *, is_fresh: bool = True) -> tuple[list[Any], dict[str, Any]]:
-    """Return what a pop of topic t for group g says to a server."""
-    named = {"invisible": None, "invisible_ms": None, "wait": None, "wait_ms": wait_ms, "attempt_id": attempt, "queue": None}
-    return ["t", "g", [], is_fresh], {**named, "max_messages": 1, "order": False, "filter": "*"}
 
 
 def test_a_nonsense_give_up_harms_nobody(served: Served) -> None:
     connection = Connection(Address(served.socket), None, None)
     connection._socket.sendall(frame([1, "give_up", [[]], {}]) + frame([2, "topics.list", [], {}]))
-    assert dict(_answer(connection) for _ in range(2)) == {1: None, 2: []}
+    assert dict(answer(connection) for _ in range(2)) == {1: None, 2: []}
     connection.close()
 
 
 def test_a_call_with_a_used_number_is_refused(served: Served) -> None:
     connection = Connection(Address(served.socket), None, None)
     connection._socket.sendall(frame([1, "pop", *asked()]) + frame([1, "topics.list", [], {}]))
-    assert isinstance(_answer(connection)[1], PollingFullError)
+    assert isinstance(answer(connection)[1], PollingFullError)
     assert waiting(served) == 1
     connection.close()
     soon(lambda: waiting(served) == 0)
@@ -309,7 +286,7 @@ def test_a_repeated_pop_finds_its_leases_although_others_wait(served: Served) ->
     first._socket.sendall(frame([1, "pop", *asked("b")]))
     soon(lambda: waiting(served) == 1)
     second._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
-    ((_, found),) = [_answer(second)]
+    ((_, found),) = [answer(second)]
     assert [each.receipt for each in found] == [leased[0].receipt]  # type: ignore[attr-defined]
     for connection in (first, second):
         connection.close()
@@ -324,7 +301,7 @@ def test_an_attempt_that_finds_nothing_any_more_keeps_nobody_waiting(served: Ser
     second._socket.sendall(frame([1, "pop", *asked("b")]))
     soon(lambda: waiting(served) == 2)
     served.store.send(NOW)
-    assert len(_answer(second)[1]) == 1  # type: ignore[arg-type]
+    assert len(answer(second)[1]) == 1  # type: ignore[arg-type]
     for connection in (first, second):
         connection.close()
 
@@ -337,9 +314,9 @@ def test_a_repeated_pop_takes_the_place_of_its_first_copy(served: Served) -> Non
     second._socket.sendall(frame([1, "pop", *asked("b")]))
     soon(lambda: waiting(served) == 2)
     third._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
-    assert _answer(first) == (1, [])
+    assert answer(first) == (1, [])
     served.store.send_batch([NOW, NOW])
-    assert [len(_answer(each)[1]) for each in (second, third)] == [1, 1]  # type: ignore[arg-type]
+    assert [len(answer(each)[1]) for each in (second, third)] == [1, 1]  # type: ignore[arg-type]
     for connection in (first, second, third):
         connection.close()
 
@@ -368,7 +345,7 @@ def test_a_stop_answers_what_has_come_in(served: Served) -> None:
     connection._socket.sendall(frame([1, "send_batch", [[NOW]], {}]))
     assert stopping.wait(10)
     served.thread.stop()
-    assert len(_answer(connection)[1]) == 1  # type: ignore[arg-type]
+    assert len(answer(connection)[1]) == 1  # type: ignore[arg-type]
     connection.close()
 
 
@@ -384,22 +361,10 @@ def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
     soon(lambda: any(client.transport and client.transport.get_write_buffer_size() for client in served.thread._server.clients))
     with ThreadPoolExecutor(1) as threads:
         stopped = threads.submit(served.thread.stop)
-        assert len(_answer(connection)[1]) == 8  # type: ignore[arg-type]
+        assert len(answer(connection)[1]) == 8  # type: ignore[arg-type]
         stopped.result(10)
     assert connection._reader.read() == b""
     connection.close()
-
-
-def test_as_many_pops_wait_as_the_limit_says(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(waiting_calls=1))
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        with pytest.raises(PollingFullError, match="1 calls wait here"):
-            served.connect().pop("t", "g", wait=SECOND)
-        served.store.send(NOW)
-        assert len(found.result(10)) == 1
-    served.close()
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
@@ -453,140 +418,6 @@ def test_a_batch_that_a_client_calls_checked_is_checked(served: Served) -> None:
         client._ask(Ask("send_batch", (MessageBatch(columns=columns),)))
     client.send_batch(MessageBatch.of([NOW]))
     assert len(client.pop("t", "g")) == 1
-
-
-def test_a_call_that_is_too_long_is_not_made(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(frame_bytes=10_000))
-    client = served.connect()
-    with pytest.raises(IllegalArgumentError, match="more than the server takes"):
-        client.send(Message("t", b"x" * 20_000))
-    client.send(NOW)
-    assert len(client.pop("t", "g")) == 1
-    served.close()
-
-
-def test_calls_beyond_what_a_server_holds_are_refused(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
-    server, client = served.thread._server, served.connect()
-    large = Message("t", bytes(900_000))
-    request = frame([1, "send", [large], {}])
-    slow = Connection(Address(served.socket), None, None)
-    slow._socket.sendall(request[:100])  # it says how much is to come, and keeps the server waiting
-    soon(lambda: server.refusal(200_000) is not None)
-    for _ in range(2):
-        with pytest.raises(PollingFullError, match="nothing was done, try again later"):
-            client.send(large)
-    client.send(NOW)
-    slow._socket.sendall(request[100:])
-    assert not isinstance(_answer(slow)[1], Exception)
-    client.send(large)
-    slow._socket.sendall(request[:100])
-    soon(lambda: server.refusal(200_000) is not None)
-    slow.close()
-    soon(lambda: server.refusal(1_000_000) is None)
-    assert sorted(len(each.body) for each in client.pop("t", "g")) == [1, 900_000, 900_000]
-    served.close()
-
-
-def test_calls_under_way_count_when_their_clients_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that have no thread yet are gone with them."""
-    served = Served(tmp_path, limits=Limits(held_bytes=5_000_000, threads=1))
-    server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
-
-    def slow(*arguments: Any, **named: Any) -> Any:
-        gate.wait(30)
-        return send_batch(*arguments, **named)
-
-    monkeypatch.setattr(served.store, "send_batch", slow)
-
-    def send(body: bytes) -> Connection:
-        made = Connection(Address(served.socket), None, None)
-        made._socket.settimeout(5)
-        made._socket.sendall(frame([1, "send_batch", [[Message("t", body * 1_000_000)] * 2], {}]))
-        return made
-
-    def is_alone() -> bool:
-        return len(server.clients) == 1 and all(client.calls for client in server.clients)
-
-    first = send(b"1")
-    soon(is_alone)
-    first.close()
-    soon(lambda: not server.clients)
-    second = send(b"2")
-    soon(is_alone)
-    third = send(b"3")
-    assert isinstance(_answer(third)[1], PollingFullError)
-    third.close()
-    second.close()
-    soon(lambda: not server.clients)
-    fourth = send(b"4")
-    soon(is_alone)
-    gate.set()
-    assert not isinstance(_answer(fourth)[1], Exception)
-    assert {each.body[:1] for each in served.store.pop("t", "g")} == {b"1", b"4"}
-    assert server.refusal(5_000_000) is None
-    fourth.close()
-    served.close()
-
-
-def test_long_lists_are_bounded(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
-    for number in range(40):
-        served.store.schedules.put(f"s{number}", timedelta(days=1), Message("t", bytes(60_000)))
-    slow = Connection(Address(served.socket), None, None)
-    slow._socket.sendall(b"".join(frame([number, "schedules.list", [], {}]) for number in range(1, 6)) + frame([6, "topics.list", [], {}]))
-    answers = dict(_answer(slow) for _ in range(6))
-    assert len(answers[1]) == 40  # type: ignore[arg-type]
-    assert [type(answers[number]) for number in range(2, 6)] == [PollingFullError] * 4
-    assert answers[6] == []
-    assert len(served.connect().schedules.list()) == 40
-    slow.close()
-    served.close()
-
-
-@pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 65_536, 2**32])
-def test_the_number_of_a_request_is_in_its_beginning(number: int) -> None:
-    assert _number_in(b"head" + frame([number, "send", [], {}])[4:14], 4) == number
-
-
-def test_answers_that_nobody_reads_keep_others_from_fetching_more(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=2_500_000))
-    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
-    server, client = served.thread._server, served.connect()
-    slow = Connection(Address(served.socket), None, None)
-    slow._socket.sendall(b"".join(frame([number, "pop", *asked(wait_ms=0)]) for number in range(1, 8)))
-    soon(lambda: server.refusal() is not None)
-    with ThreadPoolExecutor(1) as threads:
-        for fetch in (lambda: client.pop("t", "h"), lambda: client.read("t")):
-            with pytest.raises(PollingFullError, match="nothing was done, try again later"):
-                fetch()
-        client.send(Message("u", b"x"))
-        answers = [_answer(slow)[1] for _ in range(7)]
-        assert [isinstance(each, PollingFullError) for each in answers] == [False] * 3 + [True] * 4
-        assert served.store.lag("t", "g").in_flight == 3, "of those that were refused nothing is leased"
-        found = threads.submit(client.pop, "v", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        slow._socket.sendall(frame([8, "read", ["t"], {}]))
-        soon(lambda: server.refusal() is not None)
-        served.store.send(Message("v", b"x"))
-        assert [each.name for each in client.topics.list()] == ["t", "u", "v"]  # behind what has been woken
-        assert waiting(served) == 1
-        assert len(_answer(slow)[1]) == 8  # type: ignore[arg-type]
-        assert len(found.result(10)) == 1
-    slow.close()
-    served.close()
-
-
-def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(unread_bytes=1000, unread_s=0.05))
-    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
-    connection = Connection(Address(served.socket), None, None)
-    for number in range(1, 20):
-        connection._socket.sendall(frame([number, "read", ["t"], {}]))
-    soon(lambda: not served.thread._server.clients)
-    connection.close()
-    assert served.connect().lag("t", "g").ready == 8
-    served.close()
 
 
 def test_a_forked_child_has_connections_of_its_own(served: Served) -> None:

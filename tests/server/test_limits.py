@@ -1,0 +1,174 @@
+"""What a server holds at most for its clients, and what it says beyond that."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError
+from rmqstore.server.clients import Limits, _number_in
+from rmqstore.server.connection import Address, Connection
+from rmqstore.server.wire import frame
+from tests.server.served import NOW, SECOND, Served, answer, asked, soon, waiting
+
+
+def test_sends_beyond_the_limit_do_not_wait(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(waiting_calls=0))
+    client = served.connect()
+    assert len(client.send_batch([NOW], timeout=60 * SECOND)) == 1
+    served.store.pauses.begin(Flow.SENDS)
+    for send in (client.send, client.send_batch):
+        with pytest.raises(FlowControlError, match="sends are paused"):
+            send(NOW if send == client.send else [NOW], timeout=60 * SECOND)  # type: ignore[arg-type]
+    served.close()
+
+
+def test_as_many_pops_wait_as_the_limit_says(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(waiting_calls=1))
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        with pytest.raises(PollingFullError, match="1 calls wait here"):
+            served.connect().pop("t", "g", wait=SECOND)
+        served.store.send(NOW)
+        assert len(found.result(10)) == 1
+    served.close()
+
+
+def test_a_call_that_is_too_long_is_not_made(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(frame_bytes=10_000))
+    client = served.connect()
+    with pytest.raises(IllegalArgumentError, match="more than the server takes"):
+        client.send(Message("t", b"x" * 20_000))
+    client.send(NOW)
+    assert len(client.pop("t", "g")) == 1
+    served.close()
+
+
+def test_calls_beyond_what_a_server_holds_are_refused(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
+    server, client = served.thread._server, served.connect()
+    large = Message("t", bytes(900_000))
+    request = frame([1, "send", [large], {}])
+    slow = Connection(Address(served.socket), None, None)
+    slow._socket.sendall(request[:100])  # it says how much is to come, and keeps the server waiting
+    soon(lambda: server.refusal(200_000) is not None)
+    for _ in range(2):
+        with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+            client.send(large)
+    client.send(NOW)
+    slow._socket.sendall(request[100:])
+    assert not isinstance(answer(slow)[1], Exception)
+    client.send(large)
+    slow._socket.sendall(request[:100])
+    soon(lambda: server.refusal(200_000) is not None)
+    slow.close()
+    soon(lambda: server.refusal(1_000_000) is None)
+    assert sorted(len(each.body) for each in client.pop("t", "g")) == [1, 900_000, 900_000]
+    served.close()
+
+
+def test_calls_under_way_count_when_their_clients_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that have no thread yet are gone with them."""
+    served = Served(tmp_path, limits=Limits(held_bytes=5_000_000, threads=1))
+    server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        gate.wait(30)
+        return send_batch(*arguments, **named)
+
+    monkeypatch.setattr(served.store, "send_batch", slow)
+
+    def send(body: bytes) -> Connection:
+        made = Connection(Address(served.socket), None, None)
+        made._socket.settimeout(5)
+        made._socket.sendall(frame([1, "send_batch", [[Message("t", body * 1_000_000)] * 2], {}]))
+        return made
+
+    def is_alone() -> bool:
+        return len(server.clients) == 1 and all(client.calls for client in server.clients)
+
+    first = send(b"1")
+    soon(is_alone)
+    first.close()
+    soon(lambda: not server.clients)
+    second = send(b"2")
+    soon(is_alone)
+    third = send(b"3")
+    assert isinstance(answer(third)[1], PollingFullError)
+    third.close()
+    second.close()
+    soon(lambda: not server.clients)
+    fourth = send(b"4")
+    soon(is_alone)
+    gate.set()
+    assert not isinstance(answer(fourth)[1], Exception)
+    assert {each.body[:1] for each in served.store.pop("t", "g")} == {b"1", b"4"}
+    assert server.refusal(5_000_000) is None
+    fourth.close()
+    served.close()
+
+
+def test_long_lists_are_bounded(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
+    for number in range(40):
+        served.store.schedules.put(f"s{number}", timedelta(days=1), Message("t", bytes(60_000)))
+    slow = Connection(Address(served.socket), None, None)
+    slow._socket.sendall(b"".join(frame([number, "schedules.list", [], {}]) for number in range(1, 6)) + frame([6, "topics.list", [], {}]))
+    answers = dict(answer(slow) for _ in range(6))
+    assert len(answers[1]) == 40  # type: ignore[arg-type]
+    assert [type(answers[number]) for number in range(2, 6)] == [PollingFullError] * 4
+    assert answers[6] == []
+    assert len(served.connect().schedules.list()) == 40
+    slow.close()
+    served.close()
+
+
+@pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 65_536, 2**32])
+def test_the_number_of_a_request_is_in_its_beginning(number: int) -> None:
+    assert _number_in(b"head" + frame([number, "send", [], {}])[4:14], 4) == number
+
+
+def test_answers_that_nobody_reads_keep_others_from_fetching_more(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=2_500_000))
+    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
+    server, client = served.thread._server, served.connect()
+    slow = Connection(Address(served.socket), None, None)
+    slow._socket.sendall(b"".join(frame([number, "pop", *asked(wait_ms=0)]) for number in range(1, 8)))
+    soon(lambda: server.refusal() is not None)
+    with ThreadPoolExecutor(1) as threads:
+        for fetch in (lambda: client.pop("t", "h"), lambda: client.read("t")):
+            with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+                fetch()
+        client.send(Message("u", b"x"))
+        answers = [answer(slow)[1] for _ in range(7)]
+        assert [isinstance(each, PollingFullError) for each in answers] == [False] * 3 + [True] * 4
+        assert served.store.lag("t", "g").in_flight == 3, "of those that were refused nothing is leased"
+        found = threads.submit(client.pop, "v", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        slow._socket.sendall(frame([8, "read", ["t"], {}]))
+        soon(lambda: server.refusal() is not None)
+        served.store.send(Message("v", b"x"))
+        assert [each.name for each in client.topics.list()] == ["t", "u", "v"]  # behind what has been woken
+        assert waiting(served) == 1
+        assert len(answer(slow)[1]) == 8  # type: ignore[arg-type]
+        assert len(found.result(10)) == 1
+    slow.close()
+    served.close()
+
+
+def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
+    served = Served(tmp_path, limits=Limits(unread_bytes=1000, unread_s=0.05))
+    served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
+    connection = Connection(Address(served.socket), None, None)
+    for number in range(1, 20):
+        connection._socket.sendall(frame([number, "read", ["t"], {}]))
+    soon(lambda: not served.thread._server.clients)
+    connection.close()
+    assert served.connect().lag("t", "g").ready == 8
+    served.close()

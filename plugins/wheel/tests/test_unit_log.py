@@ -13,7 +13,7 @@ from rmqstore import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel.files.bitmap import Bits
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Sums, UnitLog, Units
+from rmqstore_wheel.files.units import BLOCK, Sums, UnitLog, Units
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.reader.log import ReadDisk
 from rmqstore_wheel.reader.units import ReadUnits
@@ -81,6 +81,8 @@ def test_units_stay_where_they_were_put(calls: list[tuple[str, set[int]]]) -> No
                 for each in (log, view):
                     assert each.gather(np.array([number, number]))[0] == expected
                     assert each.read(first, number + 1 - first)[-1] == expected
+                    begin, data = each.around(number)
+                    assert data[(number - begin) * SIZE :][:SIZE] == expected.tobytes()
             held = [range(*stretch) for stretch in log.held(0)]
             assert all(any(number in stretch for stretch in held) for number in there)
             # Two files hold a gap of thousands of millions.
@@ -117,10 +119,26 @@ def test_a_block_grows_over_check_points(tmp_path: Path, is_damaged: bool, looks
             looks = "never"
     log = _log(place, sums)
     if is_damaged:
-        with pytest.raises(CorruptStoreError, match="units 0 to 30 are not what was written"):
-            log.read(25, 1)
+        for look in (lambda: log.read(25, 1), lambda: log.around(25), lambda: log.gather(np.array([25]))):
+            with pytest.raises(CorruptStoreError, match="units 0 to 30 are not what was written"):
+                look()
     else:
         assert log.read(0, 31).tobytes() == data[: 31 * SIZE]
+    log.close()
+
+
+def test_what_is_around_a_unit_ends_where_nobody_looked(tmp_path: Path) -> None:
+    log = _log(tmp_path / "units", Sums())
+    log.reserve(np.arange(PER_FILE + 3 * BLOCK), _units(np.arange(PER_FILE + 3 * BLOCK)))()
+    sums = log.sync()
+    log.close()
+    log = _log(tmp_path / "units", sums)
+    ends = []
+    for number in (3 * BLOCK + 1, PER_FILE, PER_FILE - 1, 2 * BLOCK, 0):
+        begin, data = log.around(number)
+        assert data == _units(begin + np.arange(len(data) // SIZE)).tobytes()
+        ends.append((begin, begin + len(data) // SIZE))
+    assert ends == [(3 * BLOCK, 3 * PER_FILE), (PER_FILE, 2 * BLOCK), (BLOCK, PER_FILE), (PER_FILE, 2 * PER_FILE), (0, PER_FILE)]
     log.close()
 
 

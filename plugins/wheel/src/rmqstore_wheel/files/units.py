@@ -116,6 +116,12 @@ class UnitLog:
         found[(rows >= self.per_file) | (rest != 0)] = -1
         return found
 
+    def number(self, position: int) -> int:
+        """Return which unit is at this byte; -1 where none is."""
+        file, place = divmod(position, self.chain.file_bytes)
+        row, rest = divmod(place, self.unit.itemsize)
+        return -1 if rest or row >= self.per_file else file * self.per_file + row
+
     # ------------------------------------------------------------ writing
 
     def start(self, sums: Sums) -> None:
@@ -319,6 +325,19 @@ class UnitLog:
         """Return one unit as a tuple of its fields; see :meth:`read`."""
         fields: tuple[Any, ...] = self.read(number, 1)[0].item()
         return fields
+
+    def around(self, number: int) -> tuple[int, memoryview]:
+        """Return (number of the first, bytes) of units side by side, this one and all around it that are at hand; see :meth:`read`."""
+        self.check(number, 1)
+        file = number // self.per_file
+        first, behind = max(file * self.per_file, self.first), min((file + 1) * self.per_file, self.count)
+        unsure = (~self._trusted).nonzero()[0]
+        at = int(unsure.searchsorted(number // BLOCK))
+        if at:
+            first = max(first, (int(unsure[at - 1]) + 1) * BLOCK)
+        if at < len(unsure):
+            behind = min(behind, int(unsure[at]) * BLOCK)
+        return first, self._raw(first, behind - first).view(np.uint8).data
 
     def _raw(self, number: int, count: int) -> Units:
         file, row = divmod(number, self.per_file)

@@ -57,6 +57,9 @@ UNIT: Final = np.dtype(
 encode_one: Final = struct.Struct(">iqiqiqiiq").pack
 """Returns one unit, of the fields of :data:`UNIT`."""
 
+link_in: Final = struct.Struct(">4xq").unpack_from
+"""Returns the position of the unit before, of the unit at a byte of a buffer."""
+
 _BLANK = struct.Struct(">iqi")
 
 Units = np.ndarray[Any, np.dtype[np.void]]

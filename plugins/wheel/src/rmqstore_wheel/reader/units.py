@@ -120,6 +120,10 @@ class ReadUnits(UnitLog):
         except OSError as error:
             raise OutrunError(str(error)) from error
 
+    def around(self, number: int) -> tuple[int, memoryview]:
+        block = number // BLOCK
+        return block * BLOCK, self._block(block).view(np.uint8).data
+
     def _raw(self, number: int, count: int) -> Units:
         pieces = [np.zeros(0, self.unit)]
         while count > 0:

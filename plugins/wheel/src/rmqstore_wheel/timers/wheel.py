@@ -5,9 +5,7 @@ are further ahead than the roll window go into a nearer slot, marked to be rolle
 number, so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap,
 or whose slot is more than a span back, is told to its owner, which keeps it aside.
 
-A slot's units are a chain in the timer log: each names the one before it, back to the first of its slot. Many chains are walked side by
-side, a unit of each at a time; few or long ones are read in runs, as the units of one call are one behind the other. A unit must be
-followed by an older one, not before the chain's first, so a walk always ends.
+A slot's units are a chain in the timer log (``slot_chains``).
 
 The slots are in memory and on disk as a snapshot, ``timerwheel`` and the one before it as ``timerwheel.bak``. It is written under another
 name and renamed when it is on disk; a check point names the one that belongs to it by its CRC-32. Units are appended to the timer log,
@@ -33,6 +31,7 @@ from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, counted, put_rows
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
+from rmqstore_wheel.timers.slot_chains import walk
 
 ROLL_WINDOW_SLOTS: Final = 172_800
 """RocketMQ's ``timerRollWindowSlot``: two days at a precision of 1 s."""
@@ -475,74 +474,6 @@ def _stable_order(slots: Ints) -> Ints:
 
 def _of(values: Ints | int, rows: Ints) -> Ints | int:
     return values if isinstance(values, int) else values[rows]
-
-
-_SIDE_BY_SIDE: Final = 8
-_RUN_UNITS: Final = 4096
-
-
-def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints, Ints]:
-    """Return (units by number, owner of each) of some chains, in no order.
-
-    Args:
-        lasts, firsts: where the newest and the oldest unit of each chain is.
-        owners: whom each chain belongs to.
-
-    Raises:
-        CorruptStoreError: a chain does not lead from newer to older units.
-    """
-    found: list[Ints] = []
-    of_owner: list[Ints] = []
-    current, firsts = units.numbers(lasts), units.numbers(firsts)
-    hops = 0
-    while len(current):
-        if len(current) < _SIDE_BY_SIDE or hops >= _RUN_UNITS:
-            for at, (number, first) in enumerate(zip(current.tolist(), firsts.tolist(), strict=True)):
-                run = current[at : at + 1] if number == first else _walk_one(units, number, first)
-                found.append(run)
-                of_owner.append(owners[at : at + 1].repeat(len(run)))
-            break
-        found.append(current)
-        of_owner.append(owners)
-        going = current != firsts
-        current, firsts, owners = current[going], firsts[going], owners[going]
-        if len(current):
-            before = units.numbers(units.gather(current)["previous"].astype(np.int64))
-            _check_order(units, before, current, firsts)
-            current = before
-        hops += 1
-    if len(found) < 2:
-        return (found[0], of_owner[0]) if found else (current, owners)
-    return np.concatenate(found), np.concatenate(of_owner)
-
-
-def _walk_one(units: UnitLog, number: int, first: int) -> Ints:
-    """Return the units of one chain from ``first`` to ``number``, read back in runs."""
-    found: list[Ints] = []
-    step = 16
-    while True:
-        begin = max(number - step + 1, first, units.first)
-        read = units.read(begin, number - begin + 1)
-        expected = units.positions(np.arange(begin - 1, number))
-        breaks = np.flatnonzero(read["previous"] != expected)
-        start = begin if not len(breaks) else begin + int(breaks[-1])
-        found.append(np.arange(start, number + 1))
-        if start <= first:
-            return np.concatenate(found[::-1])
-        if len(breaks):
-            before = units.numbers(read["previous"][start - begin : start - begin + 1].astype(np.int64))
-            _check_order(units, before, np.array([start]), np.array([first]))
-            number, step = int(before[0]), 16
-        else:
-            number, step = start - 1, min(4 * step, 65_536)
-
-
-def _check_order(units: UnitLog, before: Ints, current: Ints, firsts: Ints) -> None:
-    wrong = (before >= current) | (before < firsts)
-    if wrong.any():
-        at = units.position(int(current[wrong.argmax()]))
-        path = str(units.chain.path_of(at))
-        raise CorruptStoreError(f"{path}: the unit at {at} is not followed by an older one of its slot", file=path, offset=at)
 
 
 PAGE_SLOTS: Final = 4096 // SLOT_BYTES

@@ -326,6 +326,51 @@ def test_a_call_looks_at_a_bounded_piece(run: Run, monkeypatch: pytest.MonkeyPat
         assert 0 < sum(looked) < 4000
 
 
+@pytest.fixture
+def done(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the bytes of each slice that is looked at or copied from now on, a kilobyte or so each; much is to be looked at."""
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1000))
+    monkeypatch.setattr(reclaim, "_MOST_OWED_BYTES", 5000)
+    slices: list[int] = []
+    for kind in (reclaim.FileLook, reclaim.FileCopy):
+        real = kind.go_on
+        monkeypatch.setattr(kind, "go_on", lambda self, size, real=real: slices.append(found := real(self, size)) or found)
+    run.reopen()
+    run.fill(6)
+    run.store.tick()
+    assert 5000 <= sum(slices) < 7000
+    slices.clear()
+    return slices
+
+
+def test_how_often_ticks_come_adds_nothing_to_their_work(run: Run, done: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second that passes does: a slice beside calls that write much, more of them where little is written."""
+    monkeypatch.setattr(reclaim, "_IDLE_BYTES", 0)
+    for _ in range(20):
+        run.clock.advance(40)
+        run.store.tick()
+    assert done == []
+    for seconds in (1, 1, 5):
+        run.clock.advance(1000 * seconds)
+        run.store.tick()
+        run.store.tick()
+        assert len(done) == 1
+        done.clear()
+    monkeypatch.setattr(reclaim, "_IDLE_BYTES", 1000)
+    run.clock.advance(1000)
+    run.store.tick()
+    assert 8 <= len(done) <= 10
+
+
+def test_what_is_written_is_worked_off_twice_over(run: Run, done: list[int]) -> None:
+    before = run.ledger.log.tail
+    for _ in range(12):
+        run.store.send(Message("t", b"x" * 700))
+        run.store.tick()
+        written = run.ledger.log.tail - before
+        assert 2 * written - 1000 <= sum(done) <= 2 * written + 1000
+
+
 # ---------------------------------------------------------------- damage
 
 

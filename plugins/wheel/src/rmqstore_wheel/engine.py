@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from rmqstore.contract import UpkeepReport
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore.engine.pops.store import LogFactory, OrderedPops
@@ -124,15 +122,16 @@ class Upkeep:
     def _begin(self) -> None:
         self._reclaim = Reclaim(self._ledger, self._index)
 
-    def go_on(self, now_ms: int) -> int:
-        """Do what is due; returns how much that was."""
-        return self._ledger.upkeep(now_ms) + self._reclaim.go_on(now_ms)
+    def go_on(self, now_ms: int, beside: UpkeepReport) -> UpkeepReport:
+        """Do what is due; returns that together with what was done beside it."""
+        made, found = self._ledger.upkeep(now_ms), self._reclaim.go_on(now_ms)
+        return UpkeepReport(beside.done + made + found.done, beside.more or found.more, beside.expired)
 
 
 class WheelPops(OrderedPops):
     """The pop side, whose upkeep is also that of the log."""
 
-    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
+    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int, UpkeepReport], UpkeepReport]) -> None:
         super().__init__(shared, open_log)
         self._upkeep = upkeep
 
@@ -140,4 +139,4 @@ class WheelPops(OrderedPops):
         with self._lock:
             report = super().maintain(now_ms, budget)
             with self._call:
-                return msgspec.structs.replace(report, done=report.done + self._upkeep(now_ms))
+                return self._upkeep(now_ms, report)

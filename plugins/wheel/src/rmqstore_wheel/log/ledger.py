@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
     check_point_calls: int = 50_000
     index_slots: int = index_file.SLOTS
     index_entries: int = index_file.SLOTS * index_file.ENTRIES_PER_SLOT
-    slice_bytes: int = 4 * 1024 * 1024
+    slice_bytes: int = 2 * 1024 * 1024
     copy_live_percent: int = 30
 
 

@@ -37,6 +37,7 @@ from typing import Final
 
 import numpy as np
 
+from rmqstore.contract import UpkeepReport
 from rmqstore.errors import CorruptStoreError, StoreFullError
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_reading import Scan
@@ -53,11 +54,20 @@ AGAIN_MS: Final = 10 * 60_000
 _STATE_PERCENT: Final = 30
 """The state is copied as live records are, or when it is less than this, where live records are not copied."""
 
-_MOST_SLICES: Final = 16
+_MOST_OWED_BYTES: Final = 256 * 1024 * 1024
+_TURN_MS: Final = 1000
+_IDLE_BYTES: Final = 64 * 1024
+"""Who writes less between two turns leaves time for more than a slice."""
+
+_IDLE_SLICES: Final = 8
 
 
 class Reclaim:
-    """Looks, copies and removes, a little in every call. The caller serialises all calls."""
+    """Looks, copies and removes, a slice a call. The caller serialises all calls.
+
+    What is written is owed twice over, as it is to be looked at and may be to be copied; so the log keeps its length whatever the load is,
+    and costs follow what is written, not how often this is called. A slice has its turn every second in any case.
+    """
 
     def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
         self._ledger = ledger
@@ -67,28 +77,39 @@ class Reclaim:
         self._copies: list[FileCopy] = []
         self._copied_upto = self._free_upto = 0
         self._tail = ledger.log.tail
+        self._owed = self._since_turn = 0
+        self._turn_ms: int | None = None
         self._looked_ms: int | None = None
 
-    def go_on(self, now_ms: int) -> int:
-        """Do a piece of work that grows with what was written since the last call; returns how many files went.
+    def go_on(self, now_ms: int) -> UpkeepReport:
+        """Look at a slice, or copy one, if one is owed; what was done counts files that went.
 
         While the files are copied (``store_copy``) it is put off.
         """
-        if self._ledger.copying.locked() or len(self._ledger.log.chain.starts) < 2:
-            # The last file stays in any case.
-            return 0
-        sizes = self._ledger.sizes
+        if self._ledger.copying.locked():
+            return UpkeepReport()
         written, self._tail = self._ledger.log.tail - self._tail, self._ledger.log.tail
-        left = min(max(2 * written, sizes.slice_bytes), _MOST_SLICES * sizes.slice_bytes)
+        if len(self._ledger.log.chain.starts) < 2:
+            # The last file stays in any case.
+            return UpkeepReport()
+        slice_bytes = self._ledger.sizes.slice_bytes
+        self._owed = min(self._owed + 2 * written, _MOST_OWED_BYTES)
+        self._since_turn += written
+        if self._turn_ms is None or not 0 <= now_ms - self._turn_ms < _TURN_MS:
+            self._owed = max(self._owed, _IDLE_SLICES * slice_bytes if self._since_turn < _IDLE_BYTES else 1)
+            self._turn_ms, self._since_turn = now_ms, 0
         if self._looked_ms is not None and not 0 <= now_ms - self._looked_ms < AGAIN_MS and not self._copies:
             self._looks, self._looked_ms = [], None
         try:
-            while left > 0 and (done := self._step(sizes.slice_bytes, now_ms)):
-                left -= done
-            return self._release()
+            if self._owed > 0:
+                done = self._step(slice_bytes, now_ms)
+                copied, self._tail = self._ledger.log.tail - self._tail, self._ledger.log.tail
+                self._owed = self._owed + 2 * copied - done if done else 0
+            return UpkeepReport(self._release(), more=self._owed > 0)
         except StoreFullError:
             # What was done so far stays, and is gone on with once there is room.
-            return 0
+            self._owed = 0
+            return UpkeepReport()
 
     def _step(self, slice_bytes: int, now_ms: int) -> int:
         """Look at a slice, or copy one; returns its bytes, 0 when there is none."""

@@ -87,7 +87,9 @@ class Window(msgspec.Struct, frozen=True, gc=False):
 class WheelTimers(TimerSide):
     """The timer side of a session; see the module for its argument. A reader has no ``upkeep``."""
 
-    def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex, upkeep: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, shared: Shared, ledger: Ledger, index: TimerIndex, upkeep: Callable[[int, UpkeepReport], UpkeepReport] | None = None
+    ) -> None:
         self._ledger = ledger
         self._index = index
         self._upkeep = upkeep
@@ -587,6 +589,5 @@ class WheelTimers(TimerSide):
                 if all(record.is_complete for record in self._adopted.values()):
                     # A load that goes on may bring timers of any seq.
                     done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
-                if self._upkeep is not None:
-                    done += self._upkeep(now_ms)
-                return msgspec.structs.replace(report, done=done)
+                report = msgspec.structs.replace(report, done=done)
+                return report if self._upkeep is None else self._upkeep(now_ms, report)

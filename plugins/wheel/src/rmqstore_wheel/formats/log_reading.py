@@ -12,7 +12,7 @@ from rmqstore.columns import INT32_MAX
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Part, cells, stretches_of
 from rmqstore_wheel.formats.log_columns import Columns, body_crcs
 
 _I32X2 = struct.Struct(">ii")
@@ -131,15 +131,9 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
     Raises:
         CorruptStoreError: a record is damaged; ``offset`` is the place of the first such row in the log.
     """
-    data = np.frombuffer(buffer, np.uint8)
-    outside = (starts < 0) | (sizes < log.MIN_BYTES) | (starts + sizes > len(data))
-    if outside.any():
-        _refuse(buffer, int(starts[outside.argmax()]), int(sizes[outside.argmax()]), log_offset)
-    layout = layout_of(data, starts, sizes, log_offset)
-    if not layout.sound.all():
-        row = int((~layout.sound).argmax())
-        _refuse(buffer, int(starts[row]), int(sizes[row]), log_offset)
+    layout = _sound_layout(buffer, starts, sizes, log_offset)
     body, topic, properties = _pieces(buffer, layout)
+    data = np.frombuffer(buffer, np.uint8)
     i32, i64 = cells(data, ">i4"), cells(data, ">i8")
     if verify:
         wrong = body_crcs(body) != i32[starts + 8]
@@ -158,6 +152,23 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
         store_ms=i64[store_at].astype(np.int64),
         reconsume_times=i32[layout.head - 12].astype(np.int32),
     )
+
+
+def _sound_layout(buffer: Bytes, starts: Ints, sizes: Ints, log_offset: int | None) -> Layout:
+    """Lay out records.
+
+    Raises:
+        CorruptStoreError: as :func:`decode_columns`.
+    """
+    data = np.frombuffer(buffer, np.uint8)
+    outside = (starts < 0) | (sizes < log.MIN_BYTES) | (starts + sizes > len(data))
+    if outside.any():
+        _refuse(buffer, int(starts[outside.argmax()]), int(sizes[outside.argmax()]), log_offset)
+    layout = layout_of(data, starts, sizes, log_offset)
+    if not layout.sound.all():
+        row = int((~layout.sound).argmax())
+        _refuse(buffer, int(starts[row]), int(sizes[row]), log_offset)
+    return layout
 
 
 def _refuse(buffer: Bytes, start: int, size: int, log_offset: int | None) -> None:
@@ -202,14 +213,23 @@ class QueueRows(NamedTuple):
     rows: Ints
 
 
-def by_queue(read: Columns) -> list[QueueRows]:
+def by_queue(topics: Part, queues: Ints) -> list[QueueRows]:
     """Return the rows of each queue."""
-    topics = (read.topic if isinstance(read.topic, pa.Array) else pa.repeat(read.topic, len(read))).dictionary_encode()
-    names = [name.decode(errors="replace") for name in topics.dictionary.to_pylist()]
-    numbers, queues = topics.indices.to_numpy(), np.asarray(read.queue_id)
+    encoded = (topics if isinstance(topics, pa.Array) else pa.repeat(topics, len(queues))).dictionary_encode()
+    names = [name.decode(errors="replace") for name in encoded.dictionary.to_pylist()]
+    numbers = encoded.indices.to_numpy()
     order = np.lexsort((queues, numbers))
     bounds = np.flatnonzero((np.diff(numbers[order]) != 0) | (np.diff(queues[order]) != 0)) + 1
     return [QueueRows(names[numbers[rows[0]]], int(queues[rows[0]]), rows) for rows in np.split(order, bounds) if len(rows)]
+
+
+def queues_of(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int) -> tuple[list[QueueRows], Ints]:
+    """Return which records are of which queue, and the queue offset of each; nothing else is read. See :func:`decode_columns`."""
+    layout = _sound_layout(buffer, starts, sizes, log_offset)
+    data = np.frombuffer(buffer, np.uint8)
+    topics = stretches_of(buffer, layout.topic, layout.topic_end)
+    offsets: Ints = cells(data, ">i8")[starts + log.QUEUE_OFFSET_AT].astype(np.int64)
+    return by_queue(topics, cells(data, ">i4")[starts + 12]), offsets
 
 
 def count_sound(buffer: Bytes, found: Scan, *, log_offset: int | None = None) -> int:

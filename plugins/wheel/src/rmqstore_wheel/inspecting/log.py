@@ -37,7 +37,7 @@ class Records(NamedTuple):
 
     def by_queue(self) -> Iterator[tuple[QueueName, Ints]]:
         """Yield the rows of each queue, in the order of the log."""
-        for topic, queue, rows in log_reading.by_queue(self.columns):
+        for topic, queue, rows in log_reading.by_queue(self.columns.topic, np.asarray(self.columns.queue_id)):
             yield QueueName(topic, queue), rows
 
 

@@ -54,7 +54,7 @@ class Replay:
         found = log_reading.decode_columns(view, starts, sizes, log_offset=self._file_start, verify=False)
         ledger.store_ms = max(ledger.store_ms, int(np.max(found.store_ms)))
         codes = consume_queue.tags_codes(decode_column(found.properties[0]).column(texts.TAG))
-        offsets, groups = np.asarray(found.queue_offset), log_reading.by_queue(found)
+        offsets, groups = np.asarray(found.queue_offset), log_reading.by_queue(found.topic, np.asarray(found.queue_id))
         in_journal = [row for topic, _, rows in groups if topic == journal.TOPIC for row in rows.tolist()]
         changes = {row: journal.decode(found.body[row].as_py()) for row in in_journal}
         # A queue that is dropped may begin again at once, with the same offsets.

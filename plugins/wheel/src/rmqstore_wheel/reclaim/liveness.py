@@ -58,10 +58,9 @@ class Liveness:
             CorruptStoreError: one of them is damaged.
         """
         view = self._ledger.log.chain.view(file_start)
-        found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start, verify=False)
-        offsets = np.asarray(found.queue_offset)
+        queues, offsets = log_reading.queues_of(view, starts, sizes, log_offset=file_start)
         live = []
-        for topic, queue, rows in log_reading.by_queue(found):
+        for topic, queue, rows in queues:
             if topic == journal.TOPIC:
                 continue
             rows = rows[np.argsort(offsets[rows], kind="stable")]

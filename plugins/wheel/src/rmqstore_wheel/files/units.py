@@ -267,9 +267,13 @@ class UnitLog:
         blocks = np.unique(numbers // BLOCK).tolist()
         for block in blocks:
             self.check(block * BLOCK, 1)
-        every = np.concatenate([numbers, self._new_numbers])
-        self._new_numbers, rows = np.unique(every, return_index=True)
-        self._new_units = np.concatenate([units, self._new_units])[rows]
+        rows = np.searchsorted(self._new_numbers, numbers)
+        known = np.append(self._new_numbers, -1)[rows] == numbers
+        changed, new = self._new_units.copy(), units[~known].astype(self.unit)
+        put_rows(changed, rows[known], units[known])
+        block = f"V{self.unit.itemsize}"  # numpy's own way goes field by field
+        self._new_units = np.insert(changed.view(block), rows[~known], new.view(block)).view(self.unit)
+        self._new_numbers = np.insert(self._new_numbers, rows[~known], numbers[~known])
         self._stale.update(blocks)
 
     def _write_replaced(self) -> None:

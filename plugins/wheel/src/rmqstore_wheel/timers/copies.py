@@ -11,7 +11,7 @@ import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format, log_reading
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells, measure
-from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.log_columns import Columns, Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import frames
 from rmqstore_wheel.log.call import Entries, Messages
@@ -19,7 +19,7 @@ from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import sound_rows
 from rmqstore_wheel.records.parts import body_places, topic_places
 from rmqstore_wheel.timers.index import TimerIndex
-from rmqstore_wheel.timers.records import read_timers
+from rmqstore_wheel.timers.records import read_keys
 
 
 def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
@@ -66,22 +66,20 @@ def copies_of(index: TimerIndex, place: Stretch, topic: str, queue: int, offsets
         spare: which of them are copied without their bodies.
         codes: hashes of their tags.
     """
-    records, store_ms = without_frames(place, spare)
-    return Messages(topic, queue, offsets, records, store_ms, codes, _with_keys(index, place) if topic == WHEEL_TOPIC else None)
+    found = log_reading.decode_columns(place.view, place.starts, place.sizes, log_offset=place.file_start)
+    keys = _with_keys(index, found) if topic == WHEEL_TOPIC else None
+    return Messages(topic, queue, offsets, without_frames(place, found, spare), int(np.max(np.asarray(found.store_ms))), codes, keys)
 
 
-def _with_keys(index: TimerIndex, place: Stretch) -> Entries:
-    starts = place.starts
-    found = read_timers(*place, np.zeros(len(starts), np.int64), index.precision_ms)
-    by_start = np.argsort(starts)
-    rows = by_start[np.searchsorted(starts, found.key_offsets - place.file_start, sorter=by_start)]
-    return lambda offsets, _: partial(index.keys.add_many, found.key_hashes, offsets[rows], found.key_times)
+def _with_keys(index: TimerIndex, found: Columns) -> Entries:
+    hashes, rows = read_keys(found)
+    times = np.asarray(found.store_ms)[rows]
+    return lambda offsets, _: partial(index.keys.add_many, hashes, offsets[rows], times)
 
 
-def without_frames(place: Stretch, spare: Flags) -> tuple[Encoded, int]:
-    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay."""
-    view, file_start, starts, sizes = place
-    found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start)
+def without_frames(place: Stretch, found: Columns, spare: Flags) -> Encoded:
+    """Return copies of records, which were read, without what those say of a frame that end one; their sums stay."""
+    view, _, starts, sizes = place
     source = np.frombuffer(view, np.uint8)
     ends, bare = frames.ends_of(source, starts, sizes), np.flatnonzero(spare)
     shorter = sizes.copy()
@@ -106,7 +104,7 @@ def without_frames(place: Stretch, spare: Flags) -> tuple[Encoded, int]:
         lengths = np.broadcast_to(measure(texts).lengths, len(starts))[ends]
         cells(data, ">i4")[places[ends]] = shorter[ends]
         cells(data, ">i2")[places[ends] + shorter[ends] + frames.PROPERTY_BYTES - lengths - 2] = lengths - frames.PROPERTY_BYTES
-    return Encoded(data, places, shorter), int(np.max(np.asarray(found.store_ms)))
+    return Encoded(data, places, shorter)
 
 
 def _stretches(view: memoryview, starts: Ints, sizes: Ints) -> Sequence[Any]:

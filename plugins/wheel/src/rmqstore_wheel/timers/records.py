@@ -28,7 +28,7 @@ from rmqstore_wheel.formats.commit_log import Form
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_columns import Columns, Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.formats.property_columns import decode_column
+from rmqstore_wheel.formats.property_columns import Properties, decode_column
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.addressing import EPOCH, TICK
 from rmqstore_wheel.timers.table import CANCEL, COPY, TIMER
@@ -247,9 +247,7 @@ def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, ep
     targets = _numbers(read.column(SEQ), 0)
     is_cancel = read.column(texts.DELETE_KEY).is_valid().to_numpy(zero_copy_only=False)
     kinds = np.where(is_cancel, CANCEL, np.where(targets > 0, COPY, TIMER))
-    topics = pc.fill_null(read.column(texts.REAL_TOPIC), "")
-    keys = pc.split_pattern(read.column(texts.KEYS), texts.KEY_SEPARATOR)
-    key_hashes, key_rows = _keys_of(topics, keys)
+    topics, key_hashes, key_rows = _keys_in(read)
     return ReadTimers(
         np.asarray(found.queue_offset) + 1,
         ticks,
@@ -267,3 +265,16 @@ def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, ep
 
 def _numbers(column: pa.Array, absent: int) -> Any:
     return pc.fill_null(texts.integers(column), absent).to_numpy()
+
+
+def read_keys(found: Columns) -> tuple[Ints, Ints]:
+    """Return hash and row of every key of records of the wheel's topic."""
+    (text,) = found.properties
+    _, key_hashes, key_rows = _keys_in(decode_column(text))
+    return key_hashes, key_rows
+
+
+def _keys_in(read: Properties) -> tuple[pa.Array, Ints, Ints]:
+    """Return the topic of each row, and hash and row of every key."""
+    topics = pc.fill_null(read.column(texts.REAL_TOPIC), "")
+    return topics, *_keys_of(topics, pc.split_pattern(read.column(texts.KEYS), texts.KEY_SEPARATOR))

@@ -54,6 +54,7 @@ AGAIN_MS: Final = 10 * 60_000
 _STATE_PERCENT: Final = 30
 """The state is copied as live records are, or when it is less than this, where live records are not copied."""
 
+_OWED: Final = 3
 _MOST_OWED_BYTES: Final = 256 * 1024 * 1024
 _TURN_MS: Final = 1000
 _IDLE_BYTES: Final = 64 * 1024
@@ -65,8 +66,9 @@ _IDLE_SLICES: Final = 8
 class Reclaim:
     """Looks, copies and removes, a slice a call. The caller serialises all calls.
 
-    What is written is owed twice over, as it is to be looked at and may be to be copied; so the log keeps its length whatever the load is,
-    and costs follow what is written, not how often this is called. A slice has its turn every second in any case.
+    What callers write is owed three times over: once to look at the log, once to go through it again for the copies, once for what the
+    copies add to it. While n bytes are gone through, they write 2/3 n, and n go but for what is live; so the log ends at three times that,
+    whatever the load is. Costs follow what is written, not how often this is called; a slice has its turn every second in any case.
     """
 
     def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
@@ -93,7 +95,7 @@ class Reclaim:
             # The last file stays in any case.
             return UpkeepReport()
         slice_bytes = self._ledger.sizes.slice_bytes
-        self._owed = min(self._owed + 2 * written, _MOST_OWED_BYTES)
+        self._owed = min(self._owed + _OWED * written, _MOST_OWED_BYTES)
         self._since_turn += written
         if self._turn_ms is None or not 0 <= now_ms - self._turn_ms < _TURN_MS:
             self._owed = max(self._owed, _IDLE_SLICES * slice_bytes if self._since_turn < _IDLE_BYTES else 1)
@@ -103,8 +105,8 @@ class Reclaim:
         try:
             if self._owed > 0:
                 done = self._step(slice_bytes, now_ms)
-                copied, self._tail = self._ledger.log.tail - self._tail, self._ledger.log.tail
-                self._owed = self._owed + 2 * copied - done if done else 0
+                self._tail = self._ledger.log.tail  # copies are owed already
+                self._owed = self._owed - done if done else 0
             return UpkeepReport(self._release(), more=self._owed > 0)
         except StoreFullError:
             # What was done so far stays, and is gone on with once there is room.

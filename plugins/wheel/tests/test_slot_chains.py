@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from rmqstore_wheel.timers.wheel import WheelIndex
 NOW_MS = 1_700_000_000_000
 PER_FILE = 5000
 """No multiple of a block of sums."""
+
+ALL = [*range(5), *range(10, 100)]
+"""The slots that hold anything in :func:`slots`."""
 
 
 class Slots:
@@ -67,15 +71,16 @@ class Slots:
 
 
 @pytest.fixture
-def slots(tmp_path: Path) -> Slots:
-    """Return a wheel whose slots 0 to 3 have units all over the log, 4 has long runs, and 10 to 99 are short."""
+def slots(tmp_path: Path) -> Iterator[Slots]:
+    """Give a wheel whose slots 0 to 3 have units all over the log, 4 has long runs, and 10 to 99 are short."""
     made = Slots(tmp_path)
     made.put([10])
     for number in range(400):
         made.put([slot for slot in (0, 1, 2, 3) for _ in range(1 + number % 2)] + [10 + number % 90])
         if number % 100 == 50:
             made.put([4] * 2000)
-    return made
+    yield made
+    made.wheel.close()
 
 
 _ONE_CALL = st.one_of(
@@ -108,7 +113,6 @@ def test_chains_of_all_kinds_are_walked_together(slots: Slots, again: bool) -> N
         assert slots.found_in(looked) == {slot: slots.put_in[slot] for slot in looked}
 
 
-ALL = [*range(5), *range(10, 100)]
 WAYS = pytest.mark.parametrize(("looked", "spoilt"), [([0], 0), ([4], 4), (ALL, 1)], ids=["links", "runs", "abreast"])
 
 

@@ -54,7 +54,7 @@ AGAIN_MS: Final = 10 * 60_000
 _STATE_PERCENT: Final = 30
 """The state is copied as live records are, or when it is less than this, where live records are not copied."""
 
-_OWED: Final = 3
+_TIMES_OWED: Final = 3
 _MOST_OWED_BYTES: Final = 256 * 1024 * 1024
 _TURN_MS: Final = 1000
 _IDLE_BYTES: Final = 64 * 1024
@@ -67,8 +67,8 @@ class Reclaim:
     """Looks, copies and removes, a slice a call. The caller serialises all calls.
 
     What callers write is owed three times over: once to look at the log, once to go through it again for the copies, once for what the
-    copies add to it. While n bytes are gone through, they write 2/3 n, and n go but for what is live; so the log ends at three times that,
-    whatever the load is. Costs follow what is written, not how often this is called; a slice has its turn every second in any case.
+    copies add to it. While n bytes are gone through, they write 2/3 n, and n go but for what is live; so the log ends at about three times
+    that, whatever the load is. Costs follow what is written, not how often this is called; a slice has its turn every second in any case.
     """
 
     def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
@@ -79,7 +79,7 @@ class Reclaim:
         self._copies: list[FileCopy] = []
         self._copied_upto = self._free_upto = 0
         self._tail = ledger.log.tail
-        self._owed = self._since_turn = 0
+        self._owed_bytes = self._turn_bytes = 0
         self._turn_ms: int | None = None
         self._looked_ms: int | None = None
 
@@ -95,22 +95,22 @@ class Reclaim:
             # The last file stays in any case.
             return UpkeepReport()
         slice_bytes = self._ledger.sizes.slice_bytes
-        self._owed = min(self._owed + _OWED * written, _MOST_OWED_BYTES)
-        self._since_turn += written
+        self._owed_bytes = min(self._owed_bytes + _TIMES_OWED * written, _MOST_OWED_BYTES)
+        self._turn_bytes += written
         if self._turn_ms is None or not 0 <= now_ms - self._turn_ms < _TURN_MS:
-            self._owed = max(self._owed, _IDLE_SLICES * slice_bytes if self._since_turn < _IDLE_BYTES else 1)
-            self._turn_ms, self._since_turn = now_ms, 0
+            self._owed_bytes = max(self._owed_bytes, _IDLE_SLICES * slice_bytes if self._turn_bytes < _IDLE_BYTES else 1)
+            self._turn_ms, self._turn_bytes = now_ms, 0
         if self._looked_ms is not None and not 0 <= now_ms - self._looked_ms < AGAIN_MS and not self._copies:
             self._looks, self._looked_ms = [], None
         try:
-            if self._owed > 0:
+            if self._owed_bytes > 0:
                 done = self._step(slice_bytes, now_ms)
                 self._tail = self._ledger.log.tail  # copies are owed already
-                self._owed = self._owed - done if done else 0
-            return UpkeepReport(self._release(), more=self._owed > 0)
+                self._owed_bytes = self._owed_bytes - done if done else 0
+            return UpkeepReport(self._release(), more=self._owed_bytes > 0)
         except StoreFullError:
             # What was done so far stays, and is gone on with once there is room.
-            self._owed = 0
+            self._owed_bytes = 0
             return UpkeepReport()
 
     def _step(self, slice_bytes: int, now_ms: int) -> int:

@@ -21,6 +21,8 @@ _ABREAST: Final = 48
 """With fewer chains, a step of numpy for all of them costs more than a link of each."""
 
 _LONG: Final = 4096
+"""Longer chains are not walked abreast: of these, runs are the rule."""
+
 _STRAIGHT: Final = 16
 """So many units side by side, and more of them are expected."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -197,8 +198,8 @@ def _check_own_name(what: str, name: str) -> None:
 
 def check_name(what: str, name: str) -> None:
     """Raise :class:`IllegalNameError` unless this is a legal name of a ``what``."""
-    if not isinstance(name, str):
-        raise IllegalArgumentTypeError(f"a {what} name must be a str, not {type(name).__name__}")
+    if type(name) is not str and not _is_text(name):
+        raise IllegalArgumentTypeError(f"a {what} name must be a str, not {_type_of(name)}")
     if len(name) > MAX_NAME_BYTES:
         raise IllegalNameError(f"{what} name {name[:40]!r}… has {len(name)} characters; at most {MAX_NAME_BYTES} are allowed")
     if not _NAME.fullmatch(name):
@@ -324,9 +325,18 @@ def reason_text(reason: str) -> str:
     return plain.decode(errors="ignore").strip()
 
 
+def _is_text(value: object) -> bool:
+    """Say whether a value is the same text wherever it is written: a member of an enum that is a ``str`` is its name in an f-string."""
+    return isinstance(value, str) and f"{value}" == value
+
+
+def _type_of(value: object) -> str:
+    return f"{type(value).__name__}; give its .value" if isinstance(value, enum.Enum) else type(value).__name__
+
+
 def _utf8_bytes(field: str, value: str) -> int:
-    if not isinstance(value, str):
-        raise IllegalMessageTypeError(f"{field} must be a str, not {type(value).__name__}")
+    if type(value) is not str and not _is_text(value):
+        raise IllegalMessageTypeError(f"{field} must be a str, not {_type_of(value)}")
     try:
         return len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError as error:

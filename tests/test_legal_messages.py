@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -118,8 +119,39 @@ class Word(str):
     """A text of another type."""
 
 
+class Named(str, Enum):  # noqa: UP042 - what this is about
+    """Texts of which an f-string makes their names."""
+
+    A = "a"
+
+
+class Plain(StrEnum):
+    """Texts of which it does not."""
+
+    A = "a"
+
+
 @pytest.mark.parametrize(
-    "value", [None, 1, True, 1.0, "a", "\ud800", Word("a"), b"a", bytearray(b"a"), memoryview(b"a"), ("a",), ["a"], [1], (1,), (None,)]
+    "value",
+    [
+        None,
+        1,
+        True,
+        1.0,
+        "a",
+        "\ud800",
+        Word("a"),
+        Named.A,
+        Plain.A,
+        b"a",
+        bytearray(b"a"),
+        memoryview(b"a"),
+        ("a",),
+        ["a"],
+        [1],
+        (1,),
+        (None,),
+    ],
 )
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_long_list_takes_the_types_that_a_short_one_takes(field: str, value: object) -> None:
@@ -127,10 +159,36 @@ def test_a_long_list_takes_the_types_that_a_short_one_takes(field: str, value: o
     assert (type(few), str(few)) == (type(many), str(many))
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, {1: "a"}, {"a": None}, {Word("a"): "b"}, MappingProxyType({"a": "b"}), OrderedDict(a="b"), {}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": 1},
+        {1: "a"},
+        {"a": None},
+        {Word("a"): "b"},
+        {Named.A: "b"},
+        {"a": Named.A},
+        {"a": Plain.A},
+        MappingProxyType({"a": "b"}),
+        OrderedDict(a="b"),
+        {},
+    ],
+)
 def test_a_long_list_takes_the_properties_that_a_short_one_takes(value: object) -> None:
     few, many = (by_rows({"topic": "t", "body": b"x", "properties": value}, rows) for rows in (FEW, MANY))
     assert (type(few), str(few)) == (type(many), str(many))
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+@pytest.mark.parametrize("field", ["topic", "tag", "keys", "message_group", "message_id", "properties"])
+def test_a_text_that_is_written_as_another_one_is_refused(field: str, rows: int) -> None:
+    values = {"keys": [lambda text: ("b", text)], "properties": [lambda text: {text: "b"}, lambda text: {"b": text}]}
+    for made in values.get(field, [lambda text: text]):
+        error = by_rows({"topic": "t", "body": b"x", field: made(Named.A)}, rows)
+        assert isinstance(error, IllegalArgumentError)
+        assert isinstance(error, TypeError)
+        assert "must be a str, not Named; give its .value" in str(error)
+        assert by_rows({"topic": "t", "body": b"x", field: made(Plain.A)}, rows) is None
 
 
 def test_a_long_list_of_something_else_is_refused_as_a_short_one_is() -> None:

@@ -286,6 +286,10 @@ def check_message(message: Message) -> None:
         raise IllegalMessageError(f"properties, tag and keys take {size} bytes encoded; at most {MAX_PROPERTIES_BYTES} are allowed")
 
 
+_NAMES_OF_FIELDS: Final = ("TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY")
+"""What tag, keys, id and message group are called among the properties."""
+
+
 def property_overhead_bytes(topic_bytes: int) -> int:
     """Return what the properties of a timer take in RocketMQ's text form, at their longest, for a topic of this length, and their sum."""
     return _OVERHEAD_BYTES + topic_bytes
@@ -332,6 +336,14 @@ def _is_text(value: object) -> bool:
 
 def _type_of(value: object) -> str:
     return f"{type(value).__name__}; give its .value" if isinstance(value, enum.Enum) else type(value).__name__
+
+
+def fitting_reason(reason: str, message: Message) -> str:
+    """Return as much of a reason as every engine has room for among the tag, keys, ids and properties of a message."""
+    texts = [message.tag, *message.keys, message.message_id, message.message_group, *message.properties, *message.properties.values()]
+    taken = sum(len(text.encode()) + 2 for text in texts if text) + sum(map(len, _NAMES_OF_FIELDS))
+    room = MAX_PROPERTIES_BYTES - property_overhead_bytes(len(message.topic)) - taken - _property_bytes(PROPERTY_DLQ_REASON, 0)
+    return reason.encode()[: max(room, 0)].decode(errors="ignore")
 
 
 def _utf8_bytes(field: str, value: str) -> int:

@@ -261,3 +261,20 @@ def test_what_a_loaded_store_gave_out_later_names_nothing_here() -> None:
         assert target.ack(msgspec.structs.replace(receipt, broker=f"rmqs-{source.engine.store_id:08x}")) is AckOutcome.UNKNOWN
         assert target.ack(receipt) is AckOutcome.ACKED
         assert target.pending().total == 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_letter_with_all_the_properties_and_the_reason_that_are_allowed_moves(engine: str) -> None:
+    largest = 32_767 - 500
+    with _stores(engine) as stores:
+        source = stores.open("source", **SETTINGS | {"default_queues": 1})
+        source.send_batch([rmqstore.Message(T, b"x", properties={"p": "v" * size}) for size in (10, largest - 400, largest)])
+        letters = source.pop(T, "g")
+        assert len(letters) == 3
+        for letter in letters:
+            source.reject(letter, reason="é" * 512)
+        reasons = [letter.reason for letter in source.dead_letters.list("g")]
+        assert reasons[0] == "é" * 512 > reasons[1] > reasons[2] > ""
+        for target in ENGINES:
+            moved = _moved(stores, source, target, f"in-{target}")
+            assert [letter.reason for letter in moved.dead_letters.list("g")] == reasons

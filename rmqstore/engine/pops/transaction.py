@@ -49,6 +49,7 @@ from rmqstore.message import (
     RETRY_PREFIX,
     Message,
     dlq_topic,
+    fitting_reason,
 )
 
 _SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
@@ -256,8 +257,7 @@ class Transaction:
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
         message = self._format.decode_message(record)
-        properties = dict(message.properties)
-        properties[PROPERTY_DLQ_REASON] = reason
+        properties = {name: value for name, value in message.properties.items() if name != PROPERTY_DLQ_REASON}
         properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
         properties[PROPERTY_ORIGIN_TOPIC] = topic
         properties[PROPERTY_ORIGIN_ID] = message.message_id or ""
@@ -273,6 +273,9 @@ class Transaction:
             message.born_ms,
             0,
         )
+        # An engine that took more of it than another one would have letters that cannot be moved there.
+        if kept := fitting_reason(reason, dead):
+            dead = structs.replace(dead, properties={**dead.properties, PROPERTY_DLQ_REASON: kept})
         place = (self.group_id(group), self.topic_with(topic, 1).id)
         known = self._dead_of(place) or Dead(0, self.topic_with(dead.topic, 1).next_offsets[0])
         self._dead[place] = Dead(known.letters + 1, known.since)

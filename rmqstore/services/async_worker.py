@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, RmqstoreError
 from rmqstore.message import PoppedMessage
-from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, held, kind_of
+from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, check_ended, held, kind_of
 
 if TYPE_CHECKING:
     from rmqstore.aio import AsyncStore
@@ -110,6 +110,8 @@ class AsyncWorker(Consumer):
             self._has_done.set()
             await asyncio.wait([self._keeper])  # it may be acking
             await self._do(self._give_back(self._batches))
+        except Exception as error:
+            self._fail(error)
         finally:
             self._begin_no_more()
             self._keeper.cancel()
@@ -154,6 +156,8 @@ class AsyncWorker(Consumer):
             for place in run:
                 if not self._is_ended and batch.states[place] is State.WAITS:
                     await self._handle_one(batch, place)
+        except Exception as error:  # the store could not be told; what is behind it must not wait under leases that are extended
+            self._fail(error)
         finally:
             if not free.locked():  # else the topic's task waits for this end, and acks with its pop
                 self._has_done.set()
@@ -164,7 +168,7 @@ class AsyncWorker(Consumer):
         failure: BaseException
         try:
             async with limit:
-                await self._handler(batch.begin(place))
+                check_ended(await self._handler(batch.begin(place)))
         except TimeoutError as error:
             failure = error
             if limit.expired():

@@ -17,10 +17,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
@@ -75,6 +76,10 @@ class Retry(Exception):
         timedelta_ms("after", after, minimum=1)
         super().__init__(reason or f"again after {after}")
         self.after = after
+
+    def __reduce__(self) -> tuple[type[Self], tuple[timedelta, str]]:
+        """Be pickled with both arguments, as a pool of processes does with what its tasks raise."""
+        return type(self), (self.after, str(self))
 
 
 class Reject(Exception):
@@ -388,6 +393,18 @@ def kind_of(handler: object) -> Kind:
         if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
             return Kind.GENERATOR
     return Kind.PLAIN
+
+
+def check_ended(result: object) -> None:
+    """Refuse what a handler gave when it is work that is still to be done: its message would be acked, and nobody might do it.
+
+    Raises:
+        TypeError: it is.
+    """
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result) or isinstance(result, Future):
+        if inspect.iscoroutine(result) or inspect.isgenerator(result):
+            result.close()  # without a warning that nobody awaited it
+        raise TypeError(f"the handler gave a {type(result).__name__}, and its message would be acked before that is done; wait for it")
 
 
 def _text(error: BaseException) -> str:

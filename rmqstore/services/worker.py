@@ -13,18 +13,17 @@ waits: what that acks is in the store's hands, and nothing is left to extend the
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar, Unpack
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, RmqstoreError
 from rmqstore.message import PoppedMessage
-from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, held, kind_of
+from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, check_ended, held, kind_of
 
 if TYPE_CHECKING:
     from rmqstore.store.store import Store
@@ -189,10 +188,7 @@ class Worker(Consumer):
                 message = batch.begin(place)
                 hand.runs_since_s = time.monotonic()
             try:
-                result = self._handler(message)
-                if inspect.isawaitable(result):
-                    _drop(result)
-                    raise TypeError("the handler gave something to be awaited, which nobody does; it must be a plain function")
+                check_ended(self._handler(message))
             except BaseException as error:
                 with hand.lock:
                     self._do(self._give_up(batch, place, error))
@@ -253,11 +249,3 @@ def end_all(workers: Iterable[Worker]) -> None:
     if not any(threading.current_thread() in worker._threads for worker in mine):
         for worker in mine:
             worker._end()
-
-
-def _drop(awaitable: Any) -> None:
-    """Let go of a coroutine that nobody will await, without a warning."""
-    close = getattr(awaitable, "close", None)
-    if close is not None:
-        with suppress(Exception):
-            close()

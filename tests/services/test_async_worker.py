@@ -305,6 +305,19 @@ def test_something_cancelled_that_a_handler_awaits_is_a_failed_attempt(served: S
     with_client(served, work)
 
 
+def test_a_handler_that_gives_what_it_has_not_awaited_has_failed(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        async def forgetful(message: PoppedMessage) -> object:
+            return nothing(message)
+
+        await store.send_batch(bodies(1))
+        async with store.consume("t", "g", forgetful) as worker:
+            await soon(lambda: worker.stats.retried == 1)
+        assert "gave a coroutine" in reason(served)
+
+    with_client(served, work)
+
+
 def test_leases_are_extended_while_a_handler_runs(served: Served) -> None:
     async def work(store: AsyncStore) -> None:
         await store.send_batch(bodies(3))
@@ -610,6 +623,18 @@ def test_lost_calls_are_told(served: Served, monkeypatch: pytest.MonkeyPatch) ->
         worker = store.consume("t", "g", nothing)
         await worker.join()
         with pytest.raises(LostCallsError):
+            await worker.stop()
+
+    with_client(served, work)
+
+
+def test_an_error_of_the_store_that_is_none_of_its_own_ends_the_worker(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: AsyncStore) -> None:
+        monkeypatch.setattr(store, "retry_later", raising(RuntimeError("of a plug-in")), raising=False)
+        await store.send_batch(bodies(2))
+        worker = store.consume("t", "g", raising(ValueError("a bad message")), batch=1)
+        await asyncio.wait_for(worker.join(), 30)
+        with pytest.raises(RuntimeError, match="of a plug-in"):
             await worker.stop()
 
     with_client(served, work)

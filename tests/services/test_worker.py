@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -393,11 +395,26 @@ def test_a_handler_that_would_do_nothing_is_refused(store: Store, handler: Any) 
         store.consume("t", "g", handler)
 
 
-def test_a_handler_that_gives_a_coroutine_has_failed(store: Store) -> None:
+def _generated(message: PoppedMessage) -> Iterator[PoppedMessage]:
+    yield message
+
+
+async def _generated_later(message: PoppedMessage) -> AsyncIterator[PoppedMessage]:
+    yield message
+
+
+@pytest.mark.parametrize("give", [_later, _generated, _generated_later, lambda _: Future()])
+def test_a_handler_that_gives_work_to_be_done_has_failed(store: Store, give: Callable[[PoppedMessage], object]) -> None:
     store.send_batch(bodies(1))
-    with store.consume("t", "g", lambda message: _later(message)) as worker:
+    with store.consume("t", "g", lambda message: give(message)) as worker:
         soon(lambda: worker.stats.retried == 1)
-    assert "to be awaited" in store.leases("t", "g")[0].reason
+    assert "would be acked before that is done" in store.leases("t", "g")[0].reason
+
+
+def test_what_a_handler_raises_comes_out_of_a_pool_of_processes_as_it_was() -> None:
+    retry, reject = pickle.loads(pickle.dumps((Retry(timedelta(minutes=5), "why"), Reject("never"))))
+    assert (retry.after, str(retry), str(reject)) == (timedelta(minutes=5), "why", "never")
+    assert pickle.loads(pickle.dumps(Retry(timedelta(minutes=5)))).args == Retry(timedelta(minutes=5)).args
 
 
 def test_a_handler_may_stop_its_worker(store: Store) -> None:

@@ -92,10 +92,12 @@ class Ticker:
         while not self._stopping:
             seen = self._wake.count
             try:
-                self._duties.tick()
-                if self._flush_s is not None and time.monotonic() - flushed_s >= self._flush_s:
-                    self._duties.flush()
-                    flushed_s = time.monotonic()
+                try:
+                    self._duties.tick()
+                finally:  # a tick that fails again and again must not keep what was sent from the disk
+                    if self._flush_s is not None and time.monotonic() - flushed_s >= self._flush_s:
+                        self._duties.flush()
+                        flushed_s = time.monotonic()
                 pause_s = self._pause_s()
                 self.failure = None
             except (StorePoisonedError, StoreClosedError) as error:

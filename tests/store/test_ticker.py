@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message
+from rmqstore import ClockStepError, ManualClock, Message
 from rmqstore.store.tick import TickReport
 from rmqstore.store.ticker import Duties, Ticker
 from rmqstore.store.waits import Signal
@@ -51,6 +51,29 @@ def test_a_tick_that_fails_with_any_error_is_told_and_tried_again(caplog: pytest
         ticker.stop()
     assert came, "the thread ended with the first failure"
     assert "a plug-in of somebody's" in caplog.text, "it is told, with what happened"
+
+
+class Stuck(Failing):
+    """Fails in each tick; its flushes do not."""
+
+    def tick(self) -> TickReport:
+        raise ClockStepError("the clock is wrong, until an operator comes")
+
+    def flush(self) -> None:
+        self.ticks += 1
+        self._wake.notify()
+        if self.ticks == 2:
+            self.second.set()
+
+
+def test_what_was_sent_gets_to_the_disk_while_every_tick_fails() -> None:
+    wake = Signal()
+    duties = Stuck(wake)
+    ticker = Ticker(duties, wake, 1000, 0)
+    ticker.start()
+    came = duties.second.wait(30)
+    ticker.stop()
+    assert came
 
 
 def test_an_exit_without_a_close_ends_the_thread_first(tmp_path: Path) -> None:

@@ -110,13 +110,13 @@ class Schedules(Part):
         check_name("schedule", name)
         if not isinstance(catch_up, bool):
             raise IllegalArgumentTypeError(f"catch_up must be True or False, not {catch_up!r}")
+        message = _scheduled(message)
         if isinstance(when, timedelta):
             made = Schedule(name=name, message=message, every_ms=timedelta_ms("when", when, _SHORTEST_MS), catch_up=catch_up)
         elif isinstance(when, str):
             made = Schedule(name=name, message=message, cron=when, zone=zone, catch_up=catch_up)
         else:
             raise IllegalArgumentTypeError(f"when must be a cron expression, such as '0 3 * * *', or a timedelta, not {when!r}")
-        _check_scheduled(message)
         made, ticket = store._scheduler.put(made, store._clock.now_ms())
         store._settle(store.engine.pops, ticket)
         store._ticker_wake.notify()
@@ -176,17 +176,20 @@ class Scheduler:
         while True:
             with self._lock:
                 self._look()
-                known = self._all.get(made.name)
+                known, due = self._all.get(made.name), []
                 if known is not None and (known.cron, known.zone, known.every_ms) == (made.cron, made.zone, made.every_ms):
                     made = structs.replace(made, next_ms=known.next_ms)
-                elif known is not None and known.next_ms <= now_ms and self._held.is_moving:
-                    self._send(known, now_ms)
-                    continue
-                elif (next_ms := next(made.times(now_ms), None)) is not None:
-                    made = structs.replace(made, next_ms=next_ms)
-                else:
+                    return made, self._step(made.name, made, (), now_ms)
+                if known is not None and known.next_ms <= now_ms and self._held.is_moving:
+                    try:
+                        self._send(known, now_ms)
+                        continue
+                    except IllegalArgumentError:  # of its times nobody here knows more than the first
+                        due = [_copy(known, known.next_ms)]
+                if (next_ms := next(made.times(now_ms), None)) is None:
                     raise IllegalArgumentError(f"the cron expression {made.cron!r} names no time within 50 years")
-                return made, self._step(made.name, made, (), now_ms)
+                made = structs.replace(made, next_ms=next_ms)
+                return made, self._step(made.name, made, due, now_ms)
 
     def delete(self, name: str, now_ms: int) -> tuple[bool, Ticket]:
         """End a schedule."""
@@ -195,18 +198,27 @@ class Scheduler:
             was_there = name in self._all
             return was_there, self._step(name, None, (), now_ms)
 
-    def run(self, now_ms: int) -> tuple[int, Ticket]:
-        """Send all that is due; returns how many messages that were, and the ticket of the last step. Other calls come between steps."""
+    def run(self, now_ms: int) -> tuple[int, Ticket, IllegalArgumentError | None]:
+        """Send all that is due; returns how many messages that were, the ticket of the last step, and why a schedule stands still.
+
+        Other calls come between steps. Of a schedule whose times cannot be told here nothing is sent, and others go on.
+        """
         sent, ticket = 0, Ticket(0)
+        failed: dict[str, IllegalArgumentError] = {}
         while self._held.is_moving:
             with self._lock:
                 self._look()
-                first = min(self._all.values(), key=attrgetter("next_ms"), default=None)
+                able = (each for each in self._all.values() if each.name not in failed)
+                first = min(able, key=attrgetter("next_ms"), default=None)
                 if first is None or first.next_ms > now_ms:
                     break
-                number, ticket = self._send(first, now_ms)
-                sent += number
-        return sent, ticket
+                try:
+                    number, ticket = self._send(first, now_ms)
+                    sent += number
+                except IllegalArgumentError as error:
+                    error.args = (f"schedule {first.name!r} stands still: {error}",)
+                    failed[first.name] = error
+        return sent, ticket, next(iter(failed.values()), None)
 
     def _send(self, schedule: Schedule, now_ms: int) -> tuple[int, Ticket]:
         """Send what one schedule has due, or as much as a step holds."""
@@ -249,9 +261,12 @@ def _copy(schedule: Schedule, at_ms: int) -> Message:
     )
 
 
-def _check_scheduled(message: Message) -> None:
+def _scheduled(message: Message) -> Message:
+    """Return the message of a schedule, checked, so that it can be kept and copied."""
     if not isinstance(message, Message):
         raise IllegalMessageTypeError(f"a schedule sends a Message, not {type(message).__name__}")
+    check_message(message)
+    message = structs.replace(message, properties=dict(message.properties))
     if message.deliver_at_ms is not None or message.message_id is not None or not message.properties.keys().isdisjoint(REQUEST_PROPERTIES):
         raise IllegalMessageError("the message of a schedule has neither a deliver time nor an id; each copy gets its own")
     check_message(_copy(Schedule(name="x" * 127, message=message), 2**62))
@@ -261,6 +276,7 @@ def _check_scheduled(message: Message) -> None:
             f"the message of a schedule has {size} bytes; {_MESSAGE_BYTES} are allowed: let it name what is to be done, and keep the data "
             "elsewhere"
         )
+    return message
 
 
 def _zone(name: str) -> tzinfo:

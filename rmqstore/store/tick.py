@@ -85,6 +85,7 @@ class Ticking:
 
         Raises:
             ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
+            IllegalArgumentError: the times of a schedule cannot be told on this machine; all else was done.
         """
         self.made_room = False
         self._check_step(now_ms)
@@ -109,8 +110,10 @@ class Ticking:
                 report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
         self._last_ms = now_ms
         if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and self._held.is_moving:
-            scheduled, ticket = self._scheduler.run(now_ms)
+            scheduled, ticket, failed = self._scheduler.run(now_ms)
             self._settle(self._pops, ticket)
+            if failed is not None:
+                raise failed
             report = msgspec.structs.replace(report, scheduled=scheduled)
         return report
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -56,6 +57,13 @@ def sent(store: Store) -> list[tuple[str, datetime]]:
     return [(each["SCHEDULE"], datetime.fromtimestamp(int(each["SCHEDULED_MS"]) / 1000, UTC)) for each in found]
 
 
+def taken(store: Store) -> list[str]:
+    """Take what was sent; returns of which schedule it is."""
+    popped = store.pop("t", "g", max_messages=1024)
+    store.ack(popped)
+    return [each.properties["SCHEDULE"] for each in popped]
+
+
 def test_cron_times_are_those_of_their_zone(store: Store, clock: ManualClock) -> None:
     made = store.schedules.put("nightly", "30 2 * * *", Message("t", b"x"), zone="Europe/Berlin")
     assert datetime.fromtimestamp(made.next_ms / 1000, UTC) == datetime(2026, 3, 28, 1, 30, tzinfo=UTC)
@@ -66,7 +74,8 @@ def test_cron_times_are_those_of_their_zone(store: Store, clock: ManualClock) ->
 
 
 def test_a_copy_has_all_of_the_message_and_an_id_of_its_own(store: Store, clock: ManualClock) -> None:
-    store.schedules.put("s", timedelta(minutes=1), Message("t", b"x", tag="a", keys=("k",), properties={"p": "1"}))
+    properties = MappingProxyType({"p": "1"})
+    store.schedules.put("s", timedelta(minutes=1), Message("t", b"x", tag="a", keys=("k",), properties=properties))
     clock.advance(timedelta(minutes=2))
     store.tick()
     messages = store.pop("t", "g")
@@ -131,6 +140,27 @@ def test_a_pop_that_waits_gets_it(tmp_path: Path, clock: ManualClock) -> None:
         assert len(store.pop("t", "g", wait=timedelta(seconds=60))) == 1
 
 
+def test_a_schedule_whose_times_cannot_be_told_here_stands_still_alone_and_can_be_replaced(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a take-over by a machine without time zones."""
+    store.schedules.put("hourly", timedelta(hours=1), Message("t", b"x"))
+    store.schedules.put("nightly", "30 2 * * *", Message("t", b"x"), zone="Europe/Berlin")
+    clock.advance(timedelta(days=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(schedules, "ZoneInfo", lambda name: {}[name])
+        for times in (48, 1):
+            with pytest.raises(IllegalArgumentError, match="schedule 'nightly' stands still: zone 'Europe/Berlin'"):
+                store.tick()
+            assert taken(store) == ["hourly"] * times
+            clock.advance(timedelta(hours=1))
+        store.schedules.put("nightly", "30 1 * * *", Message("t", b"x"))
+    assert taken(store) == ["nightly"], "of the times that it had, the one that was known"
+    clock.advance(DAY)
+    assert store.tick().scheduled == 26
+    assert taken(store).count("nightly") == 1
+
+
 @pytest.mark.parametrize(
     ("when", "message", "named", "error", "match"),
     [
@@ -145,6 +175,7 @@ def test_a_pop_that_waits_gets_it(tmp_path: Path, clock: ManualClock) -> None:
         (DAY, Message("t", b"x", message_id="i"), {}, IllegalMessageError, "nor an id"),
         (DAY, Message("t", b"x", deliver_at_ms=1), {}, IllegalMessageError, "deliver time"),
         (DAY, Message("t", b"x", properties={"DELAY": "3"}), {}, IllegalMessageError, "deliver time"),
+        (DAY, Message("t", b"x", properties=None), {}, IllegalMessageError, "properties must be a mapping"),  # type: ignore[arg-type]
         (DAY, Message("t", bytes(64 * 1024)), {}, IllegalMessageError, "65"),
         (DAY, Message("t", b"x"), {"catch_up": 1}, IllegalArgumentTypeError, "catch_up"),
         (DAY, Message("%DLQ%g", b"x"), {}, IllegalNameError, "topic"),

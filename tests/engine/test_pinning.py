@@ -10,7 +10,8 @@ import pytest
 from rmqstore import Message
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, PopRequest, PopStore, PopTxn, Receipt
-from rmqstore.engine.schema import LEASE, LEASES, SPACES
+from rmqstore.engine.kv.base import PAGE_BYTES
+from rmqstore.engine.schema import LEASE, LEASES, QUEUES, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore_memory.kv import MemoryKV
 
@@ -19,20 +20,28 @@ GROUPS = [f"g{number}" for number in range(100)]
 
 
 class CountingKV(MemoryKV):
-    """Counts the leases that are read one by one."""
+    """Counts the leases that are read one by one, and the runs of queues that are read in order."""
 
     def __init__(self) -> None:
         super().__init__("pinning", len(SPACES))
         self.read: Counter[bytes] = Counter()
+        self.runs = 0
 
     def get(self, space: int, key: bytes) -> bytes | None:
         if space == LEASES and key[:1] == LEASE:
             self.read[key] += 1
         return super().get(space, key)
 
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
+        found = super().scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+        self.runs += len(found) if space == QUEUES else 0
+        return found
 
-def opened(kv: MemoryKV) -> PopStore:
-    return open_session(kv, EngineOptions(store_tag=7, broker="b")).pops()
+
+def opened(kv: MemoryKV, retention_ms: int = 0) -> PopStore:
+    return open_session(kv, EngineOptions(store_tag=7, broker="b", retention_ms=retention_ms)).pops()
 
 
 def send(pops: PopStore, count: int) -> None:
@@ -110,3 +119,21 @@ def test_upkeep_stops_at_the_first_message_that_any_group_leases(seed: int) -> N
             pops = opened(kv)
         pops.maintain(NOW_MS, 1024)
         assert first_kept(pops) == min(min([at for at, _ in receipts], default=popped[group]) for group, receipts in held.items())
+
+
+def test_upkeep_looks_once_at_what_is_old_behind_a_leased_head() -> None:
+    kv = CountingKV()
+    pops = opened(kv, retention_ms=1000)
+    for _ in range(20):
+        send(pops, 1)
+    (leased,) = pop(pops, "g", 1)
+    runs = []
+    for _ in range(3):
+        kv.runs = 0
+        pops.maintain(NOW_MS + 10_000, 1024)
+        runs.append(kv.runs)
+    assert runs[0] >= 20 > 3 >= max(runs[1:])
+    assert first_kept(pops) == 0
+    pops.apply(PopTxn(acks=[leased]), NOW_MS + 10_000)
+    pops.maintain(NOW_MS + 10_000, 1024)
+    assert first_kept(pops) == 20

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -40,13 +41,21 @@ _AGED_BYTES = 64 * 1024 * 1024
 """So much of a queue is looked at for its age in one call."""
 
 
+class _Looked(NamedTuple):
+    """How far a queue was looked at for its age: all below ``offset`` was stored before ``before_ms``, what is there at ``store_ms``."""
+
+    offset: int
+    store_ms: int | None
+    before_ms: int
+
+
 class Retention(Part):
-    """Reclaims queues in turn; it remembers the age of each queue's head, so an idle queue costs no read."""
+    """Reclaims queues in turn; it remembers how far it has looked in each, so one that is idle, or pinned at its head, costs no read."""
 
     def __init__(self, beneath: Beneath) -> None:
         super().__init__(beneath)
         self._round: Iterator[tuple[Topic, int]] | None = None
-        self._head_ms: dict[tuple[int, int], tuple[int, int]] = {}
+        self._looked: dict[tuple[int, int], _Looked] = {}
 
     def reclaim(self, transaction: Transaction, budget: int) -> UpkeepReport:
         """Transaction the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
@@ -148,16 +157,18 @@ class Retention(Part):
         if not self._options.retention_ms or before_ms <= 0:
             return first
         place = (topic.id, queue)
-        known = self._head_ms.get(place)
-        if known is not None and known[0] == first and known[1] >= before_ms:
-            return first
+        looked = self._looked.get(place)
+        if looked is not None and looked.offset >= first and looked.before_ms <= before_ms:
+            first = looked.offset
+            if looked.store_ms is not None and looked.store_ms >= before_ms:
+                return first
         aged = self._log.aged(topic, queue, first, before_ms, _AGED_BYTES)
         for run in aged.damaged:
             # It is older than what is behind it, and must not go unseen (T12).
             transaction.park_run(topic, queue, run)
         offset = max(aged.behind, first)
-        if aged.store_ms is not None:
-            self._head_ms[place] = (offset, aged.store_ms)
+        if not aged.damaged:  # else it is looked at again, should this write fail
+            self._looked[place] = _Looked(offset, aged.store_ms, before_ms)
         return offset
 
     def _holders(self, queues: Collection[tuple[int, int]]) -> dict[tuple[int, int], set[GroupQueue]]:

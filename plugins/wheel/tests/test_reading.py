@@ -453,6 +453,22 @@ def test_a_refresh_begins_with_a_newer_check_point_when_much_was_applied(owner: 
         assert seen(reader) == seen(owner.store)
 
 
+def test_a_reader_that_lets_go_of_queues_keeps_what_came_since_the_check_point(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader keeps few queues open, and what was applied behind the check point is in no file."""
+    monkeypatch.setattr("rmqstore_wheel.log.consume_queues._OPEN_QUEUES", 2)
+    topics = [f"t{number}" for number in range(6)]
+    owner.make_check_point()
+    owner.store.send_batch([Message(topic, b"x", message_id=f"{topic}.{n}") for topic in topics for n in range(3)])
+    owner.store.send_batch([Message("later", b"x") for _ in range(3)], delay_ms=60_000)
+    with _reader(owner.path) as reader:
+        for _ in range(2):
+            read = {topic: [each.message_id for each in reader.read(topic).messages] for topic in topics}
+            assert read == {topic: [f"{topic}.{n}" for n in range(3)] for topic in topics}
+            assert [each.message.topic for each in reader.scan().timers] == ["later"] * 3
+            owner.store.send(Message("other", b"x"))
+            reader.refresh()
+
+
 def test_no_descriptor_is_left_behind(owner: Owner) -> None:
     owner.call(40, b"b" * 5000)
     owner.make_check_point()

@@ -50,8 +50,9 @@ class ReadUnits(UnitLog):
         self.chain.starts = [start for start in self.chain.starts if not first <= start < behind]
 
     def close(self) -> None:
+        """Let go of the files; what was applied since the check point stays, as it is nowhere else."""
         super().close()
-        self._own, self._recent = {}, {}
+        self._recent = {}
 
     # ------------------------------------------------------------ writing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError
+from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_blank
@@ -302,6 +304,38 @@ def test_a_name_is_durable_when_a_sync_returns_also_behind_one_that_was_interrup
     with patch.object(Disk, "sync_directory", autospec=True) as synced:
         log.sync()
     assert path in [call.args[1] for call in synced.call_args_list]
+
+
+def test_files_that_are_cut_off_go_one_by_one_durably(path: Path) -> None:
+    """R1: of names that go without a sync between them, one in the middle might be lost first, and leave a gap that keeps the log shut."""
+    chain = FileChain(Disk(), path, FILE_BYTES, FILE_BYTES)
+    chain.reserve(5 * FILE_BYTES)
+    chain.sync()
+    events: list[str] = []
+    remove, sync_directory = Disk.remove, Disk.sync_directory
+
+    def removed(disk: Disk, file: Path) -> None:
+        events.append("removed")
+        remove(disk, file)
+
+    def synced(disk: Disk, directory: Path) -> None:
+        sync_directory(disk, directory)
+        events.append("synced")
+
+    with patch.object(Disk, "remove", removed), patch.object(Disk, "sync_directory", synced):
+        chain.drop_from(FILE_BYTES)
+        chain.sync()
+    assert events == ["removed", "synced"] * 4
+
+
+def test_a_file_that_found_no_room_is_made_anew(path: Path) -> None:
+    """F1: what was begun of it does not count as there."""
+    chain = FileChain(Disk(), path, FILE_BYTES, FILE_BYTES)
+    chain.reserve_in(3 * FILE_BYTES, 4 * FILE_BYTES)
+    with patch.object(DiskFile, "zero_fill", side_effect=OSError(errno.ENOSPC, "no room")), pytest.raises(OSError, match="no room"):
+        chain.reserve_in(FILE_BYTES, 2 * FILE_BYTES)
+    chain.reserve_in(FILE_BYTES, 2 * FILE_BYTES)
+    assert len(chain.read(FILE_BYTES, FILE_BYTES)) == FILE_BYTES
 
 
 def test_a_sync_does_not_pass_over_names_that_another_thread_is_making_durable(path: Path) -> None:

@@ -143,7 +143,11 @@ class FileChain:
         if start < last:
             if not self.has(start):
                 self._make(start)
-                self.file(start).zero_fill(0, self.file_bytes)
+                try:
+                    self.file(start).zero_fill(0, self.file_bytes)
+                except BaseException:
+                    self._forget(start)  # else a later call would take it for whole
+                    raise
                 self._unsynced.add(start)
             return
         if start > last:
@@ -249,7 +253,7 @@ class FileChain:
     def drop_first(self) -> None:
         """Remove the first file, durably, so that no crash leaves a gap behind it."""
         self._forget(self.first)
-        self._disk.sync_directory(self.directory)
+        self._sync_names()
 
     def drop_from(self, offset: int) -> None:
         """Remove the files that start at or behind ``offset``, the last one first."""
@@ -270,7 +274,7 @@ class FileChain:
         self._sync_names()
         self._disk.remove(self.directory / file_name(start))
         self.starts.remove(start)
-        self._has_new_names = True
+        self._names += 1
 
     def close(self) -> None:
         """Let go of the files; what was not synced stays so."""

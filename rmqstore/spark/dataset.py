@@ -63,6 +63,9 @@ MAX_SHARDS: Final = 4096
 LOCK_WAIT_MS: Final = 600_000
 """How long a task waits for a shard that another task holds."""
 
+RESHARDING: Final = "resharding"
+"""What is built beside a data set for another number of shards, and the note of it, have this in their names."""
+
 _POLL_S: Final = 0.05
 _DOINGS: Final = ("creating", "copying", "restoring", "dumping", "loading")
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -151,6 +154,11 @@ class Dataset:
             raise StorePathError(f"{place.parent} does not exist; make it first, then write to {place}")
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise StorePathError(f"no data set can be made at {place}: {what_is(place)}; choose an empty or a new directory")
+        if (note := place.with_name(f"{place.name}.{RESHARDING}.json")).exists():
+            raise StorePathError(
+                f"no data set can be made at {place}: the one that was there is on its way to another number of shards; "
+                f"`rmqstore doctor {place} --finish` ends that, or remove {note} as well when it was removed"
+            )
         given = {"engine": engine, **(settings or {})}
         wanted = config.load(place, given, get_plugins().engine_settings()).with_default_engine(get_plugins().default_engine)
         if wanted.timer_engine != wanted.pop_engine:

@@ -56,7 +56,7 @@ from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import ConfigError, CorruptStoreError, TransferError
 from rmqstore.message import DLQ_PREFIX, PROPERTY_ORIGIN_TOPIC
 from rmqstore.spark.columns import shard_column
-from rmqstore.spark.dataset import MANIFEST, Dataset, check_shards, write_json
+from rmqstore.spark.dataset import MANIFEST, RESHARDING, Dataset, check_shards, write_json
 from rmqstore.spark.jobs import at_rest, copy_finished, unchanged
 from rmqstore.store import Store
 from rmqstore.store.directory import StoreDirectory
@@ -70,7 +70,6 @@ from rmqstore.transfer.loading import free_name, new_store_settings
 from rmqstore.transfer.replacing import Published, Replacement
 from rmqstore.transfer.taking import Taking
 
-_WHAT: Final = "resharding"
 _LEASED: Final = 0
 
 
@@ -113,14 +112,14 @@ class Resharding(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_up(path: Path) -> Published | None:
     """Give the old data set its name when a crash came behind the exchange; None when there is nothing of that."""
-    replacement = Replacement(path, _WHAT)
+    replacement = Replacement(path, RESHARDING)
     note = replacement.noted() or {}
     return replacement.publish() if "inode" in note and (replacement.is_in_place() or not path.exists()) else None
 
 
 def is_left(dataset: Dataset) -> bool:
     """Say whether a resharding has not come to its end."""
-    return dataset.manifest.resharding_to is not None or Replacement(dataset.path, _WHAT).noted() is not None
+    return dataset.manifest.resharding_to is not None or Replacement(dataset.path, RESHARDING).noted() is not None
 
 
 @contextmanager
@@ -154,7 +153,7 @@ def begun(dataset: Dataset, shards: int) -> Iterator[Plan]:
 
 def _planned(dataset: Dataset, shards: int, sources: tuple[tuple[int, int], ...]) -> Plan:
     """Return the plan of an earlier run, if it is still one for these shards, else a new one."""
-    replacement = Replacement(dataset.path, _WHAT)
+    replacement = Replacement(dataset.path, RESHARDING)
     noted = (replacement.noted() or {}).get("plan")
     plan = None if noted is None else msgspec.convert(noted, Plan)
     if plan is None or (plan.sources, plan.shards) != (sources, shards):
@@ -175,7 +174,7 @@ def build(dataset: Dataset, plan: Plan, shard: int) -> ShardShare:
         StoreFullError: no room; the same call goes on.
         CorruptStoreError: the new shard does not hold what it should.
     """
-    made = Dataset(Replacement(dataset.path, _WHAT).staging, dataset.manifest)
+    made = Dataset(Replacement(dataset.path, RESHARDING).staging, dataset.manifest)
     path = made.shard_path(shard)
     path.mkdir(exist_ok=True)
     given = dataset.shard_path(0) / CONFIG_NAME
@@ -209,7 +208,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
                 f"{old.messages}",
                 file=str(dataset.path),
             )
-    replacement = Replacement(dataset.path, _WHAT)
+    replacement = Replacement(dataset.path, RESHARDING)
     manifest = msgspec.structs.replace(dataset.manifest, shards=plan.shards, resharding_to=None, resharded=dataset.manifest.resharded + 1)
     made = Dataset(replacement.staging, manifest)
     with at_rest(dataset):
@@ -239,7 +238,7 @@ def undo_here(dataset: Dataset) -> None:
         for shard in dataset.shards:
             stack.enter_context(StoreDirectory(dataset.shard_path(shard)))
         stack.enter_context(unchanged(dataset))
-        Replacement(dataset.path, _WHAT).abandon()
+        Replacement(dataset.path, RESHARDING).abandon()
         dataset.rewrite(msgspec.structs.replace(dataset.manifest, resharding_to=None))
 
 

@@ -345,6 +345,20 @@ def test_killed_at_any_step_it_goes_on_or_back(
     assert sum(found.values()) > 1
 
 
+def test_no_data_set_is_made_between_the_two_renames_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = filled(tmp_path / "data", ENGINES[0])
+    before = contents(dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr(replacing, "exchanged", lambda *_: False)
+        killed_at(11, tmp_path, patch)
+        with pytest.raises(Killed):
+            resharding.reshard_here(dataset, 3)
+    assert not dataset.path.exists()
+    with pytest.raises(rmqstore.StorePathError, match="on its way to another number of shards"):
+        Dataset.open_or_create(dataset.path)
+    assert contents(repair.opened(dataset.path)) == before
+
+
 def test_a_shard_that_is_opened_meanwhile_is_split_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = filled(tmp_path / "data", ENGINES[0])
     with monkeypatch.context() as patch:

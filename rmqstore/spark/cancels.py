@@ -53,7 +53,8 @@ def cancel(
         lock_wait_ms: how long a task waits for a shard that another task holds.
 
     Raises:
-        IllegalArgumentError: ``df`` has not these columns, or a topic or key is none; shards that came first have done their part.
+        IllegalArgumentError: ``df`` has not these columns, or others whose names are of no use; or a topic or key is none, and shards
+            that came first have done their part.
         StoreLockedError: a shard is open in another process that does not serve it, or ``now`` is given and it is open at all.
     """
     from pyspark.sql import functions as sf
@@ -88,6 +89,10 @@ def _asked_by(df: DataFrame) -> list[str]:
             raise IllegalArgumentError(f"column {name!r} is missing; a cancel needs handle, or topic and key, such as keys[0] AS key")
         if kinds[name] != "string":
             raise IllegalArgumentTypeError(f"column {name!r} must be string, not {kinds[name]}")
+    for name in df.columns:
+        # Columns are named once more behind the cancels.
+        if df.columns.count(name) > 1 or "." in name or "`" in name:
+            raise IllegalArgumentError(f"column {name!r} has a dot or a backtick in its name, or is there twice; give it a name of its own")
     if "outcome" in kinds:
         raise IllegalArgumentError("column 'outcome' is there already, and a cancel gives one; drop it, or give it another name")
     return names

@@ -62,6 +62,9 @@ _DONE: Final = "done.json"
 _LOCK: Final = ".lock"
 _GONE: Final = ".gone"
 
+_MICRO_BATCH: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9]+)")
+"""The id of a micro-batch: its query, and its number."""
+
 KEPT_JOBS: Final = 10_000
 """So many finished jobs of a data set are known at least; a tenth more, and the oldest go."""
 
@@ -230,7 +233,7 @@ class Job:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
 
     def check_same(self, found: Iterable[StagedFile]) -> None:
-        """Refuse other rows than the committed job brought, by their number and the bytes of bodies, topics and keys; all else may differ.
+        """Refuse other rows than the committed job brought, by their number, and by topic, keys and body of each; all else may differ.
 
         Args:
             found: what the tasks of a write staged, or counted when they found the job committed.
@@ -239,11 +242,11 @@ class Job:
             TransferError: they are others.
         """
         record, files = self.record(), list(found)
-        if record is None or not files:
+        if record is None:
             return
         rows, had = sum(sum(file.rows) + file.rejected for file in files), record.rows + record.rejected
-        is_known = all(file.content_sum is not None for file in (*files, *record.files))
-        sums = [sum(file.content_sum or 0 for file in each) for each in (files, record.files)]
+        is_known = all(file.rows_sum is not None for file in (*files, *record.files))
+        sums = [sum(file.rows_sum or 0 for file in each) for each in (files, record.files)]
         if rows != had or (is_known and sums[0] != sums[1]):
             others = f"{rows} others" if rows == had else str(rows)
             raise TransferError(
@@ -475,7 +478,10 @@ def job_under_way(dataset: Dataset, shard: int) -> Job | None:
 
 
 def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
-    """Forget the oldest of the finished jobs when there are a tenth more than ``kept``; those that were given up stay."""
+    """Forget the oldest of the finished jobs when there are a tenth more than ``kept``.
+
+    Those that were given up stay, and the last one of each query, which Spark runs again when it was killed behind it.
+    """
     folder = dataset.path / "jobs"
     if sum(1 for _ in folder.iterdir()) <= kept + kept // 10:
         return
@@ -483,9 +489,13 @@ def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with suppress(FileNotFoundError):  # another driver is at it, too
         ended = [((job.path / _DONE).stat().st_mtime_ns, job) for job in jobs_of(dataset) if (job.path / _DONE).is_file()]
+        last: dict[str, int] = {}
+        for found in filter(None, (_MICRO_BATCH.fullmatch(job.id) for _, job in ended)):
+            last[found[1]] = max(int(found[2]), last.get(found[1], 0))
+        stays = {f"{query}-{number}" for query, number in last.items()}
         for _, job in sorted(ended, key=lambda each: each[0])[: max(len(ended) - kept, 0)]:
             record = job.record()
-            if record is not None and not record.is_dropped:
+            if record is not None and not record.is_dropped and job.id not in stays:
                 job.forget()
 
 
@@ -528,6 +538,8 @@ def copy_finished(source: Dataset, target: Dataset) -> None:
                     sync_path(shutil.copyfile(job.rejected / name, same.rejected / name))
                 sync_path(same.rejected)
             same._write(_DONE, record)
+            for own, copy in ((job.path / _DONE, same.path / _DONE), (job.path, same.path)):
+                shutil.copystat(own, copy)  # the oldest go first, there too
 
 
 def check_no_job_waits(dataset: Dataset) -> None:

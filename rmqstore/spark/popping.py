@@ -102,7 +102,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._invisible_ms = invisible_ms
         self._lock_wait_ms = lock_wait_ms
         self._acked: int | None = None  # the last round that this process acked
-        self._left = sys.maxsize  # of a query that stops behind what waited when it began
+        self._left: int | None = sys.maxsize  # of a query that stops behind what waited when it began; None: not counted yet
 
     def initialOffset(self) -> Offset:
         return {}
@@ -111,12 +111,8 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._left = 0
-        self._look()
-        for shard in self._dataset.shards:
-            with self._ticked(shard) as store:
-                lag = store.lag(self._topic, self._group)
-                self._left += lag.ready + lag.retry
+        # Counted behind the first ack: the tick before it would give what is acked there to the group again.
+        self._left = None
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         if not start:
@@ -124,18 +120,20 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._look()
         is_first, consumer, number = self._acked is None, start["consumer"], start["round"]
         self._ack(consumer, number)
+        left = self._waiting() if self._left is None else self._left
         wish = self._path(consumer, number + 1).with_suffix(".json")
         rows = self._pop(consumer, number + 1, **json.loads(wish.read_bytes())) if is_first and wish.exists() else 0
         if not rows:
             shards = [shard for shard in self._dataset.shards if self._is_ready(shard)]
-            most = min(self._left, limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize)
+            most = min(left, limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize)
             if shards and most > 0:
                 turn = number % len(shards)
                 wanted: dict[str, Any] = {"shards": [*shards[turn:], *shards[:turn]], "most": most}
                 wish.parent.mkdir(parents=True, exist_ok=True)
                 write_json(wish, wanted)
                 rows = self._pop(consumer, number + 1, **wanted)
-                self._left -= rows
+                left -= rows
+        self._left = left
         if not rows:
             wish.unlink(missing_ok=True)
         return {"consumer": consumer, "round": number + 1} if rows else start
@@ -169,6 +167,14 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if job_under_way(self._dataset, shard) is None:
                 store.tick()
             yield store
+
+    def _waiting(self) -> int:
+        """Return how many messages wait for the group."""
+        lags = []
+        for shard in self._dataset.shards:
+            with self._ticked(shard) as store:
+                lags.append(store.lag(self._topic, self._group))
+        return sum(lag.ready + lag.retry for lag in lags)
 
     def _is_ready(self, shard: int) -> bool:
         """Say whether a pop may find something, without owning the shard."""

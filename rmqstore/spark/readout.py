@@ -22,7 +22,7 @@ from rmqstore.batch import columns_of
 from rmqstore.contract import TimerHandle
 from rmqstore.contract.state import Adopted, timers_from
 from rmqstore.engine.state import giver_of
-from rmqstore.errors import IllegalArgumentError, StorePathError
+from rmqstore.errors import IllegalArgumentError, StorePathError, TransferError
 from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, PARKED_TOPIC, RESERVED_PREFIXES
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
@@ -135,32 +135,41 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: of the store, or the file.
+        store_id: of the store when this was planned.
         first, behind: ticks of timers, or offsets of the queue, ``first <= … < behind``.
     """
 
     shard: int
     path: str
+    store_id: int = 0
     topic: str | None = None
     queue_id: int = 0
     first: int = 0
     behind: int = 2**63 - 1
 
 
-def stores_at(path: str) -> list[tuple[int, Path]]:
-    """Return number and directory of every shard of a data set; a single store, or a snapshot of one, counts as shard 0.
+def stores_at(path: str, shard: int | None = None) -> list[tuple[int, Path]]:
+    """Return number and directory of every shard of a data set, or of one; a single store, or a snapshot of one, counts as shard 0.
 
     Raises:
         StorePathError: there is neither at ``path``, or a shard is missing.
+        IllegalArgumentError: there is no such shard.
     """
     place = place_of(path)
     if is_dataset(place):
         dataset = Dataset.open(place)
-        for shard in dataset.shards:
-            dataset.engines(shard)
-        return [(shard, dataset.shard_path(shard)) for shard in dataset.shards]
-    if read_manifest(place) is None:
+        for each in dataset.shards:
+            dataset.engines(each)
+        stores = [(each, dataset.shard_path(each)) for each in dataset.shards]
+    elif read_manifest(place) is None:
         raise StorePathError(f"there is neither a data set nor a store at {place}: {what_is(place)}")
-    return [(0, place)]
+    else:
+        stores = [(0, place)]
+    if shard is None:
+        return stores
+    if shard not in range(len(stores)):
+        raise IllegalArgumentError(f"there is no shard {shard} at {path}; there are 0 to {len(stores) - 1}")
+    return [stores[shard]]
 
 
 def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
@@ -178,14 +187,9 @@ def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
         jobs = _jobs_at(path, wanted)
         whole = Part(shard=0, path=str(place_of(path)))
         return [whole] if wanted.view is View.JOBS else [part for job in jobs for part in _rejected_parts(job)]
-    stores = stores_at(path)
-    if wanted.shard is not None:
-        if wanted.shard not in range(len(stores)):
-            raise IllegalArgumentError(f"there is no shard {wanted.shard} at {path}; there are 0 to {len(stores) - 1}")
-        stores = [stores[wanted.shard]]
-    for shard, store in stores:
-        whole = Part(shard=shard, path=str(store))
+    for shard, store in stores_at(path, wanted.shard):
         with ReadStore(store, {}) as view:
+            whole = Part(shard=shard, path=str(store), store_id=view.engine.store_id)
             if wanted.view is View.TIMERS:
                 parts += _timer_parts(view, whole, wanted, part_rows)
             elif wanted.view is View.MESSAGES:
@@ -263,12 +267,20 @@ def split(queue: Part, part_rows: int) -> Iterator[Part]:
 
 
 def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets."""
+    """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets.
+
+    Raises:
+        TransferError: another store has taken the place of the one that it was planned for.
+    """
     schema = wanted.schema()
     if wanted.view in _OF_JOBS:
         yield from (rows.select(schema.names) for rows in _OF_JOBS[wanted.view](part, wanted))
         return
     with ReadStore(Path(part.path), {}) as view:
+        if view.engine.store_id != part.store_id:
+            raise TransferError(
+                f"{part.path} is another store than when this was planned: the data set has got other shards; read it again"
+            )
         made: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
             "shard": lambda rows: pa.repeat(pa.scalar(part.shard, pa.int32()), len(rows)),
             "handle": lambda rows: _handles(view, rows),

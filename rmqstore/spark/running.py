@@ -152,7 +152,13 @@ def _answers(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
 
 
 def read(
-    spark: SparkSession, path: str | os.PathLike[str], view: str = View.TIMERS.value, *, columns: Sequence[str] = (), **options: object
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    view: str = View.TIMERS.value,
+    *,
+    columns: Sequence[str] = (),
+    shard: int | None = None,
+    **options: object,
 ) -> DataFrame:
     """Read a view of a data set, shard by shard: a condition on the column ``shard`` leaves the other shards out of the plan.
 
@@ -161,10 +167,11 @@ def read(
 
     Args:
         columns: names in their order; by default all of the view. Spark prunes none of them.
+        shard: only this one.
         options: of the format ``rmqstore``, such as ``topic`` or ``from_ms``.
 
     Raises:
-        IllegalArgumentError: there is no such view, or the view has no such column.
+        IllegalArgumentError: there is no such view, or the view has no such column, or there is no such shard.
         StorePathError: there is nothing to read at ``path``.
     """
     from pyspark.sql import functions as sf
@@ -174,9 +181,10 @@ def read(
     reader = spark.read.format("rmqstore").schema(ddl(schema)).options(view=view, **options)  # type: ignore[arg-type]
     if "shard" not in SCHEMAS[wanted.view].names:
         return reader.load(os.fspath(path))
-    scans = [reader.option("shard", shard).load(os.fspath(path)) for shard, _ in stores_at(os.fspath(path))]
+    numbers = [number for number, _ in stores_at(os.fspath(path), shard)]
+    scans = [reader.option("shard", number).load(os.fspath(path)) for number in numbers]
     if "shard" in schema.names:
-        scans = [scan.withColumn("shard", sf.lit(shard)) for shard, scan in enumerate(scans)]
+        scans = [scan.withColumn("shard", sf.lit(number)) for number, scan in zip(numbers, scans, strict=True)]
     return reduce(type(scans[0]).union, scans)
 
 

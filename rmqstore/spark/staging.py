@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from rmqstore import config
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
-from rmqstore.columns import bytes_of
+from rmqstore.columns import bytes_of, offsets_of
 from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, DelayTooLongError, IllegalArgumentError, TransferError, system_error
@@ -105,8 +105,8 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each.
 
     A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
-    ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``content_sum`` is of all rows, as
-    :func:`content_sum` gives it; None where an earlier version took another sum, or none, as it did of batches when ``sums`` is empty.
+    ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``rows_sum`` is of all rows, as
+    :func:`rows_sum` gives it; None where an earlier version took another sum, or none, as it did of batches when ``sums`` is empty.
     ``split`` tells among how many shards the rows were split; None where there are none, or an earlier version wrote it.
     """
 
@@ -117,7 +117,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     offset: int = 0
     sums: list[int] = []
     rejected: int = 0
-    content_sum: int | None = None
+    rows_sum: int | None = None
     is_drained: bool = False
     split: int | None = None
 
@@ -127,16 +127,18 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.offset + sum(self.sizes_bytes) + len(_END_OF_STREAM)
 
 
-def content_sum(batch: pa.RecordBatch) -> int:
-    """Return a sum over the bytes of bodies, topics and keys, the same in whatever order the rows come; ``keys`` may be missing."""
-    total = 0
-    for weight, name in enumerate(("body", "topic", "keys"), start=1):
-        at = batch.schema.get_field_index(name)
-        if at >= 0 and batch.column(at).null_count < batch.num_rows:
-            column = batch.column(at).flatten() if name == "keys" else batch.column(at)
-            data = bytes_of(column.cast(pa.binary()))
-            total += weight * int(pc.sum(pa.Array.from_buffers(pa.uint8(), len(data), [None, pa.py_buffer(data)])).as_py() or 0)
-    return total
+def rows_sum(batch: pa.RecordBatch) -> int:
+    """Return the sum of the CRC-32 of each row's topic, keys and body together: the same in whatever order the rows come.
+
+    ``keys`` may be missing.
+    """
+    keys = batch.column("keys") if "keys" in batch.schema.names else pa.nulls(batch.num_rows, pa.string())
+    if pa.types.is_list(keys.type):
+        keys = pc.binary_join(keys.cast(pa.list_(pa.string())), "\0")
+    parts = [column.cast(pa.binary()) for column in (batch.column("topic"), keys, batch.column("body"))]
+    rows = pc.binary_join_element_wise(*parts, b"\0", null_handling="replace")
+    data, bounds = memoryview(bytes_of(rows)), offsets_of(rows)
+    return sum(crc32(data[begin:end]) for begin, end in pairwise((bounds - bounds[0]).tolist()))
 
 
 def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
@@ -144,8 +146,8 @@ def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
     rows = total = 0
     for batch in batches:
         rows += batch.num_rows
-        total += content_sum(batch)
-    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], content_sum=total, is_drained=True)
+        total += rows_sum(batch)
+    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], rows_sum=total, is_drained=True)
 
 
 def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Rules = DEFAULT_RULES) -> StagedFile:
@@ -184,7 +186,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
                         aside = files.enter_context(pa.ipc.new_stream(sink, REJECTED_SCHEMA))
                     as_written = batch.take(pa.array(bad))
                     aside.write_batch(_with_reasons(as_written, list(bad.values())))
-                    writer.content_sum += content_sum(as_written)
+                    writer.rows_sum += rows_sum(as_written)
                     rejected += len(bad)
             staged = msgspec.structs.replace(writer.finish(name), rejected=rejected)
         for each, is_wanted in ((path, rows or rejected), (bad_path, rejected)):
@@ -199,7 +201,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     finally:
         for each in {path, bad_path}.difference(kept):
             each.unlink(missing_ok=True)
-    return staged if kept else StagedFile(name="", shards=[], rows=[], sizes_bytes=[], content_sum=0)
+    return staged if kept else StagedFile(name="", shards=[], rows=[], sizes_bytes=[], rows_sum=0)
 
 
 def _sorted_out(
@@ -227,8 +229,8 @@ def _sorted_out(
 
 def _checked(batch: pa.RecordBatch, now_ms: int, horizon_ms: int | None) -> pa.RecordBatch:
     """Return rows as the shards take them; what these would refuse later is refused here."""
-    check_unit(batch)
     columns = batch_without_requests(MessageBatch.from_arrow(batch), now_ms).columns
+    check_unit(columns)
     latest_ms = pc.max(columns.column("deliver_at_ms")).as_py()
     if latest_ms is not None and horizon_ms is not None and latest_ms - now_ms > horizon_ms:
         raise DelayTooLongError(f"column 'deliver_at_ms': {latest_ms} is {latest_ms - now_ms} ms ahead; this data set takes {horizon_ms}")
@@ -255,7 +257,7 @@ class StagedWriter:
         self._held_rows: dict[int, int] = {}
         self._held_bytes: dict[int, int] = {}
         self._written: list[tuple[int, int, int, int]] = []  # of each batch: shard, rows, bytes, CRC-32
-        self.content_sum = 0
+        self.rows_sum = 0
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
         """Take in a checked batch; ``first_row`` is the turn of its first row."""
@@ -289,7 +291,7 @@ class StagedWriter:
         """Write rows of ``IN_SCHEMA`` that belong to one shard."""
         message = batch.serialize()
         self._written.append((shard, batch.num_rows, message.size, crc32(message)))
-        self.content_sum += content_sum(batch)
+        self.rows_sum += rows_sum(batch)
         self._sink.write(message)
 
     def finish(self, name: str) -> StagedFile:
@@ -305,7 +307,7 @@ class StagedWriter:
             sizes_bytes=sizes_bytes,
             offset=self._offset,
             sums=sums,
-            content_sum=self.content_sum,
+            rows_sum=self.rows_sum,
             split=self._count,
         )
 

@@ -2,7 +2,8 @@
 
 **Writing.** The id of the job is that of the query, which its checkpoint keeps, and the number of the micro-batch. So a micro-batch that
 Spark runs again after a crash is the same job again (``rmqstore.spark.jobs``): before the commit it begins anew, after it what is missing
-is sent. Spark tells the id of the query to tasks alone; they hand it to the commit with their answers.
+is sent, and of one that was given up nothing more is. Spark tells the id of the query to tasks alone; they hand it to the commit with their
+answers.
 
 **Reading.** An offset of a stream says for each queue, named ``shard/topic/queue``, which of its messages comes next; a queue that is not
 named begins with its first message. Spark keeps the offsets, and asks for a range of them again after a crash. Nothing is leased. Of a data
@@ -69,8 +70,12 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = [message for message in messages if isinstance(message, StagedBatch)]
         for query_id in {message.query_id for message in staged}:
-            files = reports([message.answer for message in staged], StagedFile)
-            complete_here(self._job(query_id, batchId), files, self._rules.now_ms, self._lock_wait_ms)
+            files, job = reports([message.answer for message in staged], StagedFile), self._job(query_id, batchId)
+            if (record := job.record()) is not None and record.is_dropped:
+                # A query cannot give it another id, and would never come to the next one.
+                job.check_same(files)
+            else:
+                complete_here(job, files, self._rules.now_ms, self._lock_wait_ms)
             self._job(query_id, batchId - KEPT_BATCHES).forget()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

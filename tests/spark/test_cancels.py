@@ -94,6 +94,8 @@ def test_what_cannot_be_asked_for_is_refused(dataset: Dataset, spark: SparkSessi
         ("1 AS handle", "column 'handle' must be string, not int"),
         ("'x' AS handle, 1 AS outcome", "column 'outcome' is there already"),
         ("'%RETRY%x' AS topic, 'x' AS key", "topic"),
+        ("'x' AS handle, 1 AS `a.b`", "column 'a.b' has a dot"),
+        ("'x' AS handle, 1 AS other, 2 AS other", "column 'other' .* is there twice"),
     ):
         with pytest.raises(rmqstore.IllegalArgumentError, match=error):
             rmqspark.cancel(spark.sql(f"SELECT {columns}"), dataset.path)

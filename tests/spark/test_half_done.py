@@ -98,10 +98,14 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
     again.commit([Staged(encoded(counted([rows(0, 77), rows(77, 123).slice(0, 50), rows(127, 73)])))])
     others = [rows(0, 200).set_column(at, name, rows(1, 200).column(name)) for at, name in ((1, "body"), (2, "keys"))]
     others.append(rows(0, 200).set_column(0, "topic", pa.array(["others"] * 200)))
+    # The same bytes, shared out otherwise.
+    others.append(rows(0, 200).set_column(1, "body", rows(0, 200).column("body").take(pa.array([1, 0, *range(2, 200)]))))
     for each in (rows(1, 200), *others, rows(0, 200).drop_columns(["keys"])):
         with pytest.raises(rmqstore.TransferError, match="brought 200 messages, and this write has 200 others,"):
             again.commit([Staged(encoded(counted([each])))])
-    earlier = msgspec.structs.replace(counted([others[1]]), content_sum=None)  # of a version that took other sums
+    with pytest.raises(rmqstore.TransferError, match="brought 200 messages, and this write has 0,"):
+        again.commit([])
+    earlier = msgspec.structs.replace(counted([others[1]]), rows_sum=None)  # of a version that took other sums
     again.commit([Staged(encoded(earlier))])
     assert sorted(timers_of(dataset.path)) == list(range(200))
     writer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ import rmqstore
 from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
 from rmqstore.spark.columns import check_columns, ddl_type, taken
+from rmqstore.spark.copies import copied
 from rmqstore.spark.ingest import chunks, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, job_of_write, jobs_of, prune, unfinished_jobs
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
@@ -142,6 +144,21 @@ def test_of_finished_jobs_the_newest_are_known(dataset: Dataset) -> None:
     assert ingest_shard(done[19], 0).repeated == ingest_shard(done[19], 0).rows
 
 
+def test_the_last_micro_batch_of_a_query_is_known_however_many_jobs_came_since(dataset: Dataset, tmp_path: Path) -> None:
+    query = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    ids = [f"{query}-9", f"{query}-10", *(f"load-{number}" for number in range(6))]
+    for age, job_id in enumerate(ids):
+        job = Job(dataset, job_id)
+        job.begin()
+        job.commit([])
+        job.finish()
+        os.utime(job.path / "done.json", (age, age))
+    copy = copied(dataset, tmp_path / "copy", "copying", shutil.copytree)
+    for each in (dataset, Dataset.open(copy)):
+        prune(each, 3)
+        assert {job.id for job in jobs_of(each)} == {f"{query}-10", "load-3", "load-4", "load-5"}
+
+
 def test_a_run_whose_files_were_taken_away_does_not_commit(dataset: Dataset) -> None:
     job = Job(dataset, "load")
     files = staged(job, rows(0, 20))
@@ -246,6 +263,9 @@ def test_a_timestamp_in_an_hour_that_a_zone_has_twice_or_not_at_all_is_taken_as_
 def test_a_deliver_time_in_another_unit_is_refused(dataset: Dataset, value: int, unit: str) -> None:
     with pytest.raises(rmqstore.IllegalMessageError, match=f"{value} looks like {unit}"):
         stage(Job(dataset, "load"), [rows(0, 1).set_column(3, "deliver_at_ms", pa.array([value]))], 0)
+    asking = pa.array([[("TIMER_DELIVER_MS", str(value))]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(rmqstore.IllegalMessageError, match=f"{value} looks like {unit}"):
+        stage(Job(dataset, "load"), [rows(0, 1, properties=asking).drop_columns(["deliver_at_ms"])], 0)
 
 
 def test_a_delay_beyond_the_limit_is_refused_before_the_commit(tmp_path: Path) -> None:

@@ -179,6 +179,16 @@ def test_what_was_not_acked_in_time_comes_in_a_later_micro_batch(orders: Dataset
     assert (numbers(again), {row["attempt"] for row in again}) == (list(range(MESSAGES)), {2})
 
 
+def test_a_query_that_ends_with_what_waits_acks_before_it_counts_that(orders: Dataset, time: Time) -> None:
+    start = begun(reader_of(orders))
+    end = latest(reader_of(orders), start)
+    time.now_ms += LEASE_MS + SECOND_MS  # nobody looked since, so the leases that ended can still be acked
+    reader = reader_of(orders)
+    reader.prepareForTriggerAvailableNow()
+    assert latest(reader, end) == end
+    assert list(lags(orders)) == [(0, 0, 0)] * 2
+
+
 def test_an_ack_that_was_cut_short_is_made_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = reader_of(orders)
     start = begun(reader)

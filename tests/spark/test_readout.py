@@ -13,6 +13,7 @@ import rmqstore
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
+from rmqstore.spark.resharding import reshard_here
 from rmqstore.spark.running import tick_shard
 from rmqstore.spark.staging import stage
 from rmqstore.transfer import migrate
@@ -146,6 +147,14 @@ def messages(dataset: Dataset) -> Iterator[int]:
             yield from map(int, batch.column("body").to_pylist())
 
 
+def test_what_was_planned_of_shards_that_are_gone_is_not_read_of_others(dataset: Dataset) -> None:
+    view = Wanted(view=View.LAG)
+    parts = plan(str(dataset.path), view)
+    reshard_here(dataset, 3)
+    with pytest.raises(rmqstore.TransferError, match="another store than when this was planned"):
+        list(read(parts[0], view))
+
+
 def test_a_single_store_and_a_snapshot_are_read_as_shard_0(tmp_path: Path) -> None:
     with rmqstore.open(tmp_path / "one", engine=ENGINE, services=False, clock=rmqstore.ManualClock(NOW_MS)) as store:
         store.send_batch(rows(0, 10))
@@ -154,7 +163,7 @@ def test_a_single_store_and_a_snapshot_are_read_as_shard_0(tmp_path: Path) -> No
     assert sorted(timers_of(tmp_path / "copy")) == list(range(10))
     view = Wanted(view=View.TIMERS)
     (part,) = plan(str(tmp_path / "one"), view)
-    assert part == Part(shard=0, path=str(tmp_path / "one"))
+    assert part == Part(shard=0, path=str(tmp_path / "one"), store_id=part.store_id)
     assert sum(map(len, read(part, view))) == 20
     with pytest.raises(rmqstore.IllegalArgumentError, match="no column 'price'"):
         plan(str(tmp_path / "one"), Wanted(view=View.TIMERS, columns=("price",)))

@@ -220,6 +220,10 @@ def test_a_condition_on_the_shard_leaves_the_others_out_of_the_plan(spark: Spark
     assert scans(spark.sql("SELECT body FROM timers WHERE shard IN (1, 2) AND deliver_at_ms > 0")) == 2
     few = rmqspark.read(spark, path, columns=("body",), topic="orders", to_ms=NOW_MS + 10_000)
     assert (few.columns, numbers(few)) == (["body"], list(range(9)))
+    one = rmqspark.read(spark, path, shard=1)
+    assert (numbers(one), scans(one), one.where("shard != 1").count()) == (in_one, 1, 0)
+    with pytest.raises(rmqstore.IllegalArgumentError, match=r"no shard 3 .* 0 to 2"):
+        rmqspark.read(spark, path, shard=3)
     with pytest.raises(rmqstore.IllegalArgumentError, match="view 'nope' is unknown"):
         rmqspark.read(spark, path, "nope")
 

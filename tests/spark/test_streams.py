@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore.spark import Dataset
+from rmqstore.spark import Dataset, repair
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.jobs import jobs_of
 from rmqstore.spark.readout import View
@@ -237,6 +237,17 @@ def test_queries_do_not_meet_and_the_last_batches_are_remembered(dataset: Datase
     assert [job.id for job in jobs_of(dataset)] == [f"{query}-{batch}" for query in ("another", "query") for batch in (2, 3)]
     with pytest.raises(rmqstore.TransferError, match="this write has 3,"):
         written(writer, 3, rows(40, 3))
+
+
+def test_a_query_goes_on_behind_a_micro_batch_that_was_given_up(dataset: Dataset) -> None:
+    writer = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
+    committed(dataset, "query-0", rows(0, 10))
+    repair.drop_job(dataset, "query-0")
+    with pytest.raises(rmqstore.TransferError, match="this write has 3,"):
+        written(writer, 0, rows(40, 3))
+    written(writer, 0, rows(0, 10))
+    written(writer, 1, rows(10, 10))
+    assert sorted(timers_of(dataset.path)) == list(range(10, 20))
 
 
 def test_a_micro_batch_waits_for_a_shard_that_another_query_has(dataset: Dataset) -> None:

@@ -315,6 +315,7 @@ class AsyncStore:
         call = Underway(ask, self._lanes, self._address, self._patience_s)
         while True:
             self._check_open()
+            call.check_age()
             try:
                 connection = await self._connected()
             except (OSError, EOFError) as error:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -97,6 +98,12 @@ def serve(
             raise IllegalArgumentError(
                 f"{what} lets other machines in, who are not asked who they are; give --token-file, or --tls-ca with "
                 "--tls-cert and --tls-key"
+            )
+    for each in given:
+        if token is None and each.family == socket.AF_UNIX and _is_for_all(name := each.getsockname()):
+            raise IllegalArgumentError(
+                f"the socket {name!r} of the service manager lets every user of this machine in; give it SocketMode=0600, or this command "
+                "--token-file"
             )
     if not create:
         stores.require(store)
@@ -194,6 +201,11 @@ def _given_sockets() -> list[socket.socket]:
         if each.type != socket.SOCK_STREAM:
             raise IllegalArgumentError(f"the socket {each.getsockname()} of the service manager carries no streams; use ListenStream=")
     return given
+
+
+def _is_for_all(name: str | bytes) -> bool:
+    """Say whether any user may connect to a unix socket; one without a file has nobody to ask."""
+    return isinstance(name, bytes) or not name or bool(Path(name).stat().st_mode & stat.S_IWOTH)
 
 
 def _tell_manager(state: str) -> None:

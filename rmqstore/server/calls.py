@@ -22,7 +22,7 @@ from rmqstore.store.sending import asked_ms, new_batch
 
 QUICK: Final = frozenset(
     (
-        "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms confirm_clock_step "
+        "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms "
         "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake "
         "schedules.list pauses.list"
     ).split()
@@ -31,7 +31,7 @@ QUICK: Final = frozenset(
 
 LONG: Final = frozenset(
     (
-        "send_batch tick health snapshot flush pending scan leases read get where stats verify "
+        "send_batch tick confirm_clock_step health snapshot flush pending scan leases read get where stats verify "
         "topics.delete groups.delete groups.reset_offset dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop "
         "transfer.digest transfer.dump transfer.plant_witness transfer.has_witness schedules.put schedules.delete pauses.begin pauses.end"
     ).split()
@@ -76,6 +76,12 @@ REPEATABLE: Final = (POPS | QUICK | LONG).difference(
 )
 """Calls that are made again when the connection breaks, since it does no harm when they were done already: they read, a send carries a
 name, a pop an attempt id, and acks and cancels by handle say the same twice."""
+
+OF_PATHS: Final = frozenset(("snapshot", "transfer.dump"))
+"""Calls that are given a path of the server's machine, and so are for clients of a unix socket alone."""
+
+NO_PATHS: Final = "the server would write on its own machine; run the command there, or connect by a unix socket"
+"""What others are told."""
 
 GIVE_UP: Final = "give_up"
 """Ends the wait of the call whose number it names: that one is answered at once, with nothing."""

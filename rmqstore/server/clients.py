@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -69,6 +70,7 @@ class Client(asyncio.Protocol):
         calls: those under way, by number; of one that waits, what waits.
         held: long calls that wait for a thread, or until the client reads its answers.
         held_bytes: what its requests count with among what the server holds, but for long calls that have a thread.
+        is_local: it came by a unix socket.
     """
 
     def __init__(self, server: Server) -> None:
@@ -84,12 +86,15 @@ class Client(asyncio.Protocol):
         self.held: deque[Call] = deque()
         self.held_bytes = 0
         self.is_unread = False
+        self.is_local = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(self._server.limits.unread_bytes)
-        keep_alive(transport.get_extra_info("socket"))
+        own: socket.socket = transport.get_extra_info("socket")
+        self.is_local = own.family == socket.AF_UNIX
+        keep_alive(own)
         self._server.clients.add(self)
         self._cut = asyncio.get_running_loop().call_later(HELLO_S, transport.abort)
 

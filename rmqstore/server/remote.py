@@ -59,6 +59,7 @@ class RemoteStore(Store):
         call = Underway(ask, self._lanes, self._pool.address, self._patience_s)
         while True:
             self._check_open()
+            call.check_age()
             try:
                 connection = self._pool.take()
             except OSError as error:

@@ -21,7 +21,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
 from rmqstore.errors import FlowControlError, IllegalArgumentError, PollingFullError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessage
-from rmqstore.server.calls import METHODS, POPS, REPEATABLE, SENDS, called_ms
+from rmqstore.server.calls import METHODS, NO_PATHS, OF_PATHS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address
 from rmqstore.store import Store
 from rmqstore.store.receipts import NOTHING_GIVEN, handles_of, popped_in, receipts_of, renewed
@@ -48,7 +48,6 @@ class Ask(msgspec.Struct, frozen=True):
     Attributes:
         wait_s: how long it waits at the server.
         is_named: it is a send that has no marks, and gets a name.
-        is_of_paths: its paths are those of this machine.
     """
 
     call: str
@@ -56,7 +55,6 @@ class Ask(msgspec.Struct, frozen=True):
     named: Mapping[str, object] = {}
     wait_s: float = 0.0
     is_named: bool = False
-    is_of_paths: bool = False
 
 
 Asking: TypeAlias = Generator[Ask, Any, Any]
@@ -140,7 +138,7 @@ def _reject(leased, *, reason=""):  # type: ignore[no-untyped-def]
 
 
 def _snapshot(path):  # type: ignore[no-untyped-def]
-    return Path((yield Ask("snapshot", (str(Path(path).absolute()),), is_of_paths=True)))
+    return Path((yield Ask("snapshot", (str(Path(path).absolute()),))))
 
 
 def _dump(path, *, progress=None):  # type: ignore[no-untyped-def]
@@ -148,7 +146,7 @@ def _dump(path, *, progress=None):  # type: ignore[no-untyped-def]
         raise UnsupportedOperationError("a dump over a connection shows no progress; leave progress out, or dump the directory")
     from rmqstore.transfer.dumps import DumpReport  # it brings Parquet along
 
-    there, *counts = yield Ask("transfer.dump", (str(Path(path).absolute()),), is_of_paths=True)
+    there, *counts = yield Ask("transfer.dump", (str(Path(path).absolute()),))
     return DumpReport(Path(there), *counts)
 
 
@@ -219,8 +217,8 @@ class Underway:
     """
 
     def __init__(self, ask: Ask, lanes: Lanes, address: Address, patience_s: float) -> None:
-        if ask.is_of_paths and address.path is None:
-            raise UnsupportedOperationError("the server would write on its own machine; run the command there, or connect by a unix socket")
+        if ask.call in OF_PATHS and address.path is None:
+            raise UnsupportedOperationError(NO_PATHS)
         self.call = ask.call
         self.arguments = ask.arguments
         self.named = dict(ask.named)
@@ -247,11 +245,9 @@ class Underway:
         self._lost = error
         self._may_be_done |= may_be_done
         now_s = time.monotonic()
-        is_too_old = self._lane is not None and time.time() - self._begun_s >= _NAME_S
-        if (may_be_done and self.call not in REPEATABLE) or is_too_old:
-            raise StoreUnavailableError(
-                f"the connection to the store at {self._address} broke while {self.call} was under way ({error}); it may have been done"
-            ) from error
+        if may_be_done and self.call not in REPEATABLE:
+            raise self._given_up() from error
+        self.check_age()
         if may_be_done and now_s - self._tried_s > min(self._patience_s, _LONG_S):  # it had a server: this is another outage
             self._lost_s, self._pause_s = None, _FIRST_PAUSE_S
         if self._wait_until_s is not None:
@@ -261,6 +257,20 @@ class Underway:
             self.arguments = (*self.arguments[:3], False)
         elif self.call in SENDS:
             self.arguments = (self.arguments[0], self._ago_ms(now_s))
+
+    def check_age(self) -> None:
+        """Refuse to ask again for a send whose name the store may have forgotten by now, as when this process stood still.
+
+        Raises:
+            StoreUnavailableError: it may have been done.
+        """
+        if self._lost is not None and self._lane is not None and time.time() - self._begun_s >= _NAME_S:
+            raise self._given_up() from self._lost
+
+    def _given_up(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"the connection to the store at {self._address} broke while {self.call} was under way ({self._lost}); it may have been done"
+        )
 
     def _ago_ms(self, now_s: float) -> int:
         return int((now_s - self._called_s) * 1000)
@@ -274,7 +284,7 @@ class Underway:
         now_s = time.monotonic()
         self._lost_s = now_s if self._lost_s is None else self._lost_s
         if now_s - self._lost_s >= self._patience_s:
-            raise StoreUnavailableError(unavailable(self._address, self._lost)) from self._lost
+            raise self.refused(StoreUnavailableError(unavailable(self._address, self._lost))) from self._lost
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, _LONGEST_PAUSE_S)
         self._tried_s = now_s + pause_s
         return pause_s

@@ -38,12 +38,13 @@ from rmqstore.errors import (
     RmqstoreError,
     StoreClosedError,
     StoreUnavailableError,
+    UnsupportedOperationError,
 )
-from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, POPS, QUICK, SENDS, called_ms
+from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, NO_PATHS, OF_PATHS, POPS, QUICK, SENDS, called_ms
 from rmqstore.server.clients import HELLO_S, SMALL_BYTES, Call, Client, Limits
 from rmqstore.server.connection import let_go_of, short_name
 from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
-from rmqstore.server.wire import PROTOCOL, frame
+from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame
 from rmqstore.store import Store
 from rmqstore.store.receipts import receipts_of
 from rmqstore.store.rounds import Round, Unsettled, settle
@@ -284,6 +285,8 @@ class Server:
             return
         client.calls[number] = None
         try:
+            if name in OF_PATHS and not client.is_local:
+                raise UnsupportedOperationError(NO_PATHS)
             if name in SENDS:
                 if len(call.arguments) == 2:
                     call.arguments[1] = called_ms(self._store, call.arguments[1])
@@ -585,7 +588,11 @@ class Server:
 
 def _frame_of(call: Call, value: object) -> bytearray:
     try:
-        return frame([call.number, value])
+        made = frame([call.number, value])
+        if len(made) <= HEAD.size + MAX_FRAME_BYTES:
+            return made
+        what = f"the answer to {call.name} has {len(made)} bytes, and one has {MAX_FRAME_BYTES} at most; ask for less at a time"
+        return frame([call.number, IllegalArgumentError(what)])
     except Exception as error:  # a value that cannot travel is a fault of this program, and not the client's
         _log.exception("the answer to a call cannot be sent: %s", call.name)
         return frame([call.number, RmqstoreError(f"the answer to {call.name} cannot be sent: {error}")])

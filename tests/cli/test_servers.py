@@ -209,6 +209,19 @@ def test_a_service_manager_listens_for_it(root: Path, name: str) -> None:
                     server.kill()
 
 
+def test_a_socket_of_the_service_manager_that_lets_everybody_in_is_refused(root: Path) -> None:
+    rmqstore.open(root / "data", engine=ENGINE, services=False).close()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(root / "shop.sock"))
+        made.listen()
+        (root / "shop.sock").chmod(0o666)
+        serve = shlex.join([*RMQSTORE, "serve", str(root / "data")])
+        command = ["bash", "-c", f"exec 3<&{made.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ exec {serve}"]
+        ended = subprocess.run(command, pass_fds=[made.fileno()], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    assert ended.returncode != 0
+    assert "SocketMode=0600" in ended.stderr
+
+
 def test_over_tcp_with_a_token(root: Path) -> None:
     (root / "token").write_text("a token that is long enough\n")
     with serving(root / "data", "--create", "--engine", ENGINE, "--listen", "127.0.0.1:0", "--token-file", root / "token") as server:

@@ -280,6 +280,25 @@ def test_a_wait_goes_on_when_the_server_is_back(served: Served) -> None:
         assert len(found.result(10)) == 1
 
 
+def test_a_send_is_not_repeated_by_a_process_that_stood_still_for_longer_than_its_name_is_known(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is stopped, or its machine is, between two tries: by then the store may take the repeat for another send."""
+    client, ahead_s = served.connect(), [0.0]
+    clocks = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + ahead_s[0])
+    monkeypatch.setattr(requests, "time", clocks)
+
+    def standing_still(call: requests.Underway) -> float:
+        ahead_s[0] = 20 * 60.0
+        return 0.0
+
+    monkeypatch.setattr(requests.Underway, "pause_s", standing_still)
+    served.thread.stop()
+    with pytest.raises(StoreUnavailableError, match="it may have been done"):
+        client.send(NOW)
+    assert client is not None
+
+
 def test_a_server_that_stays_away_is_told(served: Served, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
         rmqstore.connect(tmp_path / "nowhere")

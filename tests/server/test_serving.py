@@ -404,6 +404,23 @@ def test_an_unknown_call_is_refused(served: Served) -> None:
             client._ask(Ask(name))
 
 
+def test_an_answer_that_is_too_long_is_refused_and_not_asked_for_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.server.serving.MAX_FRAME_BYTES", 1000)
+    leases, calls = rmqstore.Store.leases, []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(named)
+        return leases(*given, **named)
+
+    monkeypatch.setattr(rmqstore.Store, "leases", counted)
+    client = served.connect()
+    served.store.send_batch([NOW] * 20)
+    assert len(served.store.pop("t", "g", max_messages=20)) == 20
+    with pytest.raises(IllegalArgumentError, match=r"the answer to leases has .* ask for less"):
+        client.leases()
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("wait", [{}, {"wait_ms": 1}])
 def test_an_empty_batch_has_the_columns_that_it_has_in_the_process(served: Served, wait: dict[str, int]) -> None:
     here, there = (store.pop_batch("t", "g", **wait) for store in (served.store, served.connect()))  # type: ignore[arg-type]
@@ -471,14 +488,17 @@ def test_many_threads_use_one_client(served: Served) -> None:
     assert sorted(int(each.body) for each in popped) == list(range(200))
 
 
-def test_over_tcp(served: Served) -> None:
+def test_over_tcp(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listening = ServerThread(served.store, lambda server: server.listen("127.0.0.1", 0))
     (port,) = listening.listening  # type: ignore[misc]
     client = rmqstore.connect(f"rmqstore://127.0.0.1:{port}")
     client.send(NOW)
     assert len(client.pop_batch("t", "g")) == 1
-    with pytest.raises(UnsupportedOperationError, match="its own machine"):
-        client.snapshot("copy")
+    for _ in range(2):
+        with pytest.raises(UnsupportedOperationError, match="its own machine"):
+            client.snapshot(tmp_path / "copy")
+        monkeypatch.setattr("rmqstore.server.requests.OF_PATHS", ())  # a client that does not refuse by itself
+    assert not (tmp_path / "copy").exists()
     client.close()
     listening.stop()
 

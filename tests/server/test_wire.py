@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -159,6 +160,17 @@ def test_arrow_data() -> None:
     assert unpack(pack(batch.columns)).to_pylist() == batch.columns.to_pylist()
     assert unpack(pack(pa.Table.from_batches([batch.columns]))).to_pylist() == batch.columns.to_pylist()
     assert len(unpack(pack(MessageBatch.of([])))) == 0
+
+
+def test_arrow_data_whose_offsets_lead_elsewhere_is_refused() -> None:
+    columns = MessageBatch.of([Message("t", bytes([n]) * 8) for n in range(5)]).columns
+    at = columns.schema.get_field_index("body")
+    offsets = pa.py_buffer(np.array([0, 8, 1 << 30, (1 << 30) + 8, 32, 40], np.int32))
+    elsewhere = pa.Array.from_buffers(pa.binary(), 5, [None, offsets, columns.column(at).buffers()[2]])
+    wrong = columns.set_column(at, columns.schema.field(at), elsewhere)
+    for value in (wrong, MessageBatch(columns=wrong)):
+        with pytest.raises(errors.IllegalArgumentError, match="no value"):
+            unpack(pack(value))
 
 
 def test_receipts_of_sends() -> None:

@@ -152,7 +152,8 @@ def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
     for row in grid.rows["phases"]:
         row |= dict.fromkeys(("device_write_bytes", "device_read_bytes", "disk_bytes", "cpu_s", "wall_s"))
     made = report_on(grid, tmp_path)
-    assert "Not told: written to the device, read from the device and space." in made.findings["Write, read and space amplification"]
+    told = made.findings["Write, read and space amplification"]
+    assert "Not told: written to the device; read from the device, drained with little memory; space, with" in told
     assert not metrics_of(made, "metric") & {"rate", "device_write_per_user_byte", "cpu_us_per_message"}
     assert "wchar_per_user_byte" in metrics_of(made, "metric")
 
@@ -166,6 +167,19 @@ def test_what_only_one_side_has_is_not_compared_and_a_shard_that_lacks_leaves_no
     made = report_on(grid, tmp_path)
     assert "null" not in (made.page.parent / "amplification.csv").read_text()
     assert metrics_of(made, "phase") == {"schedule", "mixed", "pop_one"}
+
+
+def test_the_same_engine_under_another_name_stands_in_the_claims_alone(tmp_path: Path) -> None:
+    grid = Grid()
+    for variant in ("wheel", "wheel-again", "lmdb"):
+        for backlog in (10_000, 100_000):
+            for repeat in range(LEAST_REPEATS):
+                grid.run(variant, SWEEP, repeat, backlog=backlog)
+    made = report_on(grid, tmp_path)
+    assert "wheel-again" not in "".join([*made.findings.values(), *(file.read_text() for file in made.page.parent.glob("*.csv"))])
+    page = (made.page.parent / "report.md").read_text()
+    assert re.search(r"under two names, on \d\d figures, of which some are of one measurement: alike on", page)
+    assert "wheel-again" in metrics_of(made, "variant")
 
 
 def test_an_engine_stands_beside_what_is_below_it(tmp_path: Path) -> None:

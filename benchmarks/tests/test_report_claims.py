@@ -25,6 +25,7 @@ from rmqstore_benchmarks.report.claims import (
     side_of,
     told,
     verdict_of,
+    weighed,
 )
 from rmqstore_benchmarks.statistics import COLD_DRAIN, DRAIN, spreads
 
@@ -103,7 +104,7 @@ def test_chance_alone_makes_no_claim() -> None:
     rows = []
     for backlog in range(300):
         for name in ("one", "two"):
-            found = phase("schedule", "wheel", of={"backlog": backlog}, rate=1.0)
+            found = phase("schedule", "wheel", of={"backlog": backlog}, call_rate=1.0)
             rows.append(found.assign(variant=name, values=[tuple(rng.lognormal(0, 0.1, LEAST_REPEATS))]))
     same = false_claims(pd.concat(rows, ignore_index=True))
     assert len(same) == 300
@@ -124,10 +125,14 @@ def on_both(name: str, wheel: dict[str, float], rocksdb: dict[str, float], **of:
     return [phase(name, "wheel", of=of, **wheel), phase(name, "rocksdb", of=of, **rocksdb)]
 
 
-def rolled(rocksdb: float, copying: float, pointing: float, fill: float = 1.0) -> list[pd.DataFrame]:
-    """Return what three stores wrote while they rolled, each of which wrote ``fill`` before."""
+def rolled(rocksdb: float, copying: float, pointing: float = 0.0, wheel: float = 1.0) -> list[pd.DataFrame]:
+    """Return what three stores wrote while they rolled; RocksDB wrote 1 before that, and the wheels ``wheel``."""
     found = []
-    for engine, kind, by in (("rocksdb", "inline", rocksdb), ("wheel", "reference", pointing), ("wheel", "copy", copying)):
+    for engine, kind, by, fill in (
+        ("rocksdb", "inline", rocksdb, 1.0),
+        ("wheel", "reference", pointing, wheel),
+        ("wheel", "copy", copying, wheel),
+    ):
         found.append(phase("roll", engine, kind, device_write_per_live_byte=by))
         found.append(phase("fill", engine, kind, device_write_per_user_byte=fill))
     return found
@@ -161,31 +166,31 @@ def growing(rocksdb: float, wheel: float, body_bytes: int = 4096, least: int = 1
     """Return the rates of two that fall by these factors; RocksDB compacts from so many pending on."""
     fallen = [("rocksdb", rocksdb), ("wheel", wheel)]
     few, many = ({"body_bytes": body_bytes, "backlog": backlog} for backlog in (10, 1000))
-    rates = [phase("schedule", engine, rate=rate, of=of) for engine, by in fallen for of, rate in ((few, 9.0), (many, 9.0 / by))]
+    rates = [phase("schedule", engine, call_rate=rate, of=of) for engine, by in fallen for of, rate in ((few, 9.0), (many, 9.0 / by))]
     compacted = [(of, float(of["backlog"] >= least)) for of in (few, many)]
     return [*rates, *(phase("schedule", "rocksdb", of=of, compaction_per_user_byte=by) for of, by in compacted)]
 
 
 def balance(writes: float, reads: float) -> list[pd.DataFrame]:
     others = {"rocksdb": 1.0, "lmdb": 0.8, "memory": 99.0, "raw-rocksdb": 99.0, "null": 99.0}
-    wheel = [phase("schedule", "wheel", rate=writes), phase(DRAIN, "wheel", rate=reads)]
-    return wheel + [phase(name, engine, rate=rate) for name in ("schedule", DRAIN) for engine, rate in others.items()]
+    wheel = [phase("schedule", "wheel", call_rate=writes), phase(DRAIN, "wheel", call_rate=reads)]
+    return wheel + [phase(name, engine, call_rate=rate) for name in ("schedule", DRAIN) for engine, rate in others.items()]
 
 
 def drained(inline: float, live_bytes: float = 2e8) -> list[pd.DataFrame]:
     kinds = {"inline": inline, "separated": 1.0}
-    rates = [phase(DRAIN, "rocksdb", kind, rate=rate) for kind, rate in kinds.items()]
+    rates = [phase(DRAIN, "rocksdb", kind, call_rate=rate) for kind, rate in kinds.items()]
     return [*rates, *(phase("fill", "rocksdb", kind, live_bytes=live_bytes) for kind in kinds)]
 
 
 @pytest.mark.parametrize(
     ("name", "phases", "verdict", "evidence"),
     [
-        ("no rolling", rolled(0.0, 11.0, 0.1), Verdict.NOT_SHOWN, "writes 1.1 × to 12 × as much (more on 1 of 2 cells, not shown"),
-        ("no rolling", rolled(0.0, 8.0, 8.0, fill=4.0), Verdict.CONFIRMED, "writes 3 × as much (more on 2"),
-        ("no rolling", rolled(0.0, 11.0, 0.01), Verdict.DEPENDS, "more on 1 of 2 cells, alike on 1"),
-        ("no rolling", rolled(0.0, 2.0, 1.5), Verdict.CONFIRMED, "2.5 × to 3 × as much (more on 2"),
-        ("no rolling", rolled(5.0, 2.0, 1.5), Verdict.REFUTED, "less on 2 of 2"),
+        ("no rolling", rolled(0.0, 11.0, 0.2), Verdict.CONFIRMED, "write 12 × as much ("),
+        ("no rolling", rolled(0.0, 11.0, 0.2), Verdict.CONFIRMED, "one cell: more); one that points to the message 1.2 × ("),
+        ("no rolling", rolled(0.0, 8.0, wheel=4.0), Verdict.CONFIRMED, "write 3 × as much ("),
+        ("no rolling", rolled(0.0, 0.0, wheel=1.7), Verdict.NO_DIFFERENCE, "write 1 × as much ("),
+        ("no rolling", rolled(5.0, 2.0), Verdict.REFUTED, "write 0.5 × as much ("),
         ("less page-cache pollution", cold(3.0), Verdict.CONFIRMED, "reads 3 × as much from the device ("),
         ("less page-cache pollution", cold(0.5), Verdict.REFUTED, "reads 0.5 × as much from the device ("),
         ("less page-cache pollution", cold(3.0, limit=1.5), Verdict.NOT_MEASURED, "a memory limit below"),
@@ -220,6 +225,17 @@ def test_a_claim_is_weighed_on_like_cells(name: str, phases: list[pd.DataFrame],
     judged = CLAIMS[name].judge(pd.concat(phases, ignore_index=True))
     assert (judged.verdict, judged.evidence) == (verdict, judged.evidence)
     assert evidence in judged.evidence
+
+
+def test_short_phases_and_several_stores_at_a_time_are_weighed_by_what_time_does_not_change() -> None:
+    long, short, two = (
+        phase("schedule", "wheel", of=of, wall_s=wall_s, call_rate=1.0, device_write_per_user_byte=1.0)
+        for of, wall_s in (({"backlog": 1}, 0.5), ({"backlog": 2}, 0.1), ({"shards": 2}, 5.0))
+    )
+    found = weighed(pd.concat([long, short, two], ignore_index=True))
+    assert set(found[found.metric == "call_rate"].backlog) == {1}
+    assert set(found[found.metric == "device_write_per_user_byte"].backlog) == {1, 2}
+    assert set(found.shards) == {1}
 
 
 def test_every_claim_stands_without_data() -> None:

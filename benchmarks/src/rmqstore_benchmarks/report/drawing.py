@@ -191,22 +191,23 @@ def lines(rows: pd.DataFrame, looks: Looks, x: Scale, *, log_y: bool, columns: i
 
 
 def bars(rows: pd.DataFrame, looks: Looks, stacked: Collection[str] = ()) -> Figure:
-    """Draw a panel for each ``panel``, with a bar from zero for each variant and ``part`` of it: below each other with their spread.
+    """Draw a panel for each ``panel``, with a bar from zero for each variant, and its spread.
 
-    Parts of the panels ``stacked`` stand one behind the other, with their sum.
+    Of the panels ``stacked`` the parts stand one behind the other, with their sum; others have one.
     """
     panels = dict(list(rows.groupby("panel", sort=False)))
-    figure, grid = subplots(len(panels), 1.0 + 0.27 * rows.variant.nunique(), f"{rows.unit.iloc[0]}; {rows.setting.iloc[0]}")
+    of_setting = rows.drop_duplicates(["panel", "setting"]).groupby("setting", sort=False).panel
+    settings = [f"{', '.join(titles)}: {setting}" if len(of_setting) > 1 else setting for setting, titles in of_setting]
+    figure, grid = subplots(len(panels), 1.0 + 0.27 * rows.variant.nunique(), "\n".join([rows.unit.iloc[0], *settings]))
     for axes, (title, here) in zip(grid, panels.items(), strict=True):
         variants, parts, is_sum = list(by_variant(here, looks)), list(here.part.unique()), title in stacked
-        step = _THICK if is_sum else _THICK / len(parts)
         starts = np.zeros(len(variants))
         labels: list[tuple[float, float, float]] = []
         for number, part in enumerate(parts):
             mine = here[here.part == part].set_index("variant").reindex(variants)
-            places = np.arange(len(variants)) + (0 if is_sum else (number - (len(parts) - 1) / 2) * step)
+            places = np.arange(len(variants))
             colors = [looks[variant].color for variant in variants]
-            axes.barh(places, mine["median"], step * 0.95, left=starts, color=colors, alpha=_SHADES[number], linewidth=0)
+            axes.barh(places, mine["median"], _THICK * 0.95, left=starts, color=colors, alpha=_SHADES[number], linewidth=0)
             if is_sum:
                 starts += mine["median"].fillna(0.0).to_numpy()
             else:

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured, described, most_compared
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS, MARGIN, NAMES, Side, verdict_of
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, MARGIN, NAMES, Side, verdict_of, weighed
 from rmqstore_benchmarks.report.drawing import INK, SOFT, UNITS, Looks, Scale, bars, by_variant, ends, legend, lines, subplots
 from rmqstore_benchmarks.statistics import DRAIN, LARGEST, POINT, SPREAD, known
 
@@ -34,8 +34,9 @@ def extremes(rows: pd.DataFrame) -> str:
             here = here[here.part == here.part.iloc[-1]]
         totals = here.groupby("variant")["median"].sum()
         least, most = (f"{form(totals[name])} for {name}" for name in (totals.idxmin(), totals.idxmax()))
+        shared = least if len(totals) == 1 else f"{form(totals.iloc[0])} for all"
         where = text.joined(list(here.part.unique()))
-        sentences.append(f"{panel} ({where}): {f'from {least} to {most}' if totals.nunique() > 1 else least}.")
+        sentences.append(f"{panel} ({where}): {f'from {least} to {most}' if totals.nunique() > 1 else shared}.")
     return " ".join(sentences)
 
 
@@ -184,7 +185,7 @@ def _claim_rows(measured: Measured) -> pd.DataFrame:
     """Return a row for each cell on which a claim is weighed."""
     found = [pd.DataFrame(columns=_OF_CLAIMS)]
     for claim in ALL_CLAIMS:
-        cells = claim.found(measured.whole)
+        cells = claim.found(weighed(measured.whole))
         if "variant" in cells and len(cells):  # lines of source are of no cell
             points = [{name: row[name] for name in POINT if name in row} for row in cells.to_dict("records")]
             verdict = verdict_of(cells).value
@@ -227,30 +228,34 @@ def _claim_finding(rows: pd.DataFrame) -> str:
 # ---------------------------------------------------------------- bars
 
 _USER: Final = "bytes per user byte"
-_WRITTEN, _DEVICE, _READ, _SPACE = "Written by the process", "Written to the device", "Read from the device", "Space"
+_WRITTEN, _DEVICE = "Written by the process", "Written to the device"
 _STAGES: Final = {"schedule": "schedule", "hand_over": "hand over", "pop_ack": "pop + ack"}
 _AMPLIFIED: Final = (
-    *(Panel(_WRITTEN, phase, "wchar_per_user_byte", _USER, part) for phase, part in _STAGES.items()),
-    *(Panel(_DEVICE, phase, "device_write_per_user_byte", _USER, part) for phase, part in _STAGES.items()),
-    Panel(_READ, DRAIN, "device_read_per_user_byte", _USER, "drain, as cached"),
-    Panel(_READ, "cold_drain", "device_read_per_user_byte", _USER, "drain, cold"),
-    Panel(_SPACE, "schedule", "disk_per_live_byte", _USER, "timers pending"),
-    Panel(_SPACE, "mixed", "disk_per_live_byte", _USER, "after mixed load"),
+    (
+        *(Panel(_WRITTEN, phase, "wchar_per_user_byte", _USER, part) for phase, part in _STAGES.items()),
+        *(Panel(_DEVICE, phase, "device_write_per_user_byte", _USER, part) for phase, part in _STAGES.items()),
+    ),
+    (Panel("Read from the device, drained with little memory", "cold_drain", "device_read_per_user_byte", _USER, "drain"),),
+    (Panel("Space, with timers pending", "schedule", "disk_per_live_byte", _USER, "behind schedule"),),
+    (Panel("Space, behind a mixed load", "mixed", "disk_per_live_byte", _USER, "behind mixed"),),
 )
+"""Panels that are of the same cells stand together."""
+
 STACKED: Final = (_WRITTEN, _DEVICE)
 """Panels whose parts are stages of a message's life, which add up."""
 
 
 def _amplification_rows(measured: Measured) -> pd.DataFrame:
     """Return all parts; of those that add up only what every variant tells, since sums of other parts cannot be compared."""
-    rows = _of_panels(measured.figures, _AMPLIFIED)
+    rows = pd.concat([_of_panels(measured.figures, panels) for panels in _AMPLIFIED], ignore_index=True)
     told, every = (rows.groupby(keys).variant.transform("nunique") for keys in (["panel", "part"], ["panel"]))
     return rows[~rows.panel.isin(STACKED) | (told == every)]
 
 
 def _amplification_finding(rows: pd.DataFrame) -> str:
-    absent = [title.lower() for title in dict.fromkeys(each.panel for each in _AMPLIFIED) if title not in rows.panel.array]
-    return extremes(rows) + (f" Not told: {text.joined(absent)}." if absent else "")
+    titles = dict.fromkeys(each.panel for panels in _AMPLIFIED for each in panels)
+    absent = [f"{title[0].lower()}{title[1:]}" for title in titles if title not in rows.panel.array]
+    return extremes(rows) + (f" Not told: {'; '.join(absent)}." if absent else "")
 
 
 # ---------------------------------------------------------------- under an open loop
@@ -258,9 +263,9 @@ def _amplification_finding(rows: pd.DataFrame) -> str:
 _LOADS: Final = {"open_50": 50, "open_80": 80, "open_95": 95}
 """Phases of an open loop, and their load in percent of the sustainable rate."""
 
-_OPERATIONS: Final = ("lateness", "schedule", "cancel", "hand_over", "pop", "ack", "slip")
+_OPERATIONS: Final = ("lateness", "schedule", "cancel", "hand_over", "pop", "ack")
 _SHOWN: Final = {0.5: "p50", 0.99: "p99", 0.999: "p99.9", LARGEST: "max"}
-_LOAD: Final = Scale("", lambda percent: f"{percent:.0f} %", is_log=False)
+_LOAD: Final = Scale("load, of its own sustained rate", lambda percent: f"{percent:.0f} %", is_log=False)
 
 
 def _operation_rows(measured: Measured) -> pd.DataFrame:
@@ -333,8 +338,8 @@ PLOTS: Final = (
         "latency-over-load",
         "Latency over load",
         "Each row is an operation, each column a percentile; time is logarithmic, from the intended start of the call. Lateness is the end "
-        "of the hand-over less the due time; slip is how late the load itself began: where it is large, the machine had no room for more "
-        "load, whatever the engine. An overloaded variant has no latencies.",
+        "of the hand-over less the due time. The load is a share of what each variant sustains itself, so a slower one has less to do. An "
+        "overloaded variant has no latencies.",
         "operations in the phases open_50, open_80 or open_95",
         _operation_rows,
         _draw_operations,
@@ -344,8 +349,8 @@ PLOTS: Final = (
         "amplification",
         "Write, read and space amplification",
         "Written: over the life of a message, which is scheduled, handed over, popped and acked once; its topic, body, keys and properties "
-        "are 1. The device counts for everybody on the machine. Read: by the drain, as the page cache is, and with little memory. Space: "
-        "blocks in use over user bytes that are still kept.",
+        "are 1. The device counts for everybody on the machine. Read: by a drain with a quarter of the memory that the messages would "
+        "take. Space: blocks in use over user bytes that are still kept.",
         "bytes in the phases schedule, hand_over, pop_ack, mixed or cold_drain",
         _amplification_rows,
         partial(bars, stacked=STACKED),

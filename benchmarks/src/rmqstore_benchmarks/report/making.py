@@ -26,12 +26,12 @@ from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE
 from rmqstore_benchmarks.grid.tables import ENVIRONMENT, RESULTS, TABLES, read
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured, described
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS, RULE, SOURCE, Claim, Judgement, Side, Verdict, false_claims
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, RULE, SOURCE, Claim, Judgement, Side, Verdict, false_claims, weighed
 from rmqstore_benchmarks.report.drawing import STYLE, looks_of
 from rmqstore_benchmarks.report.figures import PLOTS, Plot
 from rmqstore_benchmarks.report.tables import choices, headlines, open_loops, tables
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
-from rmqstore_benchmarks.statistics import KEPT_UP, figures, known, latencies
+from rmqstore_benchmarks.statistics import KEPT_UP, POINT, figures, known, latencies
 
 DPI: Final = 200
 _MOST_ROWS: Final = 400
@@ -42,14 +42,19 @@ _HOW: Final = (
     "Every figure is the median of the repeats of one cell, with the lowest and the highest beside it; shards of a run are added up. A run "
     "that lost, doubled or made up a message has no figure. Absolute rates hold for this machine at that hour; the ratios are what to take."
 )
-_HEADLINE: Final = (
-    "schedule: timers a second on top of the backlog; drain: hand-over, pop and ack of the same message; sustained: the mixed load under "
-    "which nothing grows; written and space: bytes over user bytes, by the process while scheduling and in blocks afterwards."
-)
+_HEADLINES: Final = {
+    "schedule": "timers a second on top of the backlog",
+    "drain": "hand-over, pop and ack of the same message",
+    "sustained": "everything at once, in a closed loop",
+    "written": "by the process while scheduling, over user bytes",
+    "space": "blocks in use afterwards, over user bytes",
+    "recovery": "the open behind kill -9, with what the phases before it left",
+}
+"""What columns mean whose name is not enough."""
 _CLAIMS: Final = f"The claims give the sense of {SOURCE}. {RULE}"
 _CHOICES: Final = (
-    "The fastest engine of each row first; beside it, behind a comma, those that the rule of the claims below does not show to be slower; "
-    "behind a semicolon the next one, and how many times as fast as it the first one is."
+    "By messages a second in calls of the store: the fastest engine of each row first; beside it, behind a comma, those that the rule of "
+    "the claims below does not show to be slower; behind a semicolon the next one, and how many times as fast as it the first one is."
 )
 _LOOPS: Final = (
     "Sustained is what the closed loop did behind a warm-up of the same length; if its later half is far from 1 ×, it was not steady yet. "
@@ -150,7 +155,9 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
     """Return all that stands in the report on a directory."""
     results = read(directory)
     whole = figures(results)
-    engines, late = (rows[~rows.engine.isin(HOLLOW)] for rows in (whole, latencies(results, whole)))
+    # What is the same engine under another name is there for the claims, and stands in no figure beside itself.
+    first = results.good.sort_values("variant").drop_duplicates(["engine", "settings", *POINT]).cell_id
+    engines, late = (rows[~rows.engine.isin(HOLLOW) & rows.cell_id.isin(first)] for rows in (whole, latencies(results, whole)))
     measured = Measured(results, engines, late, whole, looks_of(results.good))
     drawings, left_out = [], []
     for plot in PLOTS:
@@ -162,9 +169,9 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
         with mpl.rc_context(STYLE):
             plot.draw(rows, measured.looks).savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
         drawings.append(Shown(plot, rows, plot.finding(rows), picture.getvalue()))
-    judged = [(claim, claim.judge(whole)) for claim in ALL_CLAIMS]
+    judged = [(claim, claim.judge(weighed(whole))) for claim in ALL_CLAIMS]
     fixed = headlines(measured), choices(measured), open_loops(measured), tables(measured)
-    return Report(page, measured, *fixed, drawings, left_out, judged, false_claims(engines))
+    return Report(page, measured, *fixed, drawings, left_out, judged, false_claims(weighed(whole)))
 
 
 def _conditions(measured: Measured) -> TextTable:
@@ -174,8 +181,8 @@ def _conditions(measured: Measured) -> TextTable:
     rows = [(name.replace("_", " "), str(values.iloc[0])) for name, values in flat.items() if values.iloc[0] not in (None, "")]
     rows.append(("seeds of the runs", ", ".join(str(int(seed)) for seed in sorted(runs.seed.dropna().unique()))))
     rows.append(("time of all runs", text.time_ms(runs.wall_s.sum() * 1000)))
-    for variant, settings in runs.drop_duplicates("variant", keep="last").set_index("variant").settings.sort_index().items():
-        rows.append((f"settings of {variant}", settings or "the defaults"))
+    for variant, settings in runs.groupby("variant").settings.unique().items():
+        rows.append((f"settings of {variant}", " or ".join(each or "the defaults" for each in settings)))
     times = known(measured.whole, "us_per_message", "schedule")
     for load in times[times.engine == NULL_ENGINE].itertuples():
         point = described({name: getattr(load, name) for name in ("workload", "body_bytes")})
@@ -189,7 +196,9 @@ def _conditions(measured: Measured) -> TextTable:
 def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: f"[Data]({shown.plot.name}.csv).") -> str:
     """Return the page; ``NAME.png`` of each figure lies beside it. ``data_of`` tells where the data behind a figure are."""
     results = report.measured.results
-    parts = [f"# {_TITLE}", f"{report.outcomes}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
+    headings = [heading for heading in _HEADLINES if any(heading in table.header for table in report.headlines)]
+    meanings = "; ".join(f"{heading}: {_HEADLINES[heading]}" for heading in headings)
+    parts = [f"# {_TITLE}", f"{report.outcomes}. {_HOW}", "## At a glance", meanings, *map(_as_markdown, report.headlines)]
     if report.choices.rows:
         parts += ["## Which engine", _CHOICES, _as_markdown(report.choices)]
     if report.tables:
@@ -221,8 +230,9 @@ def _said_of_the_same(same: pd.DataFrame) -> str:
     wrong = same[same.side.isin([Side.MORE, Side.LESS])]
     listed = [f"{row.metric} of {row.phase}, {row.variant} and {row.variant_second}, {row.cell_id}" for row in wrong.itertuples()]
     return (
-        f"The rule, put to the same engine with the same settings under two names: {len(same)} comparisons, of which {len(wrong)} came out "
-        f"as a difference{': ' if listed else ''}{'; '.join(listed)}."
+        f"The rule, put to the same engine with the same settings under two names, on {len(same)} figures, of which some are of one "
+        f"measurement: alike on {(same.side == Side.ALIKE).sum()}, not shown on {(same.side == Side.UNCLEAR).sum()}, a difference on "
+        f"{len(wrong)}{': ' if listed else ''}{'; '.join(listed)}."
     )
 
 

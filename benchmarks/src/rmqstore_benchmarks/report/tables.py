@@ -100,8 +100,8 @@ _OPEN: Final = ("variant", "phase", "sustained", "later half of it", "the load's
 
 def choices(measured: Measured) -> TextTable:
     """Return which engine is fastest at each point of the grid, with those that are not shown to be slower, and the next one."""
-    rates = known(measured.figures, "rate", *_FASTEST)
-    rates = rates[rates.engine != "memory"].sort_values("variant").drop_duplicates(["engine", "settings", *POINT, "phase"])
+    rates = known(measured.figures, "call_rate", *_FASTEST)
+    rates = rates[(rates.engine != "memory") & (rates.shards == 1)]
     rows = []
     for values, here in rates.groupby(POINT):
         told = [_fastest(here[here.phase == phase]) for phase in _FASTEST]

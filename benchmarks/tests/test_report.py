@@ -153,7 +153,7 @@ def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
         row |= dict.fromkeys(("device_write_bytes", "device_read_bytes", "disk_bytes", "cpu_s", "wall_s"))
     made = report_on(grid, tmp_path)
     told = made.findings["Write, read and space amplification"]
-    assert "Not told: written to the device; read from the device, drained with little memory; space, with" in told
+    assert "Not told: written to the device; read from the device, cold; space, timers pending" in told
     assert not metrics_of(made, "metric") & {"rate", "device_write_per_user_byte", "cpu_us_per_message"}
     assert "wchar_per_user_byte" in metrics_of(made, "metric")
 

@@ -197,7 +197,7 @@ def bars(rows: pd.DataFrame, looks: Looks, stacked: Collection[str] = ()) -> Fig
     """
     panels = dict(list(rows.groupby("panel", sort=False)))
     of_setting = rows.drop_duplicates(["panel", "setting"]).groupby("setting", sort=False).panel
-    settings = [f"{', '.join(titles)}: {setting}" if len(of_setting) > 1 else setting for setting, titles in of_setting]
+    settings = [f"{'; '.join(titles)}:\n    {setting}" if len(of_setting) > 1 else setting for setting, titles in of_setting]
     figure, grid = subplots(len(panels), 1.0 + 0.27 * rows.variant.nunique(), "\n".join([rows.unit.iloc[0], *settings]))
     for axes, (title, here) in zip(grid, panels.items(), strict=True):
         variants, parts, is_sum = list(by_variant(here, looks)), list(here.part.unique()), title in stacked

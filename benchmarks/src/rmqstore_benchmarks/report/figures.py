@@ -235,9 +235,9 @@ _AMPLIFIED: Final = (
         *(Panel(_WRITTEN, phase, "wchar_per_user_byte", _USER, part) for phase, part in _STAGES.items()),
         *(Panel(_DEVICE, phase, "device_write_per_user_byte", _USER, part) for phase, part in _STAGES.items()),
     ),
-    (Panel("Read from the device, drained with little memory", "cold_drain", "device_read_per_user_byte", _USER, "drain"),),
-    (Panel("Space, with timers pending", "schedule", "disk_per_live_byte", _USER, "behind schedule"),),
-    (Panel("Space, behind a mixed load", "mixed", "disk_per_live_byte", _USER, "behind mixed"),),
+    (Panel("Read from the device, cold", "cold_drain", "device_read_per_user_byte", _USER, "drain"),),
+    (Panel("Space, timers pending", "schedule", "disk_per_live_byte", _USER, "behind schedule"),),
+    (Panel("Space, mixed load", "mixed", "disk_per_live_byte", _USER, "behind mixed"),),
 )
 """Panels that are of the same cells stand together."""
 

@@ -257,16 +257,15 @@ class Transaction:
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
         message = self._format.decode_message(record)
-        properties = {name: value for name, value in message.properties.items() if name != PROPERTY_DLQ_REASON}
-        properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
-        properties[PROPERTY_ORIGIN_TOPIC] = topic
-        properties[PROPERTY_ORIGIN_ID] = message.message_id or ""
+        told = {PROPERTY_DLQ_ATTEMPTS: str(attempts), PROPERTY_ORIGIN_TOPIC: topic, PROPERTY_ORIGIN_ID: message.message_id or ""}
+        own = {name: value for name, value in message.properties.items() if name != PROPERTY_DLQ_REASON and name not in told}
+        told = {name: value for name, value in told.items() if value}
         dead = Message(
             dlq_topic(group),
             message.body,
             message.tag,
             message.keys,
-            {name: value for name, value in properties.items() if value},
+            own | told,
             message.message_group,
             message.deliver_at_ms,
             message.message_id,
@@ -275,7 +274,7 @@ class Transaction:
         )
         # An engine that took more of it than another one would have letters that cannot be moved there.
         if kept := fitting_reason(reason, dead):
-            dead = structs.replace(dead, properties={**dead.properties, PROPERTY_DLQ_REASON: kept})
+            dead = structs.replace(dead, properties={**own, PROPERTY_DLQ_REASON: kept, **told})
         place = (self.group_id(group), self.topic_with(topic, 1).id)
         known = self._dead_of(place) or Dead(0, self.topic_with(dead.topic, 1).next_offsets[0])
         self._dead[place] = Dead(known.letters + 1, known.since)

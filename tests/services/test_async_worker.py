@@ -617,24 +617,16 @@ def test_a_close_that_is_cancelled_closes_without_its_handlers(served: Served) -
     with_client(served, work)
 
 
-def test_lost_calls_are_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("call", "error"), [("pop", LostCallsError("no room for what was answered")), ("retry_later", RuntimeError("of a plug-in"))]
+)
+def test_an_error_that_does_not_pass_ends_the_worker(served: Served, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception) -> None:
     async def work(store: AsyncStore) -> None:
-        monkeypatch.setattr(store, "pop", raising(LostCallsError("no room for what was answered")), raising=False)
-        worker = store.consume("t", "g", nothing)
-        await worker.join()
-        with pytest.raises(LostCallsError):
-            await worker.stop()
-
-    with_client(served, work)
-
-
-def test_an_error_of_the_store_that_is_none_of_its_own_ends_the_worker(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(store: AsyncStore) -> None:
-        monkeypatch.setattr(store, "retry_later", raising(RuntimeError("of a plug-in")), raising=False)
+        monkeypatch.setattr(store, call, raising(error), raising=False)
         await store.send_batch(bodies(2))
         worker = store.consume("t", "g", raising(ValueError("a bad message")), batch=1)
         await asyncio.wait_for(worker.join(), 30)
-        with pytest.raises(RuntimeError, match="of a plug-in"):
+        with pytest.raises(type(error), match=str(error)):
             await worker.stop()
 
     with_client(served, work)

@@ -264,9 +264,99 @@ def test_later_logs_go_with_the_trap(image: Path) -> None:
     kv.close()
 
 
-def test_logs_as_they_are_written_hold_no_trap(crashed: Path, tmp_path: Path) -> None:
+def test_logs_as_they_are_written_hold_no_trap(crashed: Path, several: Path, tmp_path: Path) -> None:
     assert wal.trap(crashed / "db") is None
+    assert wal.trap(several / "db") is None
     assert wal.trap(tmp_path) is None
+
+
+# ---------------------------------------------------------------- holes that RocksDB's reader passes over
+
+SEVERAL = 1200
+_SEVERAL_LOGS = """
+import os, signal, sys
+from pathlib import Path
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore_rocksdb.kv import open_rocksdb
+from rmqstore_rocksdb.tuning import RocksDBTuning
+
+kv = open_rocksdb(Path(sys.argv[1]), ("meta", "timers"), RocksDBTuning(write_buffer_mib=1))
+kv._db._db.cancel_all_background(False)  # No memory table is written out, so no log was synced but by the sync.
+for number in range(int(sys.argv[2])):
+    batch = WriteBatch()
+    batch.put(1, number.to_bytes(4, "big"), os.urandom(1000))
+    position = kv.write(batch)
+    if number == int(sys.argv[3]) - 1:
+        kv.sync(position)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like ``crashed``, with three logs that are all needed; what was synced is in the first."""
+    home = tmp_path_factory.mktemp("killed")
+    arguments = [str(home), str(SEVERAL), str(SYNCED)]
+    ended = subprocess.run([sys.executable, "-c", _SEVERAL_LOGS, *arguments], timeout=60, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    return home
+
+
+def ends(logs: list[Path]) -> list[list[int]]:
+    """Return where the records of each log end, but for the last one."""
+    return [[header.at for header in wal._headers(log.read_bytes()) if header.first][1:] for log in logs]
+
+
+@pytest.mark.parametrize("log", [0, 1])
+@pytest.mark.parametrize("lost", ["one write", "many writes", "half a write", "all but one", "the whole log"])
+def test_what_lies_behind_a_lost_end_of_a_log_is_cut(several: Path, tmp_path: Path, log: int, lost: str) -> None:
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    logs = wal._logs(image / "db")
+    records = ends(logs)
+    assert len(logs) == 3
+    at = {
+        "one write": records[log][-1],
+        "many writes": records[log][100],
+        "half a write": records[log][200] + 500,
+        "all but one": records[log][0] if log else records[log][SYNCED - 1],
+        "the whole log": 0,
+    }[lost]
+    os.truncate(logs[log], at)
+    if lost == "the whole log" and log == 0:
+        for call in (lambda: open_kv(image), lambda: view_rocksdb(image, SPACES, RocksDBTuning())):
+            with pytest.raises(CorruptStoreError, match="within what was synced") as caught:
+                call()
+            assert (caught.value.file, caught.value.offset) == (str(logs[0]), 0)
+        assert all(log.stat().st_size for log in logs[1:]), "the evidence stays"
+        return
+    kept = sum(len(each) + 1 for each in records[:log]) + sum(end <= at for end in records[log])
+    view = view_rocksdb(image, SPACES, RocksDBTuning())
+    assert [int.from_bytes(key, "big") for key, _ in view.scan_all(1)] == list(range(kept))
+    view.close()
+    for turn in range(2):
+        kv = open_kv(image)
+        assert numbers(kv) == list(range(kept)) + [10_000 + number for number in range(turn)]
+        kv.sync(put(kv, 10_000 + turn, b"v"))
+        kv.close()
+
+
+def test_a_log_that_comes_back_is_not_missed_by_the_others(several: Path, tmp_path: Path) -> None:
+    """A power cut may undo the removal of a log; of those between it and what is needed, none is missing."""
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    first, *_ = [Path(shutil.copy(log, tmp_path / log.name)) for log in wal._logs(image / "db")]
+    kv = open_kv(image)
+    kv.close()
+    process = subprocess.run([sys.executable, "-c", _SEVERAL_LOGS, str(image), "10", "5"], timeout=60, check=False)
+    assert process.returncode == -signal.SIGKILL
+    os.truncate(first, ends([first])[0][10])
+    shutil.move(first, image / "db" / first.name)
+    assert wal.trap(image / "db") is not None
+    view = view_rocksdb(image, SPACES, RocksDBTuning())
+    assert len(list(view.scan_all(1))) == SEVERAL
+    view.close()
+    kv = open_kv(image)
+    assert numbers(kv) == list(range(SEVERAL))
+    kv.close()
 
 
 # ---------------------------------------------------------------- tables and blobs

@@ -77,6 +77,10 @@ class Database:
         """Return the sequence number of the last write."""
         return self._db.latest_sequence_number()
 
+    def first_log(self) -> int:
+        """Return the number of the first log that is still needed, as the manifest has it."""
+        return int(self._db.property_int_value("rocksdb.min-log-number-to-keep") or 0)
+
     def checkpoint(self, path: Path) -> None:
         """Write a copy to the new directory ``path``."""
         rocksdict.Checkpoint(self._db).create_checkpoint(str(path))

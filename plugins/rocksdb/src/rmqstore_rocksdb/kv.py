@@ -8,7 +8,8 @@ second refuses a tail that a power cut left garbled, although it was not promise
 known to be synced. So the file ``SYNCED`` holds the sequence number that the last sync reached, written after each sync and itself not
 synced: a lower bound of what was promised. The strict mode opens first. When it finds damage, a read-only point-in-time open tells how
 much is left: at least the bound, then the rest was a torn tail and is cut; less, then it is ``CorruptStoreError``, and no file was changed.
-Some torn tails keep RocksDB's reader busy for ever; ``wal.trap`` finds them first, and the same bound decides.
+Some torn tails keep RocksDB's reader busy for ever, and some holes it does not see; ``wal.trap`` finds them first, and the same bound
+decides.
 
 **Range deletes** are RocksDB's own, one tombstone each; ``gaps`` keeps scans from walking them.
 """
@@ -36,6 +37,7 @@ from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
 from rmqstore_rocksdb.scans import read_backward, read_forward
+from rmqstore_rocksdb.stand_in import promise_broken, where_to_cut
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 FORMAT_VERSION: Final = 1
@@ -93,9 +95,7 @@ class RocksDBKV(CommittedKV):
     def _open(self) -> Database:
         """Open the database, checking that nothing that a sync promised is gone."""
         path, promised = self._home.database, self._read_mark()
-        if (found := wal.trap(path)) is not None:
-            if found.kept < promised:
-                raise promise_broken(found.log, found.offset)
+        if (found := where_to_cut(path, promised, self._spaces, self._tuning)) is not None:
             wal.cut(found)
         end_of_log = wal.end(path)
         try:
@@ -310,11 +310,6 @@ class RocksDBKV(CommittedKV):
         """Close the database once no scan is under way, whose iterator would keep it open, and no snapshot."""
         with self._copying, self._scanning, self.lock:
             self._db.close()
-
-
-def promise_broken(log: Path, offset: int) -> CorruptStoreError:
-    """Return the error of a log that lost what a sync promised."""
-    return CorruptStoreError(f"{log} is damaged at offset {offset}, within what was synced", file=str(log), offset=offset)
 
 
 def read_mark(database: Path) -> int:

@@ -6,6 +6,12 @@ change u64, number of changes u32, changes.
 
 RocksDB's reader loops for ever over a record header whose type belongs to recycled logs, when no recycled log was begun. Logs are never
 recycled here, so such a header is what a power cut left of something else, or damage; :func:`trap` finds it before RocksDB does.
+
+And RocksDB's reader passes over a *hole* without a word: when a power cut takes the end of a log and leaves the log behind it, it goes on
+with that. The store would have lost writes, and have later ones. Sequence numbers tell: each batch begins where the one before it ended,
+across logs too. Only a log that RocksDB no longer needs may be missing before another one: when a power cut brings back one that was
+removed, and not the next. So :func:`trap` is told which log is the first that counts. What a flush put into tables is behind no hole, as
+RocksDB syncs all logs but the last one before it lists them.
 """
 
 from __future__ import annotations
@@ -14,57 +20,78 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, NamedTuple
 
 _BLOCK_BYTES: Final = 32 * 1024
 _HEADER: Final = struct.Struct("<IHB")
 _BATCH: Final = struct.Struct("<QI")
-_FULL, _FIRST = 1, 2
+_FULL, _FIRST, _LAST = 1, 2, 4
 _ENDLESS: Final = frozenset((5, 6, 7, 8, 11))
 """The types of records in recycled logs (RocksDB ``log_format.h``)."""
 
 
 class Trap(NamedTuple):
-    """A record header that RocksDB's reader does not get past; ``kept`` is the last sequence number before it."""
+    """What RocksDB must not read: a record header that it does not get past, or what lies behind a hole.
+
+    Attributes:
+        log: the file.
+        offset: of the header, or where the hole begins.
+        kept: the last sequence number that is whole before it.
+        is_hole: writes are missing here.
+    """
 
     log: Path
     offset: int
     kept: int
+    is_hole: bool = False
 
 
-def trap(directory: Path) -> Trap | None:
-    """Return the first header in the logs that would keep RocksDB from ever opening them; None when there is none."""
-    kept = 0
-    for log in _logs(directory):
+def trap(directory: Path, first_log: int = 0) -> Trap | None:
+    """Return the first header in the logs that would keep RocksDB from ever opening them, else the first hole.
+
+    Args:
+        directory: the database.
+        first_log: number of the first log that RocksDB still needs; those before it are passed over.
+    """
+    kept, hole = 0, None
+    whole: tuple[Path, int] | None = None
+    for log in _logs(directory, first_log):
         with open(log, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if not size:
-                continue
-            with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as data:
+            with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else nullcontext(b"") as data:
+                last = 0
                 for header in _headers(data):
                     if header.kind in _ENDLESS:
                         if not header.at:
                             break  # RocksDB takes it for a recycled log, and finds nothing in it
                         return Trap(log, header.at, kept)
-                    # Sequence numbers follow each other; what does not is no batch.
-                    if header.first == kept + 1 or (header.first and not kept):
-                        kept = header.last
-    return None
+                    if header.first:
+                        if not kept:
+                            # Of a log that is needed and has nothing, one write was lost at least.
+                            kept = header.first - (1 if whole is None else 2)
+                        if header.first > kept + 1 and hole is None:
+                            hole = Trap(*(whole or (log, header.at)), kept, is_hole=True)
+                        # What does not follow is no batch, or one behind a hole.
+                        last = header.last if header.first == kept + 1 else 0
+                    if last and header.is_end and header.is_sound:
+                        kept, last, whole = last, 0, (log, header.end)
+        whole = whole or (log, 0)
+    return hole
 
 
 def cut(found: Trap) -> None:
     """Remove the trap and all that is behind it in this log and in later ones; durable when this returns."""
-    for log in _logs(found.log.parent):
-        if int(log.stem) >= int(found.log.stem):
-            with open(log, "r+b") as file:
-                file.truncate(found.offset if log == found.log else 0)
-                os.fsync(file.fileno())
+    for log in _logs(found.log.parent, int(found.log.stem)):
+        with open(log, "r+b") as file:
+            file.truncate(found.offset if log == found.log else 0)
+            os.fsync(file.fileno())
 
 
-def locate(directory: Path, kept: int) -> tuple[Path, int]:
+def locate(directory: Path, kept: int, first_log: int = 0) -> tuple[Path, int]:
     """Return log file and offset of the first record behind sequence number ``kept``; the end of the log when there is none."""
-    for log in _logs(directory):
+    for log in _logs(directory, first_log):
         for header in _headers(log.read_bytes()):
             if not header.is_sound or header.last > kept:
                 return log, header.at
@@ -87,17 +114,23 @@ def sync(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _logs(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.log"), key=lambda file: int(file.stem))
+def _logs(directory: Path, first: int = 0) -> list[Path]:
+    logs = {int(file.stem): file for file in directory.glob("*.log")}
+    return [logs[number] for number in sorted(logs) if number >= first]
 
 
 class _Header(NamedTuple):
-    """The header of a part of a record: its offset, its type, the first and last sequence number of a batch that begins there, or 0."""
+    """The header of a part of a record: its place, its type, the first and last sequence number of a batch that begins there, or 0.
+
+    ``is_end``: the record ends with this part. ``is_sound``: the part may be what the header says, and is all there.
+    """
 
     at: int
+    end: int
     kind: int
     first: int
     last: int
+    is_end: bool
     is_sound: bool
 
 
@@ -114,6 +147,7 @@ def _headers(data: bytes | mmap.mmap) -> Iterator[_Header]:
         if kind in (_FULL, _FIRST) and _BATCH.size <= length <= left and at + _HEADER.size + _BATCH.size <= len(data):
             first, count = _BATCH.unpack_from(data, at + _HEADER.size)
             last = first + count - 1
-        is_sound = kind != 0 and _HEADER.size + length <= left
-        yield _Header(at, kind, first, last, is_sound)
-        at += _HEADER.size + length if is_sound else left
+        behind = at + _HEADER.size + length
+        is_sound = kind != 0 and behind <= min(at + left, len(data))
+        yield _Header(at, behind, kind, first, last, kind in (_FULL, _LAST), is_sound)
+        at = behind if is_sound else at + left

@@ -80,6 +80,12 @@ def test_no_room_at_a_call(durable_pair: Pair, target: Target, seed: int, tmp_pa
     play_with(FAILURES["no room"], durable_pair, target, seed, tmp_path, tell, until="StoreFullError")
 
 
+@pytest.mark.clause("F1", "F2")
+def test_a_sync_that_finds_no_room(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
+    """F1: the n-th sync finds no room: either nothing of the call is there, then or later, or the store is poisoned."""
+    play_with(FAILURES["sync finds no room"], durable_pair, target, seed, tmp_path, tell)
+
+
 @pytest.mark.clause("F2")
 def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
     """F2: the n-th sync fails: the store is poisoned, never asks again, and what was acknowledged is there at the next open."""

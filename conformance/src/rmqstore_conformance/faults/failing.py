@@ -44,6 +44,7 @@ FAILURES: Final = {
         Failure("killed", FAILABLE, "signal=KILL"),
         Failure("no room", (*WRITES, *LENGTHS), "error=ENOSPC", "StoreFullError"),
         Failure("sync fails", SYNCS, "error=EIO", "StorePoisonedError", every_later=True),
+        Failure("sync finds no room", SYNCS, "error=ENOSPC"),
         Failure("write fails", (*WRITES, *LENGTHS), "error=EIO"),
         Failure("interrupted", (*WRITES, *SYNCS), "error=EINTR"),
         Failure("nothing written", WRITES, "retval=0"),

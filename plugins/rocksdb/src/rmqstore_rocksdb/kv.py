@@ -17,6 +17,7 @@ decides.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import struct
@@ -32,7 +33,7 @@ from rocksdict import ReadOptions
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome, copy_tree
 from rmqstore.engine.kv.group_commit import CommittedKV
-from rmqstore.errors import CorruptStoreError, StoreFullError, system_error
+from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError, system_error
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
@@ -48,6 +49,9 @@ _BESIDE: Final = "db.copy-"
 _MARK: Final = struct.Struct(">QI")
 _TOMBSTONES: Final = 1024
 """So many range deletes of one space are flushed: in memory each makes the next scan a little slower."""
+
+_UNSYNCED_LOG: Final = re.compile(r"While \w*sync\w*: .*\.log\b")
+"""What RocksDB says when a sync of a log failed."""
 
 _Entry = tuple[bytes, bytes]
 
@@ -225,11 +229,13 @@ class RocksDBKV(CommittedKV):
                 self._db.begin_flush(space)
             self._db.sync()
         except Exception as error:
+            problem = translated(error, self._home.database)
             with self.lock:
-                found_no_room = self._found_no_room
-            if not found_no_room:
-                raise translated(error, self._home.database) from error
-            # RocksDB syncs nothing any more, but the writes that were finished before are whole in the log.
+                found_no_room = self._found_no_room or isinstance(problem, StoreFullError)
+            if _UNSYNCED_LOG.search(str(error)) or not found_no_room:
+                # Also when it was for lack of room: the writes are in the log, and the kernel may have dropped them (F2).
+                raise StoreError(str(problem)) if isinstance(problem, StoreFullError) else problem from error
+            # Elsewhere was no room. RocksDB syncs nothing any more, but the writes that were finished before are whole in the log.
             wal.sync(self._home.database)
         try:
             os.pwrite(self._mark_fd, _packed_mark(sequence), 0)

@@ -238,6 +238,40 @@ def test_an_interrupted_leader_is_followed_by_one_that_commits_first_what_it_lef
     assert kv.durable_position == 3
 
 
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+def test_no_room_behind_an_interrupted_commit_does_not_say_that_nothing_is_there(base: FakeBase, kv: BufferedKV, moment: str) -> None:
+    position = put(kv, b"a", b"1")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(base, moment, raiser(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            kv.sync(position)
+    base.before_commit = raiser(StoreFullError("no room"))
+    with pytest.raises(StorePoisonedError, match="interrupted"):
+        kv.sync(position)
+
+
+def test_a_commit_that_is_durable_is_known_to_be_before_its_overlay_goes(base: FakeBase, kv: BufferedKV) -> None:
+    position = put(kv, b"a", b"1")
+
+    def interrupted() -> int:
+        sync_to_disk()
+        raise KeyboardInterrupt
+
+    sync_to_disk = kv._sync_to_disk
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kv, "_sync_to_disk", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kv.sync(position)
+    later = put(kv, b"b", b"1")
+    base.before_commit = raiser(StoreFullError("no room"))
+    with pytest.raises(StoreFullError):
+        kv.sync(later)
+    base.before_commit = lambda: None
+    kv.reopen()
+    kv.sync(position)
+    assert kv.get(0, b"a") == b"1"
+
+
 def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: FakeBase, kv: BufferedKV, monkeypatch) -> None:
     position = put(kv, b"a", b"1")
     commit = kv._sync_to_disk

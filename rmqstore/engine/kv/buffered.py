@@ -22,6 +22,8 @@ Why no interleaving loses or reorders a write:
 
 When a commit finds no room, calls are refused; both overlays are dropped by :meth:`reopen`. Positions go on, ``durable_position`` is then
 ``position`` again (nothing that is left is not durable), and a sync of a dropped position raises ``StoreFullError`` for ever.
+
+A commit whose first leader was interrupted may have come to its end before: no room for it poisons.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from typing import Final
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, Entry, Readable, WriteBatch, at_once, is_last, take_page
 from rmqstore.engine.kv.group_commit import CommittedKV
 from rmqstore.engine.kv.overlay import Changes, Overlay, SpaceChange
+from rmqstore.errors import StoreError, StoreFullError
 
 OVERLAY_BYTES: Final = 4 * 1024 * 1024
 """A write that finds more bytes of values than this in the active overlay syncs first, in every flush mode."""
@@ -100,6 +103,7 @@ class BufferedKV(CommittedKV):
         self._spaces = spaces
         self._layers: tuple[Overlay, ...] = (Overlay(spaces),)
         self._is_half_done = False
+        self._tried_position = 0
 
     # ------------------------------------------------------------ reads
 
@@ -186,8 +190,15 @@ class BufferedKV(CommittedKV):
             if len(self._layers) == 1:
                 self._layers = (Overlay(self._spaces, self.position), self._layers[0])
             flushing = self._layers[1]
-        self._base.commit(flushing.effects())
+        was_tried, self._tried_position = self._tried_position == flushing.position, flushing.position
+        try:
+            self._base.commit(flushing.effects())
+        except StoreFullError as error:
+            if was_tried:
+                raise StoreError(f"{error}, in a commit that had been interrupted: whether it is there is unknown") from error
+            raise
         with self.lock:
+            self.durable_position = flushing.position
             self._layers = self._layers[:1]
         return flushing.position
 

@@ -110,13 +110,13 @@ class Transaction:
         """Return a topic as this call sees it."""
         return self._topics.get(name) or self._state.topics.get(name)
 
-    def topic_with(self, name: str, queues: int) -> Topic:
-        """Return a topic with at least ``queues`` queues, made or widened as needed."""
+    def topic_with(self, name: str, queues: int, new_queues: int = 1) -> Topic:
+        """Return a topic with at least ``queues`` queues, made or widened as needed; a new one has at least ``new_queues``."""
         topic = self.topic(name)
         if topic is None:
             if name in self._state.gone:
                 self.remove_left(name, list(self._state.gone[name].readers))
-            topic = Topic(self._new_id(), name, (0,) * max(queues, 1), is_on_demand=True)
+            topic = Topic(self._new_id(), name, (0,) * max(queues, new_queues), is_on_demand=True)
             self._topics[name] = topic
         elif len(topic.next_offsets) < queues:
             self._topics[name] = topic = topic.widened(queues)
@@ -217,7 +217,7 @@ class Transaction:
     def append(self, records: Sequence[bytes]) -> None:
         """Append records to the topics and queues that they name, in order; a record without a queue goes where the topic's turn is."""
         for name, queue, group in self._log.routed(records):
-            topic = self.topic_with(name.decode(), max(queue + 1, 1 if name.startswith(_SYSTEM) else self.options.default_queues))
+            topic = self.topic_with(name.decode(), queue + 1, 1 if name.startswith(_SYSTEM) else self.options.default_queues)
             if queue >= 0:
                 self._append(topic, queue, group)
                 continue

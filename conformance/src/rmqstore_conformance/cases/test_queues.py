@@ -12,7 +12,7 @@ from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all
 
-(T,) = topics(__name__, 1)
+T, TWO, NEW = topics(__name__, 3)
 G, H = groups(__name__, 2)
 
 
@@ -198,6 +198,24 @@ def test_p13_the_start_queue_is_uniform(stores: Stores) -> None:
     assert max(taken.values()) - min(taken.values()) <= 5
     other = Counter(m.queue_id for _ in range(100) for m in store.pop(T, H, max_messages=1))
     assert max(other.values()) - min(other.values()) <= 5
+
+
+@pytest.mark.clause("T3")
+def test_a_topic_keeps_its_queues(stores: Stores) -> None:
+    """T3: ``default_queues`` is of topics that are made on demand: what is sent to one that is there, now or later, does not widen it."""
+    store = stores.open(default_queues=4)
+    store.topics.create(T, 1)
+    store.topics.create(TWO, 2)
+    for topic in (T, TWO, NEW):
+        store.send_batch([message(f"{topic}{number}", topic=topic) for number in range(8)])
+        store.send(message(f"{topic}later", topic=topic), delay_ms=1000)
+        store.send(message(f"{topic}there", topic=topic, queue_id=0))
+    stores.clock.advance(2000)
+    store.tick()
+    assert {each.name: each.queues for each in store.topics.list()} == {T: 1, TWO: 2, NEW: 4}
+    store.send(message("wider", topic=TWO, queue_id=2))
+    assert {each.name: each.queues for each in store.topics.list()} == {T: 1, TWO: 3, NEW: 4}
+    assert ids(pop_all(store, group=G)) == [*(f"m{T}{number}" for number in range(8)), f"m{T}there", f"m{T}later"]
 
 
 def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:

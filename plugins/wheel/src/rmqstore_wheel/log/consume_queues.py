@@ -66,6 +66,9 @@ class ConsumeQueues:
     def __iter__(self) -> Iterator[QueueName]:
         yield from self._sums.keys() | self._logs.keys()
 
+    def __contains__(self, name: QueueName) -> bool:
+        return name in self._sums or name in self._logs
+
     def of(self, topic: str, queue: int) -> UnitLog:
         """Return the log of a queue; an unknown one is empty."""
         name = (topic, queue)
@@ -130,7 +133,7 @@ class ConsumeQueues:
     ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.void]]]:  # fmt: skip
         """Return which of the messages at some places of the log are those at some offsets of a queue, and the units of these."""
         found = np.zeros(len(offsets), np.bool_)
-        log = self.of(topic, queue) if (topic, queue) in self._logs or (topic, queue) in self._sums else None
+        log = self.of(topic, queue) if (topic, queue) in self else None
         if log is None:
             return found, np.zeros(0, consume_queue.UNIT)
         rows = np.flatnonzero((offsets >= self.first(topic, queue)) & (offsets < log.count))

@@ -1,33 +1,41 @@
-"""What is live in the commit log: which records of a stretch may still be asked for.
+"""What is live in the commit log: which of its records may still be asked for.
 
 A message is live when the consume queue of its queue leads to this very record, at or behind the first offset that is kept, and it was not
 taken out. A message that was copied forward is live at its new place alone. A timer must be pending besides, or gone and still answered
 for. All else is dead: cancels, which come behind their timers, go after them, and are said again by copies; and the journal, once a whole
 copy of the state follows.
+
+So the queues say all of it, at 20 bytes a message, and the log need not be read to find out that nothing can go. They are gone through a
+page at a time while other calls go on. Nothing is missed by that: of the files that were full before, a message is never live again once it
+is dead, and none that was live comes to another queue; what is new in a queue leads behind them. So what is found is all that is live when
+the last page was looked at, and some that is not any more.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
 
-from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats import log_reading
-from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells
-from rmqstore_wheel.formats.log_reading import Scan, Stop
+from rmqstore_wheel.formats import consume_queue, log_reading
+from rmqstore_wheel.formats.binary_columns import Flags, Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log import frames, journal
-from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log import journal
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import sound_rows
-from rmqstore_wheel.records import sums
-from rmqstore_wheel.records.parts import body_places
 from rmqstore_wheel.timers.index import TimerIndex
 
 _PAGE: Final = 64 * 1024
+_CHECKED_PAGE: Final = 1024
+"""So many messages are looked at together, and so many where their records are read as well."""
+
+_LEAST_PAGE_BYTES: Final = 4096
+"""A page counts for as much at least, as its queue is opened for it."""
+
+_SPARE_BYTES: Final = 400
+"""What about is left of a cancelled timer that is copied, without its body."""
 
 
 class LiveRows(NamedTuple):
@@ -64,152 +72,127 @@ class Liveness:
             if topic == journal.TOPIC:
                 continue
             rows = rows[np.argsort(offsets[rows], kind="stable")]
-            live.append(self._live(topic, queue, rows, offsets[rows], starts[rows] + file_start))
+            here, units = self._ledger.queues.units_at(topic, queue, offsets[rows], starts[rows] + file_start)
+            rows = rows[here]
+            live.append(self._live(topic, queue, rows, offsets[rows], units))
         return [each for each in live if len(each.rows)]
 
-    def _live(self, topic: str, queue: int, rows: Ints, offsets: Ints, places: Ints) -> LiveRows:
-        """Return what is live of records at some offsets of a queue, and of the log."""
-        here, units = self._ledger.queues.units_at(topic, queue, offsets, places)
-        rows, offsets = rows[here], offsets[here]
+    def _live(self, topic: str, queue: int, rows: Ints, offsets: Ints, units: np.ndarray[Any, np.dtype[np.void]]) -> LiveRows:
+        """Return what is live of what a queue leads to."""
         if topic != WHEEL_TOPIC:
             return LiveRows(topic, queue, rows, offsets, units, np.zeros(len(rows), np.bool_))
         answered = self._index.is_answered(offsets + 1)
         rows, offsets = rows[answered], offsets[answered]
         return LiveRows(topic, queue, rows, offsets, units.compress(answered), self._index.cancelled.get_many(offsets + 1))
 
-    def led_to(self, begin: int, end: int) -> Iterator[LiveRows]:
-        """Yield what consume queues lead to between two offsets of the log, and is live; that takes long, and reads no record."""
-        for topic, queue in list(self._ledger.queues):
-            log = self._ledger.queues.of(topic, queue)
-            for first, behind in log.held(self._ledger.queues.first(topic, queue)):
-                for at in range(first, behind, _PAGE):
-                    places = log.read(at, min(_PAGE, behind - at))["log_offset"]
-                    offsets = at + np.flatnonzero((places >= begin) & (places < end))
-                    found = self._live(topic, queue, offsets, offsets, places[offsets - at])
-                    if len(found.rows):
-                        yield found
+    def pages(self, begin: int, end: int, count: int) -> Iterator[tuple[int, LiveRows]]:
+        """Yield what ``count`` places of a queue lead to between two offsets of the log, and is live, and how many bytes say so.
+
+        Other calls may come between two of them. No record is read.
+
+        Raises:
+            CorruptStoreError: a part of a queue is damaged.
+        """
+        queues = self._ledger.queues
+        for name in list(queues):
+            if name not in queues:
+                continue  # dropped by now
+            for first, behind in queues.of(*name).held(queues.first(*name)):
+                for at in range(first, behind, count):
+                    if name in queues:
+                        start, units = queues.read(*name, at, min(count, behind - at))
+                        # Where the beginning went meanwhile, units of the next page are read.
+                        units = units[: max(at + count - start, 0)]
+                        places = units["log_offset"]
+                        rows = np.flatnonzero(consume_queue.is_message(units) & (places >= begin) & (places < end))
+                        yield max(units.nbytes, _LEAST_PAGE_BYTES), self._live(*name, rows, start + rows, units[rows])
 
 
-class Slices:
-    """Goes through the records of a file of the log.
-
-    Args:
-        known: the records to go through, where their chain of sizes cannot be followed.
+class Look(ABC):
+    """Goes through the consume queues, for what is live between two offsets of the log.
 
     Attributes:
-        at: byte of the file from which the next slice goes on.
-        is_done: the end of the file was reached, or what cannot be read.
-        is_damaged: something cannot be read; what is behind it was not looked at.
+        is_done: all pages were looked at.
+        bytes: how many were looked at.
     """
 
-    def __init__(self, log: CommitLog, file_start: int, known: Scan | None = None) -> None:
-        self._log = log
-        self._known = known
-        self.file_start = file_start
-        self.at = 0
-        self.is_done = self.is_damaged = False
+    page = _PAGE
 
-    def next(self, slice_bytes: int) -> Scan:
-        """Return the records of about the next ``slice_bytes``, one of them at least, as long as there are any."""
-        if self._known is not None:
-            return self._next_known(self._known, slice_bytes)
-        view = self._log.chain.view(self.file_start)
-        while True:
-            end = min(self.at + slice_bytes, len(view))
-            found = log_reading.scan(view[:end], self.at)
-            if found.end > self.at or found.stop in (Stop.BLANK, Stop.DAMAGE) or end == len(view):
+    def __init__(self, ledger: Ledger, liveness: Liveness, begin: int, end: int) -> None:
+        # Else nothing would lead to what came since for brokers to read.
+        ledger.settle()
+        self._log = ledger.log
+        self._pages = liveness.pages(begin, end, self.page)
+        self.begin, self.end = begin, end
+        self.is_done = False
+        self.bytes = 0
+
+    def go_on(self, most_bytes: int) -> int:
+        """Look at some more pages; returns how many bytes they have.
+
+        Raises:
+            CorruptStoreError: see :meth:`Liveness.pages`.
+        """
+        done = 0
+        while done < most_bytes:
+            page = next(self._pages, None)
+            if page is None:
+                self.is_done = True
                 break
-            slice_bytes *= 2
-        is_last = found.stop is Stop.BLANK
-        self.is_damaged |= not is_last and (end == len(view) or found.end == self.at)
-        self.is_done = is_last or self.is_damaged
-        self.at = found.end
-        return found
+            done += page[0]
+            if len(page[1].rows):
+                done += self._take(page[1])
+        self.bytes += done
+        return max(done, 1)
 
-    def _next_known(self, known: Scan, slice_bytes: int) -> Scan:
-        first = int(np.searchsorted(known.starts, self.at))
-        stop = max(int(np.searchsorted(known.starts, self.at + slice_bytes)), first + 1)
-        self.is_done = stop >= len(known.starts)
-        self.at = known.end if self.is_done else int(known.starts[stop])
-        return Scan(known.starts[first:stop], known.sizes[first:stop], self.at, Stop.END)
+    @abstractmethod
+    def _take(self, found: LiveRows) -> int:
+        """Take in what is live of a page; returns how many bytes of the log were read."""
 
 
-class FileLook(Slices):
-    """Looks at every frame of a file, and counts what is live.
+class Census(Look):
+    """Counts how much is live in each file.
 
     Attributes:
-        live: bytes of the records that are live, so far.
-        led_to: of a damaged file, the records that are live, when all of them are sound.
+        live: about how many bytes of each of the files.
     """
 
-    def __init__(self, log: CommitLog, liveness: Liveness, file_start: int) -> None:
-        super().__init__(log, file_start)
-        self._carried = self._crc = 0
-        self._is_head = True
-        self._liveness = liveness
-        self.live = 0
-        self.led_to: Scan | None = None
+    def __init__(self, ledger: Ledger, liveness: Liveness, begin: int, end: int) -> None:
+        super().__init__(ledger, liveness, begin, end)
+        self.live: Ints = np.zeros((end - begin) // ledger.log.file_bytes, np.int64)
 
-    def _spare_bytes(self, starts: Ints) -> int:
-        """Return how long the bodies of some records are."""
-        data = np.frombuffer(self._log.chain.view(self.file_start), np.uint8)
-        return int(cells(data, ">i4")[body_places(data, starts) - 4].sum()) if len(starts) else 0
+    def _take(self, found: LiveRows) -> int:
+        sizes = found.units["size"].astype(np.int64)
+        np.minimum(sizes, _SPARE_BYTES, out=sizes, where=found.spare)
+        files = (found.units["log_offset"].astype(np.int64) - self.begin) // self._log.file_bytes
+        self.live += np.bincount(files, sizes, len(self.live)).astype(np.int64)
+        return 0
 
-    def go_on(self, slice_bytes: int) -> int:
-        """Look at the next slice; returns its bytes."""
-        before = self.at
-        try:
-            found = self.next(slice_bytes)
-            if len(found.starts):
-                self._check_frames(found)
-                for rows in self._liveness.of(self.file_start, found.starts, found.sizes):
-                    self.live += int(found.sizes[rows.rows].sum()) - self._spare_bytes(found.starts[rows.rows[rows.spare]])
-        except CorruptStoreError:
-            self.is_done = self.is_damaged = True
-        if self.is_damaged:
-            self._look_from_queues()
-        return max(self.at - before, 1)
 
-    def _look_from_queues(self) -> None:
-        """Count what consume queues lead to in a damaged file; if all of it is sound, the damage is to what is not needed."""
-        end = self.file_start + self._log.file_bytes
-        places: list[Ints] = [np.zeros(0, np.int64)]
-        lengths: list[Ints] = [np.zeros(0, np.int64)]
-        is_sound = True
-        for rows in self._liveness.led_to(self.file_start, end):
-            starts, sizes = rows.units["log_offset"].astype(np.int64) - self.file_start, rows.units["size"].astype(np.int64)
-            is_sound &= bool(sound_rows(self._log, self.file_start, starts, sizes, rows.topic.encode(), rows.queue, rows.offsets).all())
-            places.append(starts)
-            lengths.append(sizes)
-        starts, sizes = np.concatenate(places), np.concatenate(lengths)
-        order = np.argsort(starts)
-        self.live = int(sizes.sum()) if is_sound else self._log.file_bytes
-        self.led_to = Scan(starts[order], sizes[order], self._log.file_bytes, Stop.END) if is_sound else None
+class Records(Look):
+    """Notes where the live records of some files are, and whether all of them are sound."""
 
-    def _check_frames(self, found: Scan) -> None:
-        """Raise :class:`CorruptStoreError` when a frame that ends in a slice is damaged."""
-        view = self._log.chain.view(self.file_start)
-        begin = 0
-        for row in frames.ends_of(np.frombuffer(view, np.uint8), found.starts, found.sizes).tolist():
-            end = int(found.starts[row] + found.sizes[row])
-            trailer = frames.read_trailer(bytes(view[end - frames.PROPERTY_BYTES : end]))
-            count = self._carried + row + 1 - begin
-            crc = crc32(view[int(found.starts[begin]) : end - frames.TAIL_BYTES], self._crc)
-            if self._is_head and trailer is not None and trailer.records > count:
-                # It began in the file before.
-                self._check_records(found.starts[begin : row + 1], found.sizes[begin : row + 1])
-            elif trailer is None or (trailer.records, trailer.crc) != (count, crc):
-                raise CorruptStoreError(f"the call that ends at {self.file_start + end} is damaged", offset=self.file_start + end)
-            self._carried = self._crc = 0
-            self._is_head = False
-            begin = row + 1
-        if begin < len(found.starts):
-            self._check_records(found.starts[begin:], found.sizes[begin:])
-            self._carried += len(found.starts) - begin
-            self._crc = crc32(view[int(found.starts[begin]) : found.end], self._crc)
+    page = _CHECKED_PAGE
 
-    def _check_records(self, starts: Ints, sizes: Ints) -> None:
-        view = self._log.chain.view(self.file_start)
-        sound = log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=self.file_start)
-        if sound < len(starts) or sums.wrong_rows(np.frombuffer(view, np.uint8), starts, sizes).any():
-            raise CorruptStoreError("a record is damaged", offset=self.file_start)
+    def __init__(self, ledger: Ledger, liveness: Liveness, begin: int, end: int) -> None:
+        super().__init__(ledger, liveness, begin, end)
+        self._found: dict[int, list[tuple[Ints, Ints]]] = {}
+        self.are_sound = True
+
+    def _take(self, found: LiveRows) -> int:
+        places, sizes = found.units["log_offset"].astype(np.int64), found.units["size"].astype(np.int64)
+        files = places // self._log.file_bytes * self._log.file_bytes
+        for start in np.unique(files).tolist():
+            here = files == start
+            starts = places[here] - start
+            sound = sound_rows(self._log, start, starts, sizes[here], found.topic.encode(), found.queue, found.offsets[here])
+            self.are_sound &= bool(sound.all())
+            self._found.setdefault(start, []).append((starts, sizes[here]))
+        return int(sizes.sum())
+
+    def by_file(self) -> Iterator[tuple[int, Ints, Ints]]:
+        """Yield the start of each file in which something is live, and where in it what is, in order, and how long."""
+        for start in sorted(self._found):
+            starts, sizes = (np.concatenate(column) for column in zip(*self._found[start], strict=True))
+            order = np.argsort(starts)
+            yield start, starts[order], sizes[order]

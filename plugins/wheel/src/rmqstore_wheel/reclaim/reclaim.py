@@ -1,9 +1,10 @@
 """``Reclaim``: files of the commit log go when nothing is live in them; what is live in nearly dead ones is copied forward.
 
-Files go from the oldest on, without a gap. From the oldest on they are looked at, a slice at a time; once of those looked at so far less is
-live than the settings say (30 %), what is live in them is copied to the end of the log, and they go. The state, of which a copy is written
-then as well, counts as live. So a copied byte makes room for more than two others, which is why a store where nothing happens comes to an
-end with it; and a log is never longer than what is live in it asks for, though far timers fill its first file.
+Files go from the oldest on, without a gap. Consume queues say how much is live in each file (``liveness``), a slice at a time. Once of the
+files from the oldest up to some other one less is live than the settings say (30 %), what is live in them is copied to the end of the log,
+and they go. The state, of which a copy is written then as well, counts as live. So a copied byte makes room for more than two others, which
+is why a store where nothing happens comes to an end with it; and a log is never longer than what is live in it asks for, though far timers
+fill its first file.
 
 Why no crash point loses or doubles anything here. The log alone says everything (``ledger``), and that stays so of the files that are left:
 
@@ -27,8 +28,8 @@ Why no crash point loses or doubles anything here. The log alone says everything
   everything from the log (``files.units.RebuildReason``). A crash behind it leaves some of the files, the newest; the check point
   needs none of those that went, and neither does rebuilding everything.
 
-- **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
-  what is not needed, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).
+- **Damage.** What is not live is not read. Of what is live, every record is checked before any is copied; if one is damaged, its file
+  and all behind it stay until no consume queue leads to it (T12).
 """
 
 from __future__ import annotations
@@ -40,16 +41,18 @@ import numpy as np
 from rmqstore.contract import UpkeepReport
 from rmqstore.errors import CorruptStoreError, StoreFullError
 from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.log_reading import Scan
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import Messages
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.reclaim.liveness import FileLook, Liveness, Slices
+from rmqstore_wheel.reclaim.liveness import Census, Liveness, Look, Records
 from rmqstore_wheel.timers.copies import Stretch, copies_of
 from rmqstore_wheel.timers.index import TimerIndex
 
 AGAIN_MS: Final = 10 * 60_000
 """When nothing could go, everything is looked at again after this time."""
+
+_MOST_LIVE_BYTES: Final = 256 * 1024 * 1024
+"""Of files in which more is live, the records are not noted at the same time."""
 
 _STATE_PERCENT: Final = 30
 """The state is copied as live records are, or when it is less than this, where live records are not copied."""
@@ -66,22 +69,27 @@ _IDLE_SLICES: Final = 8
 class Reclaim:
     """Looks, copies and removes, a slice a call. The caller serialises all calls.
 
-    What callers write is owed three times over: once to look at the log, once to go through it again for the copies, once for what the
-    copies add to it. While n bytes are gone through, they write 2/3 n, and n go but for what is live; so the log ends at about three times
-    that, whatever the load is. Costs follow what is written, not how often this is called; a slice has its turn every second in any case.
+    What callers write is owed three times over: while they write n bytes, files of 3 n bytes are gone through for the copies, which add
+    less than a third of that, and then they go; looks at the queues are paid from it too. So the log ends at a few times what is live,
+    whatever the load is. Costs follow what is written, not how often this is called; a slice has its turn every second in any case. A look
+    that found that nothing can go is not made again before as much was written as it looked at, or a long time passed.
     """
 
     def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
         self._ledger = ledger
         self._index = index
         self._liveness = Liveness(ledger, index)
-        self._looks: list[FileLook] = []
+        self._census: Census | None = None
+        self._records: Records | None = None
         self._copies: list[FileCopy] = []
+        # Of the files that are to go and did not yet, how much is live.
+        self._live: dict[int, int] = {}
         self._copied_upto = self._free_upto = 0
+        self._again_upto = 0
+        self._looked_ms: int | None = None
         self._tail = ledger.log.tail
         self._owed_bytes = self._turn_bytes = 0
         self._turn_ms: int | None = None
-        self._looked_ms: int | None = None
 
     def go_on(self, now_ms: int) -> UpkeepReport:
         """Look at a slice, or copy one, if one is owed; what was done counts files that went.
@@ -100,8 +108,6 @@ class Reclaim:
         if self._turn_ms is None or not 0 <= now_ms - self._turn_ms < _TURN_MS:
             self._owed_bytes = max(self._owed_bytes, _IDLE_SLICES * slice_bytes if self._turn_bytes < _IDLE_BYTES else 1)
             self._turn_ms, self._turn_bytes = now_ms, 0
-        if self._looked_ms is not None and not 0 <= now_ms - self._looked_ms < AGAIN_MS and not self._copies:
-            self._looks, self._looked_ms = [], None
         try:
             if self._owed_bytes > 0:
                 done = self._step(slice_bytes, now_ms)
@@ -117,48 +123,76 @@ class Reclaim:
         """Look at a slice, or copy one; returns its bytes, 0 when there is none."""
         if self._copies:
             return self._copy(slice_bytes)
-        if not self._looks or self._looks[-1].is_done:
-            start = self._next_start()
-            if start is None:
-                if self._looked_ms is None:
-                    self._looked_ms = now_ms
+        if self._live:
+            return self._find_records(slice_bytes, now_ms)
+        # Whatever ends a look before its end, a signal handler for one, it is begun anew: it may have missed a page.
+        census, self._census = self._census, None
+        if census is None:
+            log = self._ledger.log
+            begin, end = max(log.chain.first, self._free_upto), log.tail // log.file_bytes * log.file_bytes
+            is_known = self._looked_ms is not None and 0 <= now_ms - self._looked_ms < AGAIN_MS and end <= self._again_upto
+            if begin >= end or is_known:
                 return 0
-            # Else nothing would lead to check points that came since the last check point.
-            self._ledger.settle()
-            self._looks.append(FileLook(self._ledger.log, self._liveness, start))
-        look = self._looks[-1]
-        done = look.go_on(slice_bytes)
-        if look.is_done:
-            self._decide()
+            census = Census(self._ledger, self._liveness, begin, end)
+        try:
+            done = census.go_on(slice_bytes)
+        except CorruptStoreError:
+            self._put_off(now_ms, census)
+            raise
+        if not census.is_done:
+            self._census = census
+        else:
+            self._decide(census)
+            if not self._live:
+                self._put_off(now_ms, census)
         return done
 
-    def _next_start(self) -> int | None:
-        """Return the start of the next file to look at; None when that is written to still."""
-        log = self._ledger.log
-        start = self._looks[-1].file_start + log.file_bytes if self._looks else max(log.chain.first, self._free_upto)
-        return start if start < log.tail // log.file_bytes * log.file_bytes else None
+    def _put_off(self, now_ms: int, look: Look) -> None:
+        """Have nothing go for now, as a look said."""
+        self._again_upto = look.end + look.bytes
+        self._looked_ms = now_ms
+        self._copies, self._live = [], {}
 
-    def _decide(self) -> None:
-        """Let the files that were looked at go, if little enough of them is live."""
+    def _decide(self, census: Census) -> None:
+        """Choose the files that go: from the oldest up to the first with which little enough of all is live, and on from there."""
         file_bytes = self._ledger.log.file_bytes
-        last = self._looks[-1]
-        live = sum(look.live for look in self._looks)
         most = self._ledger.sizes.copy_live_percent
-        if live and 100 * live >= most * file_bytes * len(self._looks):
-            return
-        written = live + self._ledger.bytes_to_release(last.file_start + file_bytes)
-        if 100 * written >= max(most, _STATE_PERCENT) * file_bytes * len(self._looks):
-            return
-        if any(look.is_damaged and look.led_to is None for look in self._looks):
-            return
-        self._copies = [
-            FileCopy(self._ledger, self._index, self._liveness, look.file_start, look.led_to) for look in self._looks if look.live
-        ]  # fmt: skip
-        self._looks = []
-        if not self._copies:
-            self._free_upto = last.file_start + file_bytes
+        begin = live = 0
+        for row, bytes_live in enumerate(census.live.tolist(), 1):
+            live += bytes_live
+            room = file_bytes * (row - begin)
+            written = live + self._ledger.bytes_to_release(census.begin + row * file_bytes)
+            if (not live or 100 * live < most * room) and 100 * written < max(most, _STATE_PERCENT) * room:
+                begin, live = row, 0
+        self._live = {census.begin + row * file_bytes: bytes_live for row, bytes_live in enumerate(census.live[:begin].tolist())}
+
+    def _find_records(self, slice_bytes: int, now_ms: int) -> int:
+        """Look at a slice of the queues for the records of the files that go next."""
+        records, self._records = self._records, None
+        if records is None:
+            begin = end = min(self._live)
+            live = 0
+            while end in self._live and (live + self._live[end] <= _MOST_LIVE_BYTES or end == begin):
+                live += self._live[end]
+                end += self._ledger.log.file_bytes
+            if not live:
+                return self._let_go(end)
+            records = Records(self._ledger, self._liveness, begin, end)
+        try:
+            done = records.go_on(slice_bytes)
+        except CorruptStoreError:
+            self._put_off(now_ms, records)
+            raise
+        if not records.is_done:
+            self._records = records
+        elif not records.are_sound:
+            self._put_off(now_ms, records)
         else:
-            self._copied_upto = last.file_start + file_bytes
+            self._copies = [FileCopy(self._ledger, self._index, self._liveness, *found) for found in records.by_file()]
+            self._copied_upto = records.end
+            if not self._copies:
+                self._let_go(records.end)
+        return done
 
     def _copy(self, slice_bytes: int) -> int:
         file = self._copies[0]
@@ -166,16 +200,20 @@ class Reclaim:
         try:
             done = file.go_on(min(slice_bytes, self._ledger.log.file_bytes // 4))
         except CorruptStoreError:
-            # The next look sees it too.
-            self._copies = []
+            # It was sound a moment ago; the next look sees it too.
+            self._copies, self._live = [], {}
             return slice_bytes
-        if file.is_damaged:
-            self._copies = []
-        elif file.is_done:
+        if file.is_done:
             self._copies.pop(0)
             if not self._copies:
-                self._free_upto = self._copied_upto
+                self._let_go(self._copied_upto)
         return done
+
+    def _let_go(self, upto: int) -> int:
+        """Let the files before ``upto`` go."""
+        self._free_upto = upto
+        self._live = {start: live for start, live in self._live.items() if start >= self._free_upto}
+        return 1
 
     def _release(self) -> int:
         before = len(self._ledger.log.chain.starts)
@@ -185,41 +223,49 @@ class Reclaim:
         return before - len(self._ledger.log.chain.starts)
 
 
-class FileCopy(Slices):
-    """Copies what is live in a file, slice by slice; what was live when it was looked at may be dead now."""
+class FileCopy:
+    """Copies what is live of some records of a file, slice by slice; what was live when they were noted may be dead now.
 
-    def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int, known: Scan | None = None) -> None:
-        super().__init__(ledger.log, file_start, known)
+    Args:
+        starts, sizes: where in the file the records are, in order, and how long.
+
+    Attributes:
+        is_done: all of them were copied.
+    """
+
+    def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int, starts: Ints, sizes: Ints) -> None:
         self._ledger = ledger
         self._index = index
         self._liveness = liveness
+        self._file_start = file_start
+        self._starts, self._sizes = starts, sizes
+        self._row = 0
+        self.is_done = False
 
     def go_on(self, slice_bytes: int) -> int:
-        """Copy what is live in the next slice, as one frame; returns the bytes of the slice.
+        """Copy what is live of the next records, as one frame, as far as they lie within ``slice_bytes``, one at least; returns how many.
 
         Raises:
             CorruptStoreError: something cannot be read; nothing of the slice was copied.
             StoreFullError: no room; nothing of the slice was copied.
         """
-        before = self.at, self.is_done
-        found = self.next(slice_bytes)
-        try:
-            if len(found.starts):
-                self._copy(found.starts, found.sizes)
-        except BaseException:
-            self.at, self.is_done = before
-            raise
-        return max(self.at - before[0], 1)
+        first = self._row
+        begin = int(self._starts[first])
+        stop = max(int(np.searchsorted(self._starts, begin + slice_bytes)), first + 1)
+        self._copy(self._starts[first:stop], self._sizes[first:stop])
+        self._row = stop
+        self.is_done = stop == len(self._starts)
+        return int(self._starts[stop - 1] + self._sizes[stop - 1]) - begin
 
     def _copy(self, starts: Ints, sizes: Ints) -> None:
-        view = self._ledger.log.chain.view(self.file_start)
+        view = self._ledger.log.chain.view(self._file_start)
         pieces: list[Messages] = []
         timers: Ints = np.zeros(0, np.int64)
-        for live in self._liveness.of(self.file_start, starts, sizes):
+        for live in self._liveness.of(self._file_start, starts, sizes):
             if live.topic == WHEEL_TOPIC:
                 timers = live.offsets + 1
             codes = live.units["tags_code"].astype(np.int64)
-            place = Stretch(view, self.file_start, starts[live.rows], sizes[live.rows])
+            place = Stretch(view, self._file_start, starts[live.rows], sizes[live.rows])
             pieces.append(copies_of(self._index, place, live.topic, live.queue, live.offsets, live.spare, codes))
         if pieces:
             self._ledger.append(pieces, noted=[self._index.copied(timers)])

@@ -270,6 +270,18 @@ def test_logs_as_they_are_written_hold_no_trap(crashed: Path, several: Path, tmp
     assert wal.trap(tmp_path) is None
 
 
+def test_logs_of_batches_that_begin_anywhere_in_a_block_hold_no_trap(tmp_path: Path) -> None:
+    """A block ends with a header alone, or with a part of the head of a batch, sooner or later."""
+    kv = open_kv(tmp_path)
+    for number in range(8000):
+        put(kv, number, bytes(number % 61))
+    log = log_of(tmp_path)
+    rooms = {BLOCK - header.at % BLOCK for header in wal._headers(log.read_bytes()) if header.first}
+    assert any(room < 7 + 12 for room in rooms)
+    assert wal.trap(log.parent) is None
+    kv.close()
+
+
 # ---------------------------------------------------------------- holes that RocksDB's reader passes over
 
 SEVERAL = 1200

@@ -55,13 +55,14 @@ def trap(directory: Path, first_log: int = 0) -> Trap | None:
         directory: the database.
         first_log: number of the first log that RocksDB still needs; those before it are passed over.
     """
-    kept, hole = 0, None
+    kept = reached = 0
+    hole: Trap | None = None
     whole: tuple[Path, int] | None = None
     for log in _logs(directory, first_log):
         with open(log, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else nullcontext(b"") as data:
-                last = 0
+                begins, last, is_first = 0, 0, True
                 for header in _headers(data):
                     if header.kind in _ENDLESS:
                         if not header.at:
@@ -70,13 +71,15 @@ def trap(directory: Path, first_log: int = 0) -> Trap | None:
                     if header.first:
                         if not kept:
                             # Of a log that is needed and has nothing, one write was lost at least.
-                            kept = header.first - (1 if whole is None else 2)
-                        if header.first > kept + 1 and hole is None:
-                            hole = Trap(*(whole or (log, header.at)), kept, is_hole=True)
-                        # What does not follow is no batch, or one behind a hole.
-                        last = header.last if header.first == kept + 1 else 0
+                            kept = reached = header.first - (1 if whole is None else 2)
+                        # Between two batches of one log RocksDB sees itself what is wrong.
+                        if is_first and header.first > reached + 1 and hole is None:
+                            hole = Trap(*(whole or (log, 0)), reached, is_hole=True)
+                        begins, last, is_first = header.first, header.last, False
                     if last and header.is_end and header.is_sound:
-                        kept, last, whole = last, 0, (log, header.end)
+                        # What does not follow is no batch, or one behind a hole.
+                        kept = last if begins == kept + 1 else kept
+                        reached, last, whole = last, 0, (log, header.end)
         whole = whole or (log, 0)
     return hole
 
@@ -144,9 +147,16 @@ def _headers(data: bytes | mmap.mmap) -> Iterator[_Header]:
             continue
         _, length, kind = _HEADER.unpack_from(data, at)
         first = last = 0
-        if kind in (_FULL, _FIRST) and _BATCH.size <= length <= left and at + _HEADER.size + _BATCH.size <= len(data):
-            first, count = _BATCH.unpack_from(data, at + _HEADER.size)
-            last = first + count - 1
+        if kind in (_FULL, _FIRST):
+            begin = at + _HEADER.size
+            head = data[begin : begin + min(length, left - _HEADER.size, _BATCH.size)]
+            if kind == _FIRST and len(head) < _BATCH.size:
+                # The block had room for a header and less than the head of a batch: the rest is behind the header of the next block.
+                begin = at + left + _HEADER.size
+                head += data[begin : begin + _BATCH.size - len(head)]
+            if len(head) == _BATCH.size:
+                first, count = _BATCH.unpack(head)
+                last = first + count - 1
         behind = at + _HEADER.size + length
         is_sound = kind != 0 and behind <= min(at + left, len(data))
         yield _Header(at, behind, kind, first, last, kind in (_FULL, _LAST), is_sound)

@@ -73,8 +73,9 @@ class Client(asyncio.Protocol):
         is_local: it came by a unix socket.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, is_known: bool = False) -> None:
         self._server = server
+        self._is_known = is_known  # the socket lets nobody in but the user of the server
         self._unparsed = bytearray()
         self._is_greeted = False
         self._longest = _HELLO_BYTES
@@ -141,10 +142,17 @@ class Client(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         if self._is_greeted:
-            number, name, arguments, named = _checked_request(unpack(data))
+            try:
+                number, name, arguments, named = _checked_request(unpack(data))
+            except RmqstoreError as error:
+                if not _has_number(data):
+                    raise
+                # What is behind it begins where it should, and is another call's.
+                self.answer(frame([_number_in(data, 0), error]))
+                return
             self._server.take(Call(self, number, name, arguments, named, len(data) if len(data) > SMALL_BYTES else 0))
         else:
-            self.answer(frame([0, self._server.greet(_hello_in(data))]))
+            self.answer(frame([0, self._server.greet(_hello_in(data), is_known=self._is_known)]))
             self._is_greeted = True
             self._longest = self._server.limits.frame_bytes
             self._uncut()
@@ -192,6 +200,11 @@ def _hello_in(data: bytes) -> object:
         return msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise IllegalArgumentError(f"a connection begins with [protocol, token], and not so: {error}") from error
+
+
+def _has_number(data: bytes) -> bool:
+    """Say whether a request begins as one should: an array of four, and an int that is not negative."""
+    return len(data) >= _NUMBER_BYTES and data[0] == 0x94 and (data[1] < 0x80 or 0xCC <= data[1] <= 0xCF)
 
 
 def _number_in(data: bytes | bytearray, at: int) -> int:

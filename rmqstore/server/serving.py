@@ -109,7 +109,7 @@ class Server:
     # ------------------------------------------------------------ listening
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a unix socket, for this user alone; one that a killed owner left there is replaced.
+        """Listen on a unix socket, for this user alone, who needs no token; one that a killed owner left there is replaced.
 
         The socket of a store is named by the directory that the store holds: by another name it could be that of another store when it is
         removed (X5).
@@ -124,7 +124,9 @@ class Server:
             listener.close()
             raise
         self._sockets.append(path)
-        self._listeners.append(await asyncio.get_running_loop().create_unix_server(lambda: Client(self), sock=listener, backlog=1024))
+        self._listeners.append(
+            await asyncio.get_running_loop().create_unix_server(lambda: Client(self, is_known=True), sock=listener, backlog=1024)
+        )
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[int]:
         """Listen on a TCP port, 0 for a free one; returns the ports."""
@@ -182,8 +184,8 @@ class Server:
         sockets += [client.transport.get_extra_info("socket") for client in self.clients if client.transport is not None]
         return [fd for each in sockets if each is not None and (fd := each.fileno()) >= 0]
 
-    def greet(self, hello: object) -> Mapping[str, object]:
-        """Return what the first answer of a connection says.
+    def greet(self, hello: object, *, is_known: bool) -> Mapping[str, object]:
+        """Return what the first answer of a connection says; one that ``is_known`` needs no token.
 
         Raises:
             FormatVersionError: the client speaks another protocol.
@@ -196,7 +198,7 @@ class Server:
                 raise IllegalArgumentError("a connection begins with [protocol, token]")
         if protocol != PROTOCOL:
             raise FormatVersionError(f"this server speaks protocol {PROTOCOL}, the client {protocol}; install one version for both")
-        if self._token is not None and not hmac.compare_digest(self._token.encode(), (token or "").encode()):
+        if self._token is not None and not is_known and not hmac.compare_digest(self._token.encode(), (token or "").encode()):
             raise AccessDeniedError(f"the server wants a token{', and this is not it' if token else '; give connect(…, token=…)'}")
         return {"path": str(self._path), "frame_bytes": self.limits.frame_bytes, "is_server": self._is_server}
 

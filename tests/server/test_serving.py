@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -31,10 +32,10 @@ from rmqstore import (
 )
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.requests import Ask
-from rmqstore.server.serving import ServerThread
+from rmqstore.server.serving import Server, ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import NOW, SECOND, Served, answer, asked, soon, waiting
+from tests.server.served import ENGINE, NOW, SECOND, Served, answer, asked, soon, waiting
 
 
 def test_a_message_goes_in_and_comes_out(served: Served) -> None:
@@ -368,13 +369,39 @@ def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
-    served = Served(tmp_path, token="sesame sesame sesame")
+    store = rmqstore.open(tmp_path / "store", engine=ENGINE, services=False)
+    ports: list[int] = []
+
+    async def listen(server: Server) -> None:
+        ports.extend(await server.listen("127.0.0.1", 0))
+        await server.listen_unix(tmp_path / "socket")
+
+    thread = ServerThread(store, listen, token="sesame sesame sesame")
+    where = f"rmqstore://127.0.0.1:{ports[0]}"
     with pytest.raises(AccessDeniedError, match="wants a token; give"):
-        served.connect()
+        rmqstore.connect(where)
     with pytest.raises(AccessDeniedError, match="this is not it"):
-        served.connect(token="wrong")
-    assert served.connect(token="sesame sesame sesame").topics.list() == []
-    served.close()
+        rmqstore.connect(where, token="wrong")
+    with rmqstore.connect(where, token="sesame sesame sesame") as client:
+        assert client.topics.list() == []
+    with rmqstore.connect(f"unix:{tmp_path / 'socket'}") as client:
+        assert client.topics.list() == [], "who may open the socket is the user of the server"
+    thread.stop()
+    store.close()
+
+
+def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served) -> None:
+    """Those of other tasks go by the same connection; a client of a later version may say what this one does not know."""
+    connection = Connection(Address(served.socket), None, None)
+    bad = [msgspec.msgpack.encode([7, "send", [msgspec.msgpack.Ext(99, b"?")], {}]), msgspec.msgpack.encode([300, "send", "?", {}])]
+    good = frame([8, "topics.list", [], {}])
+    connection._socket.sendall(b"".join(HEAD.pack(len(each)) + each for each in bad) + good)
+    answers = dict(answer(connection) for _ in range(3))
+    assert answers.keys() == {7, 300, 8}
+    assert isinstance(answers[7], IllegalArgumentError)
+    assert isinstance(answers[300], IllegalArgumentError)
+    assert answers[8] == []
+    connection.close()
 
 
 def test_another_protocol_is_refused(served: Served) -> None:

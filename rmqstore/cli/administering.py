@@ -184,7 +184,11 @@ def resume(store: StoreArgument, flow: FlowArgument) -> None:
     with stores.owning(store) as opened:
         found = [each for each in opened.pauses.list() if each.flow is flow]
         opened.pauses.end(flow)
-    show.line(f"{found[0]}; it goes on." if found else f"{flow.value} was not paused.")
+    is_now, was, goes_on = ("are", "were", "they go on") if flow is Flow.SENDS else ("is", "was", "it goes on")
+    for each in found:
+        show.line(f"{str(each).replace(f' {is_now} ', f' {was} ', 1)}; {goes_on}.")
+    if not found:
+        show.line(f"{flow.value} {was} not paused.")
 
 
 def _place(text: str) -> int | InitMode:

@@ -29,6 +29,7 @@ from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in, room_of
 from rmqstore.store.opening import checked_path
+from rmqstore.store.pauses import Flow
 from rmqstore.store.reader import Reader
 
 _LEAST_FREE_BYTES: Final = 64 * 1024 * 1024
@@ -303,11 +304,16 @@ def _contents(store: Reader) -> Iterator[Finding]:
     messages = f"{show.count(stats.pops.messages, 'message')} in {show.count(stats.pops.topics, 'topic')}"
     waiting = f"{show.count(stats.timers.pending, 'timer')}, {show.count(stats.pops.in_flight, 'lease')}"
     yield Finding("contents", Level.OK, f"{messages}, {waiting}")
+    pauses = {each.flow: each for each in store.pauses.list()}
+    for flow, pause in pauses.items():
+        yield Finding("pause", Level.WARNING, f"{pause}; `rmqstore resume {store.path} {flow.value}` ends that")
     pending = store.pending((0, max(now_ms, 1)))
     if pending.counts[0] and pending.earliest_ms is not None:
         late_ms = now_ms - pending.earliest_ms
         late = f"{show.count(pending.counts[0], 'timer')} overdue, the first by {span(late_ms)}"
-        if late_ms < _TIMER_SLACK_MS and _holder(store.path) is not None:
+        if Flow.HAND_OVER in pauses:
+            yield Finding("timers", Level.WARNING, f"{late}; they wait for the end of the pause")
+        elif late_ms < _TIMER_SLACK_MS and _holder(store.path) is not None:
             yield Finding("timers", Level.OK, f"{late}; the program that has the store open is about to deliver them")
         else:
             yield Finding("timers", Level.WARNING, f"{late}; they are delivered when a program opens the store with its services")

@@ -21,6 +21,7 @@ from rmqstore.contract import AckOutcome, CancelOutcome, InitMode, Receipt
 from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.message import MAX_POP, PoppedMessage
 from rmqstore.store import Store
+from rmqstore.store.pauses import Flow
 
 _PAGE = 32
 """Messages of one pop and one ack: what may come again when the process is killed."""
@@ -106,6 +107,9 @@ def pop(
         elif topic not in [info.name for info in opened.topics.list(system=True)]:
             show.note(f"Topic {topic} is not there yet; this makes it.")
         _check_way(opened, wish)
+        for pause in opened.pauses.list():
+            if pause.flow is Flow.HAND_OVER:
+                show.note(f"T{str(pause)[1:]}; `rmqstore resume {store} hand-over` ends that.")
         _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
     _report(wish, tally, store=str(store))
     if interrupt.is_set and not follow:

@@ -51,7 +51,7 @@ class Placing:
         ``groups``: the topics of messages with a message group.
         """
         if self._held.sends is not None:
-            raise FlowControlError(f"{self._held.sends}; pauses.end lets them in again")
+            raise FlowControlError(f"{self._held.sends}; pauses.end or `rmqstore resume` lets them in again")
         group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
         batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
         is_later = latest_ms is not None and latest_ms > now_ms

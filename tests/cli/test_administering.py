@@ -8,6 +8,8 @@ import rmqstore
 from rmqstore import Message
 from tests.cli.conftest import ENGINE, Command
 
+START = "2023-11-14T22:13:20.000+00:00"
+
 
 @pytest.fixture
 def shop(cli: Command) -> Command:
@@ -65,11 +67,26 @@ def test_a_group_is_moved(shop: Command, to: str, ready: int) -> None:
 
 def test_a_flow_is_paused_and_resumed(cli: Command) -> None:
     cli.send()
-    assert cli.good("pause", "data", "sends", "--reason", "moving house").out == (
-        "sends are paused since 2023-11-14T22:13:20.000+00:00, moving house.\n"
-    )
+    assert cli.good("pause", "data", "sends", "--reason", "moving house").out == (f"sends are paused since {START}, moving house.\n")
     assert "moving house" in cli.bad(1, "send", "data", "orders", "x")
-    assert "it goes on." in cli.good("resume", "data", "sends").out
+    assert cli.good("resume", "data", "sends").out == ("sends were paused since 2023-11-14T22:13:20.000+00:00, moving house; they go on.\n")
     assert cli.good("resume", "data", "hand-over").out == "hand-over was not paused.\n"
     cli.send()
     assert cli(*("pause", "data", "pops")).code == 2
+
+
+def test_who_looks_for_what_a_pause_holds_up_is_told(cli: Command) -> None:
+    cli.send()
+    cli.good("pop", "data", "orders", "-g", "g")
+    cli.send("--delay", "1s")
+    cli.good("pause", "data", "hand-over", "--reason", "the bank is down")
+    cli.clock.advance(5000)
+    popped = cli("pop", "data", "orders", "-g", "g")
+    assert f"The hand-over is paused since {START}, the bank is down; `rmqstore resume {cli.data} hand-over` ends that." in " ".join(
+        popped.err.split()
+    )
+    told = " ".join(cli("doctor", "data").out.split())
+    assert f"the bank is down; `rmqstore resume {cli.data} hand-over` ends that" in told
+    assert "they wait for the end of the pause" in told
+    cli.good("resume", "data", "hand-over")
+    assert cli.good("pop", "data", "orders", "-g", "g").out

@@ -98,6 +98,8 @@ def worker(
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
+        # One that comes before the program that begins is ready for it waits for that; it would end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this program
 
 
@@ -189,8 +191,10 @@ class _Signals:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             meanings[signal.SIGHUP] = self._begin_anew
         self._before = {number: signal.signal(number, meaning) for number, meaning in meanings.items()}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)
+            if number is not signal.SIGHUP or not self.begins_anew:  # another one says the same
+                signal.signal(number, before)

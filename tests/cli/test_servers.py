@@ -294,6 +294,27 @@ def test_a_worker_handles_and_begins_anew_with_the_code_as_it_is(root: Path, mon
         assert store.pop("t", "g", wait=timedelta(0)) == []
 
 
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_hangups_that_meet_a_worker_which_begins_anew_do_not_end_it(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(root)
+    (root / "jobs.py").write_text(HANDLER.replace("def", kind).replace("VERSION", "first"))
+    with (
+        rmqstore.open(root / "data", share=True, engine=ENGINE) as store,
+        started("worker", root / "data", "t", "g", "jobs:handle") as process,
+    ):
+        assert process.stdout is not None
+        line(process, "consumes t as g")
+        for awaited in ("0 done", "consumes t as g") * 2:
+            process.send_signal(signal.SIGHUP)
+            line(process, awaited)
+            process.send_signal(signal.SIGHUP)
+        store.send(Message("t", b"one"))
+        assert process.stdout.readline() == b"first one\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_PATIENCE_S) == 0
+
+
 WAITING = """
 import asyncio
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import rmqstore
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed, with_room
+from rmqstore import ManualClock
 from rmqstore.message import Message
+from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.records import addressing, message_records as records
 
 
@@ -237,3 +242,30 @@ def test_an_odd_one_is_cut_as_if_it_were_alone(name: str, places: tuple[int, ...
     assert found.records == expected
     assert routes_of(found) == [records.route_of(record) for record in expected]
     assert found.may_have_tags or not any(b"TAGS\x01" in record for record in expected)
+
+
+def test_due_timers_of_several_files_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their records are cut to messages file by file, and put together in the order of their ticks, tags and all."""
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(log_file_bytes=64 * 1024))
+    start_ms = 1_700_000_000_000
+    clock = ManualClock(start_ms)
+    sent = [
+        Message(
+            f"t{number % 2}",
+            b"%d" % number * (1 + number % 300),
+            message_id=f"m{number}",
+            tag="red" if number % 5 == 0 else None,
+            deliver_at_ms=start_ms + 1000 * (1 + number * 37 % 100),
+        )
+        for number in range(400)
+    ]
+    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock) as store:
+        store.send_batch(sent)
+        clock.advance(200_000)
+        store.tick()
+        for topic in ("t0", "t1"):
+            due = sorted((each for each in sent if each.topic == topic), key=lambda each: each.deliver_at_ms or 0)
+            found = store.read(topic, limit=1000).messages
+            assert [(each.message_id, each.body, each.tag) for each in found] == [(each.message_id, each.body, each.tag) for each in due]
+            assert {each.tag for each in store.pop(topic, "g", max_messages=32, filter="red")} == {"red"}
+        assert store.verify() == []

@@ -14,7 +14,7 @@ import numpy as np
 
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_wheel.formats import commit_log as log_format, consume_queue
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, stretches_of
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
@@ -22,9 +22,12 @@ from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import Change, ClearOffsets, DropQueue
 from rmqstore_wheel.records import message_records
 from rmqstore_wheel.records.addressing import placed, placed_one
+from rmqstore_wheel.records.parts import text_places
 
 _FEW = 32
 
+_WITH_BODIES = 4
+"""Records are searched bodies and all where they are not more than so many times their properties."""
 
 Entries = Callable[[Ints, Ints], Callable[[], None]]
 """Writes what caches will hold of messages, where no reader looks, given where in the log they will be and how long they are.
@@ -149,13 +152,22 @@ def _batch_of(run: Sequence[Messages | One]) -> Messages:
 def tags_codes(found: Sequence[bytes]) -> Ints | int:
     """Return what consume queues hold of the tags of records."""
     if isinstance(found, message_records.LogRecords):
-        if not found.may_have_tags or message_records.TAGS not in found.encoded.data.tobytes():
+        if not found.may_have_tags or message_records.TAGS not in _texts_of(found.encoded):
             return 0
     elif len(found) <= _FEW:
         return np.array([consume_queue.tags_code(message_records.tag_of(each).decode()) for each in found], np.int64)
     elif not any(message_records.TAGS in each for each in found):
         return 0
     return consume_queue.tags_codes(message_records.tag_column(found))
+
+
+def _texts_of(encoded: Encoded) -> bytes:
+    """Return all that properties of records are in: the records themselves, unless most of that are bodies."""
+    starts, ends = encoded.starts, encoded.starts + encoded.sizes
+    begins = text_places(encoded.data, starts)
+    if _WITH_BODIES * int((ends - begins).sum()) > len(encoded.data):
+        return encoded.data.tobytes()
+    return stretches_of(encoded.data, begins, ends).buffers()[2].to_pybytes()  # type: ignore[no-any-return]
 
 
 class BrokerRecords(msgspec.Struct, gc=False):

@@ -291,6 +291,14 @@ class LogRecords(Sequence[bytes]):
         """Wrap records that are each for itself."""
         return cls(log_columns.joined(records))
 
+    @classmethod
+    def merged(cls, parts: Sequence[LogRecords], places: Ints) -> LogRecords:
+        """Return the records of some parts at the given places, which those of all of them fill."""
+        held = [part.encoded for part in parts]
+        sizes = np.concatenate([each.sizes for each in held])
+        whole = Encoded(np.concatenate([each.data for each in held]), np.cumsum(sizes) - sizes, sizes)
+        return cls(whole.take(np.argsort(places)), may_have_tags=any(part.may_have_tags for part in parts))
+
     def __len__(self) -> int:
         return self._count
 

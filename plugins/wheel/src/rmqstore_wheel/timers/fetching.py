@@ -66,11 +66,17 @@ class Fetcher:
             places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
             return MessageBatch(source=LogRecords(list(starmap(self._message, places))))
         log = self._ledger.log
+        parts = [
+            (rows, gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1))
+            for file_start, rows in _by_file(log, offsets)
+        ]
+        if all(part.sound.all() for _, part in parts):
+            found = [for_delivery(part.data, part.starts, sizes[rows]) for rows, part in parts]
+            return MessageBatch(
+                source=found[0] if len(found) == 1 else LogRecords.merged(found, np.concatenate([rows for rows, _ in parts]))
+            )
         made: list[Bytes] = [b""] * len(seqs)
-        for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
-            if sound.all() and len(rows) == len(seqs):
-                return MessageBatch(source=for_delivery(data, starts, sizes[rows]))
+        for rows, (data, starts, sound) in parts:
             good = rows[sound]
             for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
                 made[row] = record

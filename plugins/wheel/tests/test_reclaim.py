@@ -204,6 +204,20 @@ def test_a_leased_message_keeps_its_file(run: Run) -> None:
     assert run.files[0] > 0
 
 
+def test_what_one_long_lease_needs_is_copied(run: Run) -> None:
+    """Its message, and its check point for brokers, which is a record without a sum of ours."""
+    run.store.send(Message("held", b"z", message_id="h"))
+    run.store.pop("held", "g", invisible_ms=10 * HOUR_MS)
+    run.fill(6)
+    run.upkeep()
+    assert run.files[0] > 3
+    run.reopen(rebuild=True)
+    assert run.store.verify() == []
+    run.clock.advance(11 * HOUR_MS)
+    run.store.tick()
+    assert run.consume("held") == ["h"]
+
+
 def test_far_timers_survive_the_removal_of_fifty_files(run: Run) -> None:
     handles = run.far(*(f"a{number}" for number in range(10)))
     for _ in range(25):

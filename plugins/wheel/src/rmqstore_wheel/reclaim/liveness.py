@@ -19,12 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore_wheel.formats import consume_queue, log_reading
+from rmqstore_wheel.formats import commit_log as log_format, consume_queue, log_reading
 from rmqstore_wheel.formats.binary_columns import Flags, Ints
+from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import journal
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.queues.soundness import sound_rows
+from rmqstore_wheel.records import sums
 from rmqstore_wheel.timers.index import TimerIndex
 
 _PAGE: Final = 64 * 1024
@@ -185,10 +186,21 @@ class Records(Look):
         for start in np.unique(files).tolist():
             here = files == start
             starts = places[here] - start
-            sound = sound_rows(self._log, start, starts, sizes[here], found.topic.encode(), found.queue, found.offsets[here])
-            self.are_sound &= bool(sound.all())
+            self.are_sound = self.are_sound and self._are_sound(start, starts, sizes[here], found, here)
             self._found.setdefault(start, []).append((starts, sizes[here]))
         return int(sizes.sum())
+
+    def _are_sound(self, file_start: int, starts: Ints, sizes: Ints, found: LiveRows, rows: Flags) -> bool:
+        """Say whether records of one file are whole, and say themselves what the queue says that leads to them; those of brokers too."""
+        view = self._log.chain.view(file_start)
+        if (sizes < log_format.MIN_BYTES).any() or (starts + sizes > len(view)).any():
+            return False
+        if log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=file_start) < len(starts):
+            return False
+        if sums.wrong_rows(np.frombuffer(view, np.uint8), starts, sizes).any():
+            return False
+        queues, offsets = log_reading.queues_of(view, starts, sizes, log_offset=file_start)
+        return [each[:2] for each in queues] == [(found.topic, found.queue)] and bool((offsets == found.offsets[rows]).all())
 
     def by_file(self) -> Iterator[tuple[int, Ints, Ints]]:
         """Yield the start of each file in which something is live, and where in it what is, in order, and how long."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from msgspec import structs
 
 from rmqstore import CorruptStoreError, Message, MessageBatch
@@ -250,3 +250,78 @@ def test_a_run_that_is_damaged_after_a_part_of_it_went_out_is_parked() -> None:
     store.forget(cursor)
     assert not kv.scan(TIMERS, b"", None, 1)
     assert store.verify() == []
+
+
+@settings(max_examples=60)
+@given(st.lists(st.one_of(st.tuples(st.just("put"), st.integers(0, 40)), st.tuples(st.sampled_from(["seal", "give"]), st.integers(0, 40)))))
+@example([("put", 3), ("seal", 20), ("give", 0), ("seal", 5), ("give", 0), ("put", 10), ("seal", 15), ("seal", 5), ("give", 0)])
+def test_whatever_the_clock_does_each_timer_is_given_once_and_none_is_forgotten_before(steps: list[tuple[str, int]]) -> None:
+    """And what the store says of its next tick is never later than the first timer that waits."""
+    kv = TapedKV()
+    store = opened(kv)
+    cursor = EMPTY_CURSOR
+    given_out: list[str] = []
+    waiting: dict[str, int] = {}
+
+    def give(limit: int) -> None:
+        nonlocal cursor
+        found = store.due(cursor, limit)
+        cursor = found.cursor
+        for message in found.messages.messages:
+            given_out.append(str(message.message_id))
+            del waiting[given_out[-1]]
+        store.forget(cursor)
+
+    for number, (step, seconds) in enumerate(steps):
+        match step:
+            case "put":
+                put_spread(store, [seconds], number)
+                waiting[f"m{number}"] = MINUTE + 1000 * seconds
+            case "seal":
+                store.seal(MINUTE + 1000 * seconds)
+            case _:
+                give(1 + seconds % 4)
+                give(1000)
+                next_ms = store.next_tick_ms()
+                assert not waiting or (next_ms is not None and next_ms <= min(waiting.values()))
+        assert store.verify() == []
+    store.seal(MINUTE + 10**9)
+    give(1000)
+    assert waiting == {}
+    assert store.pending().total == 0
+    assert len(set(given_out)) == len(given_out) == sum(step == "put" for step, _ in steps)
+
+
+class CountingKV(TapedKV):
+    """Counts the timers that are read."""
+
+    read = 0
+
+    def scan(self, space: int, *arguments: Any, **named: Any) -> list[tuple[bytes, bytes]]:
+        found = super().scan(space, *arguments, **named)
+        self.read += len(found) * (space == TIMERS)
+        return found
+
+
+def test_ticks_behind_a_clock_that_ran_ahead_do_not_read_what_is_not_due() -> None:
+    """K1: an hour ahead, and back; until then it is an hour in which the timers that were put since are all below what was closed."""
+    kv = CountingKV()
+    store = opened(kv)
+    put_spread(store, [1])
+    store.seal(MINUTE + 3_600_000)
+    _, cursor = topics(store)
+    store.forget(cursor)
+    for number in range(400):
+        put_spread(store, [10 + 2 * number], number + 1)
+    store.seal(MINUTE + 1000)
+    _, cursor = topics(store, cursor)
+    store.forget(cursor)
+    before = kv.read
+    given_out = 0
+    for second in range(2, 60):
+        store.seal(MINUTE + 1000 * second)
+        found, cursor = topics(store, cursor)
+        given_out += len(found)
+        store.forget(cursor)
+    assert given_out == 25
+    assert kv.read - before < 20 * given_out

@@ -265,15 +265,13 @@ class TimerRuns:
         kept = self._kv.scan_all(TIMERS, U64.pack(low_tick), U64.pack(tick + 1))
         return any(PAIR.unpack(key)[1] <= seq for key, _ in kept)
 
-    def removals(self, low_tick: int, upto: TimerCursor, *, ends_within: bool) -> Iterator[Removal]:
-        """Yield, page by page, what ``upto`` covers from ``low_tick`` on; a page is written before the next one is asked for.
+    def removals(self, low_tick: int, upto: TimerCursor, corner: tuple[int, int], *, ends_within: bool) -> Iterator[Removal]:
+        """Yield, page by page, what ``upto`` covers from ``low_tick`` to one of its corners; a page is written before the next one.
 
-        ``ends_within`` its largest tick: what is left of that, which may be millions, is not looked at.
+        ``ends_within`` the tick of that: what is left of it, which may be millions, is not looked at.
         """
-        start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
-        if ends_within:
-            tick, seq = upto.corners[0]
-            stop = PAIR.pack(tick, seq + 1)
+        tick, seq = corner
+        start, stop = U64.pack(low_tick), PAIR.pack(tick, seq + 1) if ends_within else U64.pack(tick + 1)
         while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
             start = stop if is_last(page, _FORGET_PAGE) else page[-1][0] + b"\x00"
             removal = Removal(upto, partial(self._holes_of, page), checked=not self.met_damage)

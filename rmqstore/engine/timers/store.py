@@ -85,6 +85,8 @@ class OrderedTimers(TimerSide):
         self._adopted = stored_adopted(kv, TIMER_SIDE)
         # A cursor, and the place before which it covers all that is sealed, however much of that is still kept.
         self._resume: tuple[TimerCursor, tuple[int, int]] | None = None
+        # From which tick on, and beyond which cursor, the first closed timer was looked for, and its tick.
+        self._looked_closed: tuple[int, TimerCursor, int | None] = (_NO_TICK, EMPTY_CURSOR, None)
         # The cursor of a batch behind which nothing was due.
         self._final: TimerCursor | None = None
 
@@ -92,6 +94,7 @@ class OrderedTimers(TimerSide):
         with self._lock, self._call:
             self._sealed = self._sealed.join(cursor.corners)
             self._last_seq = max(self._last_seq, self._sealed.highest_seq)
+            self._look_again_upto(cursor.highest_tick)
         self.forget(cursor)
         self._runs.met_damage = False
 
@@ -200,6 +203,7 @@ class OrderedTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
+                    self._look_again_upto(until_ms)
                     self._lacks_seals = False
                     self._final = None
                     if self._resume is not None:
@@ -234,11 +238,22 @@ class OrderedTimers(TimerSide):
             soft = self._change_position > kv.durable_position
             return DueBatch(MessageBatch(source=Records(records)), cursor, soft, more)
 
+    def _look_again_upto(self, until_ms: int) -> None:
+        """Note that more timers up to a tick are closed; beyond it is what was there."""
+        looked_from, after, found = self._looked_closed
+        self._looked_closed = max(looked_from, until_ms + 1), after, found
+
     def _first_closed_beyond(self, after: TimerCursor) -> int | None:
         """Return the first tick after ``until_ms`` that was closed before a clock was set back, and ``after`` does not cover."""
         if self._sealed.highest_tick <= self._until_ms:
             return None
-        return self._runs.first_closed(self._until_ms + 1, self._sealed, after)
+        begin, (looked_from, looked_after, found) = self._until_ms + 1, self._looked_closed
+        is_known = looked_from <= begin and (found is None or found >= begin)
+        if is_known and (after == looked_after or (found is None and after.join(looked_after.corners) == after)):
+            return found
+        found = self._runs.first_closed(begin, self._sealed, after)
+        self._looked_closed = begin, after, found
+        return found
 
     def _trimmed(self, cursor: TimerCursor, *, is_receivers: bool = False) -> TimerCursor:
         """Drop corners under which nothing is left, largest tick first, until there are 15.
@@ -256,17 +271,23 @@ class OrderedTimers(TimerSide):
         if upto == self._forgotten or not upto.corners:
             return
         with self._lock, self._call:
-            kept_ticks: list[int] = []
             corners = upto.corners
-            ends_within = len(corners) > 1 and corners[1][0] == corners[0][0] - 1  # as the cursor of a batch that leaves something
-            for removal in self._runs.removals(self._low_tick, upto, ends_within=ends_within):
-                if removal:
-                    self._write_removal(removal)
-                if removal.kept_tick is not None:
-                    kept_ticks.append(removal.kept_tick)
-            if self._low_tick <= (highest := upto.highest_tick):
-                self._low_tick = min(kept_ticks, default=highest if ends_within else highest + 1)
-            # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
+            # No put is ever inserted under a corner that was handed out, so there is something new under a new one alone.
+            known = self._forgotten.corners
+            at = 0
+            while at < len(corners) and corners[at] in known:
+                at += 1
+            if at < len(corners):
+                tick = corners[at][0]
+                ends_within = corners[at + 1 : at + 2] != () and corners[at + 1][0] == tick - 1  # as of a batch that leaves something
+                kept_ticks: list[int] = []
+                for removal in self._runs.removals(self._low_tick, upto, corners[at], ends_within=ends_within):
+                    if removal:
+                        self._write_removal(removal)
+                    if removal.kept_tick is not None:
+                        kept_ticks.append(removal.kept_tick)
+                if self._low_tick <= tick:
+                    self._low_tick = min(kept_ticks, default=tick if ends_within else tick + 1)
             self._forgotten = upto
             if upto == self._final:
                 self._closed_tick = self._first_closed_beyond(upto)

@@ -21,8 +21,8 @@ Made by `docs/make_cli.py` from the commands in `rmqstore/cli/`; change the text
 
 Commands that only read (`timers`, `topics list`, `groups list`, `lag`, `top`, `peek`, `leases`, `where`, `group`, `schedules list`,
 `dlq list`, `config`, `doctor`, `verify`, `dump`) work beside a program that has the store open, if its engine can be
-[opened for reading](engine.md#for-reading); `inspect` reads the bare files beside whoever owns them. All others own the store for a moment, or go through the program that has it open, where that
-one [serves or shares it](server.md); where it does not, they say who has it.
+[opened for reading](engine.md#for-reading); `inspect` reads the bare files beside whoever owns them. All others own the store for a moment,
+or go through the program that has it open, where that one [serves or shares it](server.md); where it does not, they say who has it.
 
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
   turns colours off on a terminal, too.

@@ -72,10 +72,36 @@ class TimerSide(OrderedSide, TimerStore):
         self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
         self._closed_tick: int | None = None
         self._forgotten = EMPTY_CURSOR
+        # From which tick on, and beyond which cursor, the first closed timer was looked for, and its tick.
+        self._looked_closed: tuple[int, TimerCursor, int | None] = (_LIMIT, EMPTY_CURSOR, None)
 
     @abstractmethod
     def _count_of_tick(self, tick: int) -> int:
         """Return how many timers a tick has."""
+
+    @abstractmethod
+    def _find_closed(self, from_tick: int, after: TimerCursor) -> int | None:
+        """Return the tick of the first timer at or after ``from_tick`` that was closed and ``after`` does not cover; None for none."""
+
+    def _first_closed_beyond(self, after: TimerCursor) -> int | None:
+        """Return the first tick after ``until_ms`` that was closed before a clock was set back, and ``after`` does not cover.
+
+        Until the clock is there again each tick asks, so it is looked for once.
+        """
+        if self._sealed.highest_tick <= self._until_ms:
+            return None
+        begin, (looked_from, looked_after, found) = self._until_ms + 1, self._looked_closed
+        is_known = looked_from <= begin and (found is None or found >= begin)
+        if is_known and (after == looked_after or (found is None and after.join(looked_after.corners) == after)):
+            return found
+        found = self._find_closed(begin, after)
+        self._looked_closed = begin, after, found
+        return found
+
+    def _look_again_upto(self, until_ms: int) -> None:
+        """Note that more timers up to a tick are closed; beyond it is what was there."""
+        looked_from, after, found = self._looked_closed
+        self._looked_closed = max(looked_from, until_ms + 1), after, found
 
     @abstractmethod
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:

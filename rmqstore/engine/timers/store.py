@@ -85,8 +85,6 @@ class OrderedTimers(TimerSide):
         self._adopted = stored_adopted(kv, TIMER_SIDE)
         # A cursor, and the place before which it covers all that is sealed, however much of that is still kept.
         self._resume: tuple[TimerCursor, tuple[int, int]] | None = None
-        # From which tick on, and beyond which cursor, the first closed timer was looked for, and its tick.
-        self._looked_closed: tuple[int, TimerCursor, int | None] = (_NO_TICK, EMPTY_CURSOR, None)
         # The cursor of a batch behind which nothing was due.
         self._final: TimerCursor | None = None
 
@@ -238,22 +236,8 @@ class OrderedTimers(TimerSide):
             soft = self._change_position > kv.durable_position
             return DueBatch(MessageBatch(source=Records(records)), cursor, soft, more)
 
-    def _look_again_upto(self, until_ms: int) -> None:
-        """Note that more timers up to a tick are closed; beyond it is what was there."""
-        looked_from, after, found = self._looked_closed
-        self._looked_closed = max(looked_from, until_ms + 1), after, found
-
-    def _first_closed_beyond(self, after: TimerCursor) -> int | None:
-        """Return the first tick after ``until_ms`` that was closed before a clock was set back, and ``after`` does not cover."""
-        if self._sealed.highest_tick <= self._until_ms:
-            return None
-        begin, (looked_from, looked_after, found) = self._until_ms + 1, self._looked_closed
-        is_known = looked_from <= begin and (found is None or found >= begin)
-        if is_known and (after == looked_after or (found is None and after.join(looked_after.corners) == after)):
-            return found
-        found = self._runs.first_closed(begin, self._sealed, after)
-        self._looked_closed = begin, after, found
-        return found
+    def _find_closed(self, from_tick: int, after: TimerCursor) -> int | None:
+        return self._runs.first_closed(from_tick, self._sealed, after)
 
     def _trimmed(self, cursor: TimerCursor, *, is_receivers: bool = False) -> TimerCursor:
         """Drop corners under which nothing is left, largest tick first, until there are 15.

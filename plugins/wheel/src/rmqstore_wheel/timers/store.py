@@ -133,6 +133,7 @@ class WheelTimers(TimerSide):
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock, self._call:
             self._sealed = self._sealed.join(cursor.corners)
+            self._look_again_upto(cursor.highest_tick)
             self._covering = None
             self._restart()
         self.forget(cursor)
@@ -309,6 +310,7 @@ class WheelTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
+                    self._look_again_upto(until_ms)
                     self._resume = self._final = None
                 self._unsealed_tick = self._index.first_tick(until_ms)
             self._until_ms = until_ms
@@ -438,9 +440,8 @@ class WheelTimers(TimerSide):
     def _is_due(self, due: Due, after: TimerCursor) -> Any:
         return self._sealed.covers_each(due.ticks, due.seqs) & ~after.covers_each(due.ticks, due.seqs)
 
-    def _first_closed_beyond(self, after: TimerCursor) -> int | None:
-        """Return the first tick beyond the last ``until_ms`` that a seal closed before a clock was set back, and that was not given out."""
-        for due in self._windows(self._until_ms + 1, self._sealed.highest_tick):
+    def _find_closed(self, from_tick: int, after: TimerCursor) -> int | None:
+        for due in self._windows(from_tick, self._sealed.highest_tick):
             keep = self._is_due(due, after)
             if keep.any():
                 return int(due.ticks[keep.argmax()])
@@ -570,6 +571,7 @@ class WheelTimers(TimerSide):
             ticket = self._shared.write(taken.write)
             self._change_position = ticket.position
             self._sealed = taken.sealed
+            self._look_again_upto(self._sealed.highest_tick)
             self._noted_seq = noted_last_seq(kv)
             self._adopted = stored_adopted(kv, TIMER_SIDE)
             self._forgotten, self._covering = EMPTY_CURSOR, None

@@ -6,9 +6,9 @@ Every way goes through one check point of the caller's receipt, and through one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 
 from rmqstore.contract import (
@@ -29,7 +29,7 @@ from rmqstore.engine.pops.popped import PoppedReceipts
 from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.state import GroupQueue, Unacked, as_delivered
 from rmqstore.engine.pops.transaction import Part, Transaction, origin_topic
-from rmqstore.engine.schema import GROUP_QUEUE_KEY, LAST, LEASE, LEASE_KEY, LEASES, U64
+from rmqstore.engine.schema import LEASE, LEASE_KEY, LEASES, U64
 from rmqstore.message import MAX_QUEUES, retry_topic
 
 _REVIVE_BYTES = 8 * 1024 * 1024
@@ -167,7 +167,7 @@ class Leasing(Part):
         topic: str,
         *,
         counted: bool,
-        is_head: bool = True,
+        may_die: bool = True,
         rejected: str = "",
     ) -> str:
         """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
@@ -192,7 +192,7 @@ class Leasing(Part):
         attempts = self._format.attempt_of(record) + counted
         own = self._state.group_settings.get(group)
         max_retries = self._options.max_retries if own is None or own.max_retries is None else own.max_retries
-        if rejected or (counted and is_head and attempts > max_retries):
+        if rejected or (counted and may_die and attempts > max_retries):
             transaction.bury(group, topic, record, attempts, rejected or _unacked(attempts, lease.reason))
             return "dead"
         first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
@@ -205,10 +205,9 @@ class Leasing(Part):
     # ------------------------------------------------------------ expiry
 
     def revive(self, transaction: Transaction, expired: Sequence[bytes], limit: int) -> ReviveReport:
-        """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
+        """Give back leases whose time has ended, in the order of their ends.
 
-        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile. A run has no more
-        messages than a pop. In two calls it would have two heads: once the first one is buried, the next message of the run is its head.
+        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile.
 
         Args:
             expired: the first entries by expiry that are over, one more than ``limit`` when there are.
@@ -216,9 +215,8 @@ class Leasing(Part):
         groups = self._state.group_names()
         counts: Counter[str] = Counter()
         served: set[tuple[int, int]] = set()
-        heads: dict[tuple[GroupQueue, int], int] = {}
         deleted = {left.topic_id for left in self._state.gone.values()}
-        for entry in chain(expired, self._rest_of_run(transaction, expired, limit)):
+        for entry in expired:
             key = entry[1 + U64.size :]
             lease = transaction.lease(key)
             if lease is None or lease.place[1] in deleted:
@@ -226,9 +224,6 @@ class Leasing(Part):
                 continue
             group_id, topic_id, queue, _, _ = lease.place
             reader = GroupQueue(group_id, topic_id, queue)
-            is_full = sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES
-            if is_full and (reader, lease.expiry_ms) not in heads:
-                return _report(counts, more=True)
             if LEASED in lease.states:
                 served.add((group_id, topic_id))
             if len(served) > _REVIVE_GROUPS:
@@ -236,22 +231,28 @@ class Leasing(Part):
             group = groups[group_id]
             topic = origin_topic(group, self._state.topic_of(topic_id).name)
             is_ordered = transaction.is_ordered(reader)
-            # Only what blocks the others is dead-lettered, since the consumer may not have come to them: one message of a run, however
-            # many of its check points end together.
-            head = heads.setdefault((reader, lease.expiry_ms), min(transaction.fifo(reader), default=-1)) if is_ordered else -1
             for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
-                if not is_ordered and (sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES):
+                if sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES:
                     return _report(counts, more=True)
-                is_head = not is_ordered or lease.offsets[index] == head
-                counts[self._give_back(transaction, lease, index, group, topic, counted=True, is_head=is_head)] += 1
+                may_die = not is_ordered or self._may_die(transaction, reader, lease, index)
+                what = self._give_back(transaction, lease, index, group, topic, counted=True, may_die=may_die)
+                counts[what] += 1
+                if is_ordered and what == "dead":
+                    self._spare_rest(transaction, reader)
         return _report(counts, more=len(expired) > limit)
 
-    def _rest_of_run(self, transaction: Transaction, expired: Sequence[bytes], limit: int) -> Iterator[bytes]:
-        """Yield the entries of the FIFO run within which ``expired`` ends that are behind it and end at the same time."""
-        last, key_at = expired[-1], 1 + U64.size
-        if len(expired) > limit and transaction.is_ordered(GroupQueue(*GROUP_QUEUE_KEY.unpack_from(last, key_at))):
-            stop = last[: key_at + GROUP_QUEUE_KEY.size] + LAST
-            yield from (entry for entry, _ in self._shared.kv.scan_all(LEASES, last + b"\x00", stop))
+    def _may_die(self, transaction: Transaction, reader: GroupQueue, lease: Lease, index: int) -> bool:
+        """Say whether what ends may be a dead letter under FIFO: only what blocks the others, since the consumer may not have come to them.
+
+        So it is the first of its run, and was not spared; one that a consumer has put off, it had come to.
+        """
+        run, offset = transaction.fifo(reader), lease.offsets[index]
+        return offset == min(run, default=-1) and (lease.is_backing_off or not run[offset].is_spared)
+
+    def _spare_rest(self, transaction: Transaction, reader: GroupQueue) -> None:
+        """Have what is leased behind a message that died given once more, whenever its leases end and in whichever call."""
+        run = transaction.fifo(reader)
+        run.update({offset: one._replace(is_spared=True) for offset, one in run.items() if not one.waits})
 
 
 def _unacked(attempts: int, reason: str) -> str:

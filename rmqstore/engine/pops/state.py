@@ -178,11 +178,19 @@ class Dead(NamedTuple):
 
 
 class Unacked(NamedTuple):
-    """One message of a run: how often it was delivered before, when first (ms, -1 = with the lease that runs), and whether it waits."""
+    """One message of a run.
+
+    Attributes:
+        delivered: how often it was before.
+        first_pop_ms: when first; -1: with the lease that runs.
+        waits: it has no lease.
+        is_spared: since it was leased, one before it died.
+    """
 
     delivered: int = 0
     first_pop_ms: int = NONE
     waits: bool = False
+    is_spared: bool = False
 
 
 FifoRun: TypeAlias = dict[int, Unacked]
@@ -196,12 +204,12 @@ def fifo_key(reader: GroupQueue) -> bytes:
 
 def encode_fifo(run: FifoRun) -> bytes:
     """Return the stored form, by offset."""
-    return b"".join(_ENTRY.pack(at, one.first_pop_ms, one.delivered, one.waits) for at, one in sorted(run.items()))
+    return b"".join(_ENTRY.pack(at, one.first_pop_ms, one.delivered, one.waits | one.is_spared << 1) for at, one in sorted(run.items()))
 
 
 def decode_fifo(value: bytes) -> FifoRun:
     """Read a stored form."""
-    return {at: Unacked(delivered, first_pop_ms, bool(waits)) for at, first_pop_ms, delivered, waits in _ENTRY.iter_unpack(value)}
+    return {at: Unacked(delivered, first_ms, bool(how & 1), bool(how & 2)) for at, first_ms, delivered, how in _ENTRY.iter_unpack(value)}
 
 
 def waiting_in(run: FifoRun) -> list[int]:

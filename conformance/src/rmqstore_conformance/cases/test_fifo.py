@@ -218,6 +218,24 @@ def test_p9_a_head_within_its_run_is_buried_alone_wherever_a_revive_ends(stores:
 
 
 @pytest.mark.clause("P7")
+def test_p9_the_rest_of_a_run_does_not_die_with_its_head_when_it_ends_later(stores: Stores) -> None:
+    """P9: leases of one run that end one by one: the first dies, and what was leased behind it comes once more, as head of the next run."""
+    store = filled(stores, 4, default_queues=1, max_retries=0)
+    for number, popped in enumerate(store.pop(T, G, order=True, max_messages=4, invisible_ms=5000)):
+        store.change_invisible(popped, invisible_ms=5000 + number)
+    for number in range(4):
+        stores.clock.advance(5000 if not number else 1)
+        assert store.tick().dead == (not number)
+    again = store.pop(T, G, order=True, max_messages=3, invisible_ms=5000)
+    assert told(again) == [("m1", 2), ("m2", 2), ("m3", 2)]
+    assert store.retry_later(again[0], timedelta(seconds=1)).outcome is ChangeOutcome.CHANGED
+    assert store.retry_later(again[1], timedelta(seconds=2)).outcome is ChangeOutcome.CHANGED
+    stores.clock.advance(2000)
+    store.tick()
+    assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m0", "m1", "m2"], "these a consumer has put off"
+
+
+@pytest.mark.clause("P7")
 @pytest.mark.parametrize("others", [0, 1, 2, 3])
 def test_p9_a_head_behind_leases_of_a_deleted_topic_is_buried_alone(stores: Stores, others: int) -> None:
     """P9: what ended before the run is of a topic that is gone, or of others, so that a revive ends anywhere in the run."""

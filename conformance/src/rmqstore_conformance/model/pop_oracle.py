@@ -42,12 +42,16 @@ Passes = Callable[[Message], bool]
 
 @dataclass
 class Entry:
-    """One message in a queue or in a retry topic, with the deliveries that were counted before."""
+    """One message in a queue or in a retry topic, with the deliveries that were counted before.
+
+    ``is_spared``: in a FIFO run, one before it died since it was leased.
+    """
 
     message: Message
     store_ms: int
     counted: int = 0
     first_pop_ms: int | None = None
+    is_spared: bool = False
 
     def lying(self, topic: str, queue: int, offset: int) -> dict[str, Any]:
         """Return what is known of the message where it is, beside what was sent."""
@@ -492,7 +496,7 @@ class PopOracle:
     def revive(self, now: int) -> Counter[str]:
         """Give back every lease that ended; the order within retry topics and dead letter queues is taken over later.
 
-        Of a FIFO run, of all that end at one time, only the head may die (P9).
+        Of a FIFO run only the head may die, and those that were leased behind it not with it (P9).
         """
         self.latest_ms = max(self.latest_ms, now)
         report: Counter[str] = Counter()
@@ -503,9 +507,15 @@ class PopOracle:
         for _, expired in sorted(ends.items()):
             at = self.standing(expired[0].topic, expired[0].group)
             in_order = bool(at.ordered) and expired[0].source != RETRY
-            head = min(at.unacked[expired[0].source]) if in_order else -1
             for held in expired:
-                report[self._give_back(held, now, counted=True, may_die=not in_order or held.offset == head)] += 1
+                run = at.unacked[held.source] if in_order else {}
+                is_head = in_order and held.offset == min(run)
+                may_die = not in_order or (is_head and (held.is_backing_off or not run[held.offset].is_spared))
+                what = self._give_back(held, now, counted=True, may_die=may_die)
+                report[what] += 1
+                if in_order and what == "dead":
+                    for other in self.held_by(held.topic, held.group, held.source):
+                        run[other.offset] = replace(run[other.offset], is_spared=True)
         return report
 
     def reorder(self, topic: str, group: str, lying: Sequence[PoppedMessage]) -> None:

@@ -234,15 +234,18 @@ def the_mode_is_not_fixed() -> Edit:
 @mutant("P9", "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up")
 def the_whole_run_dies_with_its_head() -> Edit:
     """Each message of a run goes to the dead letters when its own attempts are used up."""
-    return edit(Leasing._give_back, "is_head", "True")
+    return edit(Leasing._give_back, "may_die", "True")
 
 
 @mutant(
-    "P9", "P9.a_head_within_its_run_is_buried_alone_wherever_a_revive_ends", "P9.a_head_behind_leases_of_a_deleted_topic_is_buried_alone"
+    "P9",
+    "P9.a_head_within_its_run_is_buried_alone_wherever_a_revive_ends",
+    "P9.a_head_behind_leases_of_a_deleted_topic_is_buried_alone",
+    "P9.the_rest_of_a_run_does_not_die_with_its_head_when_it_ends_later",
 )
-def runs_end_with_the_page() -> Edit:
-    """A run that has more leases than a revive gives back at a time is given back in pieces, each of which has a head."""
-    return edit(Leasing.revive, "self._rest_of_run(transaction, expired, limit)", "()")
+def each_death_makes_a_head() -> Edit:
+    """What was leased behind a message that dies is the head then, and dies as well when its own lease ends."""
+    return edit(Leasing._spare_rest, "one._replace(is_spared=True)", "one")
 
 
 # ---------------------------------------------------------------- retention (Q1-Q3)

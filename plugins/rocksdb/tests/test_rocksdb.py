@@ -199,10 +199,14 @@ def test_a_torn_mark_promises_nothing(image: Path) -> None:
 def set_trap(image: Path, offset: int, kind: int, length: int) -> Path:
     """Put a header into the log, as if a power cut had left something else there."""
     log = log_of(image)
+    put_header(log, offset, kind, length)
+    return log
+
+
+def put_header(log: Path, offset: int, kind: int, length: int) -> None:
     data = bytearray(log.read_bytes())
     data[offset : offset + HEADER.size] = HEADER.pack(0x12345678, length, kind)
     log.write_bytes(data)
-    return log
 
 
 def headers(log: Path) -> list[int]:
@@ -350,6 +354,64 @@ def test_what_lies_behind_a_lost_end_of_a_log_is_cut(several: Path, tmp_path: Pa
         assert numbers(kv) == list(range(kept)) + [10_000 + number for number in range(turn)]
         kv.sync(put(kv, 10_000 + turn, b"v"))
         kv.close()
+
+
+def test_a_hole_is_found_before_a_header_that_rocksdb_does_not_get_past(several: Path, tmp_path: Path) -> None:
+    """One power cut takes the end of a log, and leaves something else in a later one."""
+    for trapped in (1, 2):
+        image = Path(shutil.copytree(several, tmp_path / f"engine{trapped}"))
+        logs = wal._logs(image / "db")
+        records = ends(logs)
+        os.truncate(logs[0], records[0][400])
+        put_header(logs[trapped], records[trapped][100], 5, 100)
+        view = view_rocksdb(image, SPACES, RocksDBTuning())
+        assert len(list(view.scan_all(1))) == 401
+        view.close()
+        kv = open_kv(image)
+        assert numbers(kv) == list(range(401))
+        kv.close()
+
+
+def test_a_page_that_was_not_written_is_a_hole(tmp_path: Path) -> None:
+    """RocksDB takes zeros for the end of a block, and goes on with the next one; where that begins with a record, it sees nothing wrong."""
+    arguments = [str(tmp_path), "300", str(SYNCED), str(4096 - 7 - 12 - 9)]
+    ended = subprocess.run([sys.executable, "-c", _WRITER, *arguments], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    whole = log_of(tmp_path).read_bytes()
+    begins = [header.at for header in wal._headers(whole) if header.first]
+    page = next(at for at in range(4096 * 90, len(whole), 4096) if at in begins)
+    for pages in (1, 2, 8):
+        image = Path(shutil.copytree(tmp_path, tmp_path / f"image{pages}", ignore=shutil.ignore_patterns("image*")))
+        data = bytearray(whole)
+        data[page : page + 4096 * pages] = bytes(4096 * pages)
+        log_of(image).write_bytes(data)
+        kv = open_kv(image)
+        assert numbers(kv) == list(range(begins.index(page)))
+        kv.close()
+
+
+@pytest.mark.parametrize("mark", ["new", "old"])
+@pytest.mark.parametrize("which", [0, 2])
+def test_garbage_in_a_log_that_comes_back_takes_nothing(several: Path, tmp_path: Path, which: int, mark: str) -> None:
+    """A recovery removes logs; one comes back with a power cut, and something else is in it; the note of the last sync may be older."""
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    old = Path(shutil.copy(wal._logs(image / "db")[which], tmp_path / wal._logs(image / "db")[which].name))
+    noted = (image / "db" / "SYNCED").read_bytes()
+    put_header(old, ends([old])[0][200], 5, 100)
+    open_kv(image).close()
+    ended = subprocess.run([sys.executable, "-c", _SEVERAL_LOGS, str(image), "10", "10"], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    shutil.move(old, image / "db" / old.name)
+    if mark == "old":
+        (image / "db" / "SYNCED").write_bytes(noted)
+    tail = wal._logs(image / "db")[-1]
+    tail.write_bytes(tail.read_bytes() + HEADER.pack(0x12345678, 100, 5) + b"x" * 50)
+    view = view_rocksdb(image, SPACES, RocksDBTuning())
+    assert len(list(view.scan_all(1))) == SEVERAL
+    view.close()
+    kv = open_kv(image)
+    assert numbers(kv) == list(range(SEVERAL))
+    kv.close()
 
 
 def test_a_log_that_comes_back_is_not_missed_by_the_others(several: Path, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ class OutrunError(Exception):
 def where_to_cut(path: Path, promised: int, spaces: Sequence[str], tuning: RocksDBTuning) -> wal.Trap | None:
     """Return where the logs of the database ``path`` have to be cut before RocksDB reads them; None where nothing is wrong.
 
-    RocksDB is asked what headers do not tell of a hole: which log it needs first, whether it gets to the hole at all, and what is left.
+    RocksDB is asked what headers do not tell: which log it needs first, as an older one may have come back with a power cut; and what is
+    left, as there may be damage before the trap.
 
     Args:
         path: the database directory.
@@ -41,23 +42,21 @@ def where_to_cut(path: Path, promised: int, spaces: Sequence[str], tuning: Rocks
     Raises:
         CorruptStoreError: some of what was promised would be cut off.
     """
-    found = wal.trap(path)
-    if found is not None and found.is_hole:
-        first_log, reached = _asked(path, None, spaces, tuning)
-        found = wal.trap(path, first_log)
-        if found is not None and found.is_hole:
-            if reached <= found.kept:
-                # It stops before the hole, at damage that a header does not tell.
-                found = wal.Trap(*wal.locate(path, reached, first_log), reached)
-            elif _asked(path, found, spaces, tuning)[1] < promised:
-                raise promise_broken(found.log, found.offset)
-    if found is not None and found.kept < promised:
-        raise promise_broken(found.log, found.offset)
+    if wal.trap(path) is None:
+        return None
+    first_log, _ = _asked(path, wal.all_of(path), spaces, tuning)
+    found = wal.trap(path, first_log)
+    if found is not None:
+        _, kept = _asked(path, found, spaces, tuning)
+        if kept < found.kept:
+            found = min(found, wal.Trap(*wal.locate(path, kept, first_log), kept), key=lambda each: (int(each.log.stem), each.offset))
+        if kept < promised:
+            raise promise_broken(found.log, found.offset)
     return found
 
 
-def _asked(path: Path, trap: wal.Trap | None, spaces: Sequence[str], tuning: RocksDBTuning) -> tuple[int, int]:
-    """Return the first log that a database needs, and the last sequence number that is read when it is cut at ``trap``."""
+def _asked(path: Path, trap: wal.Trap, spaces: Sequence[str], tuning: RocksDBTuning) -> tuple[int, int]:
+    """Return the first log that a database needs, and the last sequence number that is there when its logs are cut at ``trap``."""
     stand_in = StandIn(path, trap)
     try:
         database = stand_in.read(spaces, tuning)

@@ -7,11 +7,11 @@ change u64, number of changes u32, changes.
 RocksDB's reader loops for ever over a record header whose type belongs to recycled logs, when no recycled log was begun. Logs are never
 recycled here, so such a header is what a power cut left of something else, or damage; :func:`trap` finds it before RocksDB does.
 
-And RocksDB's reader passes over a *hole* without a word: when a power cut takes the end of a log and leaves the log behind it, it goes on
-with that. The store would have lost writes, and have later ones. Sequence numbers tell: each batch begins where the one before it ended,
-across logs too. Only a log that RocksDB no longer needs may be missing before another one: when a power cut brings back one that was
-removed, and not the next. So :func:`trap` is told which log is the first that counts. What a flush put into tables is behind no hole, as
-RocksDB syncs all logs but the last one before it lists them.
+And RocksDB's reader passes over a *hole* without a word: when a power cut takes the end of a log and leaves the log behind it, or leaves
+zeros up to the end of a block, it goes on with what is behind. The store would have lost writes, and have later ones. Sequence numbers
+tell: each batch begins where the one before it ended, across logs too. Only a log that RocksDB no longer needs may be missing before
+another one: when a power cut brings back one that was removed, and not the next. So :func:`trap` is told which log is the first that
+counts. What a flush put into tables is behind no hole, as RocksDB syncs all logs but the last one before it lists them.
 """
 
 from __future__ import annotations
@@ -38,31 +38,30 @@ class Trap(NamedTuple):
     Attributes:
         log: the file.
         offset: of the header, or where the hole begins.
-        kept: the last sequence number that is whole before it.
-        is_hole: writes are missing here.
+        kept: the last sequence number before it, as far as headers tell.
     """
 
     log: Path
     offset: int
     kept: int
-    is_hole: bool = False
 
 
 def trap(directory: Path, first_log: int = 0) -> Trap | None:
-    """Return the first header in the logs that would keep RocksDB from ever opening them, else the first hole.
+    """Return the first header in the logs that would keep RocksDB from ever opening them, or the first hole, if that comes before.
 
     Args:
         directory: the database.
         first_log: number of the first log that RocksDB still needs; those before it are passed over.
     """
     kept = reached = 0
-    hole: Trap | None = None
     whole: tuple[Path, int] | None = None
     for log in _logs(directory, first_log):
         with open(log, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else nullcontext(b"") as data:
-                begins, last, is_first = 0, 0, True
+                begins = last = 0
+                # Between two records of a log RocksDB itself sees what is missing, unless it is zeros.
+                may_miss = True
                 for header in _headers(data):
                     if header.kind in _ENDLESS:
                         if not header.at:
@@ -72,16 +71,17 @@ def trap(directory: Path, first_log: int = 0) -> Trap | None:
                         if not kept:
                             # Of a log that is needed and has nothing, one write was lost at least.
                             kept = reached = header.first - (1 if whole is None else 2)
-                        # Between two batches of one log RocksDB sees itself what is wrong.
-                        if is_first and header.first > reached + 1 and hole is None:
-                            hole = Trap(*(whole or (log, 0)), reached, is_hole=True)
-                        begins, last, is_first = header.first, header.last, False
-                    if last and header.is_end and header.is_sound:
-                        # What does not follow is no batch, or one behind a hole.
+                        if may_miss and header.first > reached + 1:
+                            return Trap(*(whole or (log, 0)), reached)
+                        begins, last, may_miss = header.first, header.last, False
+                    if not header.is_sound:
+                        may_miss = True
+                    elif last and header.is_end:
+                        # What does not follow is no batch.
                         kept = last if begins == kept + 1 else kept
                         reached, last, whole = last, 0, (log, header.end)
         whole = whole or (log, 0)
-    return hole
+    return None
 
 
 def cut(found: Trap) -> None:
@@ -90,6 +90,11 @@ def cut(found: Trap) -> None:
         with open(log, "r+b") as file:
             file.truncate(found.offset if log == found.log else 0)
             os.fsync(file.fileno())
+
+
+def all_of(directory: Path) -> Trap:
+    """Return where all logs would be cut."""
+    return Trap(next(iter(_logs(directory)), directory / "0.log"), 0, 0)
 
 
 def locate(directory: Path, kept: int, first_log: int = 0) -> tuple[Path, int]:

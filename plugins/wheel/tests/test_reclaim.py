@@ -475,7 +475,64 @@ def test_calls_between_two_pages_lose_nothing(run: Run, monkeypatch: pytest.Monk
     assert sorted(late + run.take_late()) == sorted(expected)
 
 
+def test_a_queue_that_is_trimmed_between_two_pages_is_gone_through_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its beginning moves into the next file of the queue, to which a page then reaches; records are copied once, cancels count once."""
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1))
+    monkeypatch.setattr(reclaim, "_MOST_OWED_BYTES", 1)
+    monkeypatch.setattr(liveness.Records, "page", 40)
+    run.reopen()
+    old = run.far(*(f"o{n}" for n in range(70)), size=10, due_ms=START_MS + 1000)
+    gone = run.far(*(f"g{n}" for n in range(10)), size=10, due_ms=START_MS + 1_000_000)
+    run.far("kept0", "kept1", size=10, due_ms=START_MS + 1_000_000)
+    assert run.store.cancel(old + gone) == [CancelOutcome.CANCELLED] * 80
+    run.fill(12)
+    looked: list[int] = []
+    take = liveness.Records._take
+
+    def taking(self: liveness.Records, found: liveness.LiveRows) -> int:
+        if found.topic == WHEEL_TOPIC:
+            looked.extend(found.offsets.tolist())
+        return take(self, found)
+
+    monkeypatch.setattr(liveness.Records, "_take", taking)
+    for turn in range(3000):
+        run.clock.advance(100)
+        run.store.tick()
+        if looked and max(looked) < 64:
+            # What is answered for no more goes from the queue.
+            run.clock.set(max(run.clock.now_ms(), START_MS + 640_000))
+        if turn % 50 == 0:
+            run.fill(1)
+        if turn > 600 and run.files[0] > 3:
+            break
+    assert len(looked) > 40
+    assert run.files[0] > 3
+    run.reopen(rebuild=True)
+    assert run.store.verify() == []
+    assert run.store.pending().total == 2
+    run.clock.set(START_MS + 1_000_000)
+    run.store.tick()
+    assert run.consume("late") == ["kept0", "kept1"]
+
+
 # ---------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("others", ["none", "one in each file"])
+def test_a_damaged_record_keeps_no_file_before_its_own(run: Run, others: str) -> None:
+    for number in range(10):
+        run.fill(1)
+        if others != "none":
+            run.far(f"t{number}")
+    run.far("hurt")
+    place = int(run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 100)[1]["log_offset"][-1])
+    with run.ledger.log.chain.path_of(place).open("r+b") as file:
+        file.seek(place % FILE_BYTES + 100)
+        file.write(b"\xff\xff")
+    for _ in range(20):
+        run.fill(1)
+        run.upkeep(4)
+    assert run.files[0] == place // FILE_BYTES > 8
 
 
 def test_a_damaged_page_of_a_queue_keeps_the_files(run: Run) -> None:

@@ -101,9 +101,10 @@ class Liveness:
             for first, behind in queues.of(*name).held(queues.first(*name)):
                 for at in range(first, behind, count):
                     if name in queues:
-                        start, units = queues.read(*name, at, min(count, behind - at))
+                        wanted = min(count, behind - at)
+                        start, units = queues.read(*name, at, wanted)
                         # Where the beginning went meanwhile, units of the next page are read.
-                        units = units[: max(at + count - start, 0)]
+                        units = units[: max(at + wanted - start, 0)]
                         places = units["log_offset"]
                         rows = np.flatnonzero(consume_queue.is_message(units) & (places >= begin) & (places < end))
                         yield max(units.nbytes, _LEAST_PAGE_BYTES), self._live(*name, rows, start + rows, units[rows])
@@ -171,14 +172,18 @@ class Census(Look):
 
 
 class Records(Look):
-    """Notes where the live records of some files are, and whether all of them are sound."""
+    """Notes where the live records of some files are.
+
+    Attributes:
+        sound_upto: start of the first file of which some are damaged; the end when none is.
+    """
 
     page = _CHECKED_PAGE
 
     def __init__(self, ledger: Ledger, liveness: Liveness, begin: int, end: int) -> None:
         super().__init__(ledger, liveness, begin, end)
         self._found: dict[int, list[tuple[Ints, Ints]]] = {}
-        self.are_sound = True
+        self.sound_upto = end
 
     def _take(self, found: LiveRows) -> int:
         places, sizes = found.units["log_offset"].astype(np.int64), found.units["size"].astype(np.int64)
@@ -186,7 +191,8 @@ class Records(Look):
         for start in np.unique(files).tolist():
             here = files == start
             starts = places[here] - start
-            self.are_sound = self.are_sound and self._are_sound(start, starts, sizes[here], found, here)
+            if start < self.sound_upto and not self._are_sound(start, starts, sizes[here], found, here):
+                self.sound_upto = start
             self._found.setdefault(start, []).append((starts, sizes[here]))
         return int(sizes.sum())
 
@@ -203,8 +209,8 @@ class Records(Look):
         return [each[:2] for each in queues] == [(found.topic, found.queue)] and bool((offsets == found.offsets[rows]).all())
 
     def by_file(self) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield the start of each file in which something is live, and where in it what is, in order, and how long."""
-        for start in sorted(self._found):
+        """Yield the start of each sound file in which something is live, and where in it what is, in order, and how long."""
+        for start in sorted(start for start in self._found if start < self.sound_upto):
             starts, sizes = (np.concatenate(column) for column in zip(*self._found[start], strict=True))
             order = np.argsort(starts)
             yield start, starts[order], sizes[order]

@@ -157,11 +157,12 @@ class Reclaim:
         """Choose the files that go: from the oldest up to the first with which little enough of all is live, and on from there."""
         file_bytes = self._ledger.log.file_bytes
         most = self._ledger.sizes.copy_live_percent
+        state = self._ledger.bytes_to_release(census.end)
         begin = live = 0
         for row, bytes_live in enumerate(census.live.tolist(), 1):
             live += bytes_live
             room = file_bytes * (row - begin)
-            written = live + self._ledger.bytes_to_release(census.begin + row * file_bytes)
+            written = live + (state if self._ledger.restart < census.begin + row * file_bytes else 0)
             if (not live or 100 * live < most * room) and 100 * written < max(most, _STATE_PERCENT) * room:
                 begin, live = row, 0
         self._live = {census.begin + row * file_bytes: bytes_live for row, bytes_live in enumerate(census.live[:begin].tolist())}
@@ -185,13 +186,15 @@ class Reclaim:
             raise
         if not records.is_done:
             self._records = records
-        elif not records.are_sound:
+        elif records.sound_upto == records.begin:
             self._put_off(now_ms, records)
         else:
             self._copies = [FileCopy(self._ledger, self._index, self._liveness, *found) for found in records.by_file()]
-            self._copied_upto = records.end
+            self._copied_upto = records.sound_upto
+            if records.sound_upto < records.end:
+                self._live = {start: live for start, live in self._live.items() if start < records.sound_upto}
             if not self._copies:
-                self._let_go(records.end)
+                self._let_go(records.sound_upto)
         return done
 
     def _copy(self, slice_bytes: int) -> int:

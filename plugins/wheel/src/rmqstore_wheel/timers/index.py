@@ -500,7 +500,7 @@ class TimerIndex:
             facts["epoch"] = epochs[wrong]
             self.facts.reserve(seqs[wrong] - 1, facts)()
         gone = seqs[np.frombuffer(change.cancelled, np.bool_)[known]]
-        gone = gone[~self.cancelled.get_many(gone)]
+        gone = np.unique(gone[~self.cancelled.get_many(gone)])  # a cancel is counted once
         if len(gone):
             self.cancel(gone)
 

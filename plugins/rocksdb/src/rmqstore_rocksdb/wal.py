@@ -24,6 +24,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 _BLOCK_BYTES: Final = 32 * 1024
 _HEADER: Final = struct.Struct("<IHB")
 _BATCH: Final = struct.Struct("<QI")
@@ -127,7 +129,7 @@ def _logs(directory: Path, first: int = 0) -> list[Path]:
     return [logs[number] for number in sorted(logs) if number >= first]
 
 
-class _Header(NamedTuple):
+class _Header(msgspec.Struct, gc=False):
     """The header of a part of a record: its place, its type, the first and last sequence number of a batch that begins there, or 0.
 
     ``is_end``: the record ends with this part. ``is_sound``: the part may be what the header says, and is all there.

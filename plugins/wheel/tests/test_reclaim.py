@@ -519,7 +519,7 @@ def test_a_queue_that_is_trimmed_between_two_pages_is_gone_through_once(run: Run
 
 
 @pytest.mark.parametrize("others", ["none", "one in each file"])
-def test_a_damaged_record_keeps_no_file_before_its_own(run: Run, others: str) -> None:
+def test_a_damaged_record_keeps_no_file_before_its_own(run: Run, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         run.fill(1)
         if others != "none":
@@ -533,6 +533,15 @@ def test_a_damaged_record_keeps_no_file_before_its_own(run: Run, others: str) ->
         run.fill(1)
         run.upkeep(4)
     assert run.files[0] == place // FILE_BYTES > 8
+    run.fill(4, topic="kept", consume=False)
+    run.upkeep(4)
+    looked: list[int] = []
+    go_on = liveness.Look.go_on
+    monkeypatch.setattr(liveness.Look, "go_on", lambda self, most: looked.append(done := go_on(self, most)) or done)
+    for _ in range(100):
+        run.clock.advance(1000)
+        run.store.tick()
+    assert len(looked) < 10, "it is looked at again after a while, and not all the time"
 
 
 def test_a_damaged_page_of_a_queue_keeps_the_files(run: Run) -> None:

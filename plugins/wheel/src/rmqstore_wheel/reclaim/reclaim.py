@@ -128,8 +128,7 @@ class Reclaim:
         # Whatever ends a look before its end, a signal handler for one, it is begun anew: it may have missed a page.
         census, self._census = self._census, None
         if census is None:
-            log = self._ledger.log
-            begin, end = max(log.chain.first, self._free_upto), log.tail // log.file_bytes * log.file_bytes
+            begin, end = max(self._ledger.log.chain.first, self._free_upto), self._end
             is_known = self._looked_ms is not None and 0 <= now_ms - self._looked_ms < AGAIN_MS and end <= self._again_upto
             if begin >= end or is_known:
                 return 0
@@ -147,9 +146,15 @@ class Reclaim:
                 self._put_off(now_ms, census)
         return done
 
+    @property
+    def _end(self) -> int:
+        """The start of the last file, which is written to still."""
+        log = self._ledger.log
+        return log.tail // log.file_bytes * log.file_bytes
+
     def _put_off(self, now_ms: int, look: Look) -> None:
         """Have nothing go for now, as a look said."""
-        self._again_upto = look.end + look.bytes
+        self._again_upto = max(look.end, self._end) + look.bytes
         self._looked_ms = now_ms
         self._copies, self._live = [], {}
 

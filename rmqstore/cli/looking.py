@@ -14,7 +14,6 @@ from rmqstore.cli.options import GroupOption, JsonOption, StoreArgument, TopicOp
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, clock_time, relative
 from rmqstore.contract import GroupOffset, Lag
-from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import RETRY_PREFIX, PoppedMessage
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import Reader
@@ -272,7 +271,7 @@ def where(
     or that every group acked and that was taken away, nothing is known any more. This reads all that the store holds.
     """
     if (message_id is None) == (key is None):
-        raise IllegalArgumentError("give --id or --key, and not both")
+        raise typer.BadParameter("give --id or --key, and not both", param_hint="--id")
     now_ms = stores.now_ms()
     with stores.reading(store) as opened:
         found = opened.where(id=message_id, key=key, topic=topic)

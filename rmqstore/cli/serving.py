@@ -20,7 +20,7 @@ import typer
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.options import StoreArgument, certificates, complete_engine, examples, imported
-from rmqstore.errors import IllegalArgumentError, StorePathError
+from rmqstore.errors import IllegalArgumentError, StoreLockedError, StorePathError
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import SOCKET_NAME
 
@@ -107,8 +107,13 @@ def serve(
             )
     if not create:
         stores.require(store)
-    # As the owner, and not through one that serves it already.
-    with open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or [])) as opened:
+    try:
+        # As the owner, and not through one that serves it already.
+        owned = open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or []))
+    except StoreLockedError as error:
+        who = str(error).partition(";")[0]
+        raise StoreLockedError(f"{who}; one process serves a store: end that one first, or reach it by rmqstore.connect") from None
+    with owned as opened:
         import asyncio  # with the server, it is the slower half of a command's start
 
         asyncio.run(_serve(opened, store, places, given, token, tls, watched, tell))

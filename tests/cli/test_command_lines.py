@@ -112,8 +112,8 @@ REFUSED = [
     (1, "pop data aa -g typo --follow", "has no topic 'aa'; did you mean a?"),
     *((1, f"dlq {rest}", "has no group 'daed'; did you mean dead?") for rest in ("list data daed", "resend data daed --all")),
     *((1, f"dlq drop data daed {which}", "has no group 'daed'; did you mean dead?") for which in ("--all", "--older-than 1d")),
-    (1, "where data", "--id or --key, and not both"),
-    (1, "where data --id m1 --key k", "--id or --key, and not both"),
+    (2, "where data", "--id or --key, and not both"),
+    (2, "where data --id m1 --key k", "--id or --key, and not both"),
     (1, "load none.dump copy", "none.dump"),
     # what no store takes
     (1, "pop data a -g 'a b'", "group name 'a b' is not made of"),

@@ -255,8 +255,12 @@ def test_what_cannot_be_served_is_refused(cli: Command, options: tuple[str, ...]
 def test_a_store_that_is_open_elsewhere_and_not_served(root: Path) -> None:
     with rmqstore.open(root / "data", engine=ENGINE):
         result = run("send", root / "data", "t", "x")
+        served = run("serve", root / "data")
     assert result.returncode == 1
     assert "is open elsewhere" in result.stderr
+    assert served.returncode == 1
+    assert "one process serves a store: end that one first" in " ".join(served.stderr.split())
+    assert "share=True" not in served.stderr
 
 
 @pytest.fixture

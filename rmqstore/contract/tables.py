@@ -96,7 +96,9 @@ LEASES: Final = _schema(
 the retry topic. ``store_tag`` is the number of the store that gave it. ``keep_until_ms`` is -1 while a lease runs; ``first_pop_ms`` is -1
 when this was the first pop. ``is_backing_off``: the lease is a wait for the next attempt, as the last one failed, for the ``reason``."""
 
-FIFO: Final = _schema(**_GROUP_QUEUE, queue_offset=pa.int64(), delivered=pa.int32(), first_pop_ms=pa.int64(), waits=pa.bool_())
+FIFO: Final = _schema(
+    **_GROUP_QUEUE, queue_offset=pa.int64(), delivered=pa.int32(), first_pop_ms=pa.int64(), waits=pa.bool_(), is_spared=pa.bool_()
+)
 """Messages of FIFO runs that are not acked (P9)."""
 
 ATTEMPTS: Final = _schema(

@@ -278,3 +278,18 @@ def test_a_letter_with_all_the_properties_and_the_reason_that_are_allowed_moves(
         for target in ENGINES:
             moved = _moved(stores, source, target, f"in-{target}")
             assert [letter.reason for letter in moved.dead_letters.list("g")] == reasons
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_spared_when_its_head_died_stays_spared(engine: str) -> None:
+    """P9: its lease ends in the new store, and it comes once more."""
+    with _stores(engine) as stores:
+        store = stores.open("old", max_retries=0)
+        store.send_batch([message(number) for number in range(3)])
+        for number, popped in enumerate(store.pop(T, "g", order=True, max_messages=3, invisible_ms=DAY_MS)):
+            store.change_invisible(popped, invisible_ms=1000 * (1 + number))
+        assert stores.tick_after(store, 1000).dead == 1
+        target = _moved(stores, store, engine)
+        target.groups.set("g", max_retries=0)
+        assert stores.tick_after(target, 2000).dead == 0
+        assert ids(target.pop(T, "g", order=True, max_messages=3)) == ["m1", "m2"]

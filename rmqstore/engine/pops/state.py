@@ -5,7 +5,8 @@ The memory, :class:`PopState`, is small, loaded at open, and changed only after 
 **FIFO runs**: per (group, topic, queue) the popped messages that are not acked yet, in their order (P9)::
 
     key    group u32, topic u32, queue u32   (big-endian)
-    value  n × (u64 queue offset, i64 first pop ms, u32 deliveries counted, u8 1 = waits to be given again)   (little-endian)
+    value  n × (u64 queue offset, i64 first pop ms, u32 deliveries counted, u8 flags)   (little-endian)
+           flags: 1 = waits to be given again, 2 = one before it died since it was leased
 
 A message is in the run from its first pop until it is acked, dead-lettered or parked. While its lease runs it does not wait; the lease
 itself is an ordinary check point, so receipts, outcomes and expiry are those of any pop. When a lease ends otherwise than by an ack, the

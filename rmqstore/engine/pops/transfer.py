@@ -385,7 +385,9 @@ class PopImport:
     def _take_fifo(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             reader = self._reader(row)
-            self._transaction.fifo(reader)[row["queue_offset"]] = Unacked(row["delivered"], row["first_pop_ms"], row["waits"])
+            self._transaction.fifo(reader)[row["queue_offset"]] = Unacked(
+                row["delivered"], row["first_pop_ms"], row["waits"], row["is_spared"]
+            )
 
     def _attempts(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

@@ -149,6 +149,8 @@ class Server:
         self.is_stopping = True
         for listener in self._listeners:
             listener.close()
+        for _ in range(4):  # who was let in already becomes a client within these rounds of the loop
+            await asyncio.sleep(0)
         for path in self._sockets:
             path.unlink(missing_ok=True)  # nobody else has listened there: this process owns the store
         for client in self.clients:

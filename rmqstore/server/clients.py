@@ -142,15 +142,17 @@ class Client(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         if self._is_greeted:
+            held_bytes = len(data) if len(data) > SMALL_BYTES else 0
             try:
                 number, name, arguments, named = _checked_request(unpack(data))
             except RmqstoreError as error:
                 if not _has_number(data):
                     raise
                 # What is behind it begins where it should, and is another call's.
+                self._server.hold(self, -held_bytes)
                 self.answer(frame([_number_in(data, 0), error]))
                 return
-            self._server.take(Call(self, number, name, arguments, named, len(data) if len(data) > SMALL_BYTES else 0))
+            self._server.take(Call(self, number, name, arguments, named, held_bytes))
         else:
             self.answer(frame([0, self._server.greet(_hello_in(data), is_known=self._is_known)]))
             self._is_greeted = True

@@ -393,14 +393,17 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served) -> None:
     """Those of other tasks go by the same connection; a client of a later version may say what this one does not know."""
     connection = Connection(Address(served.socket), None, None)
-    bad = [msgspec.msgpack.encode([7, "send", [msgspec.msgpack.Ext(99, b"?")], {}]), msgspec.msgpack.encode([300, "send", "?", {}])]
+    bad = [
+        msgspec.msgpack.encode(request)
+        for request in ([7, "send", [msgspec.msgpack.Ext(99, b"?")], {}], [300, "send", "?", {}], [70_000, "send", "?" * 1_000_000, {}])
+    ]
     good = frame([8, "topics.list", [], {}])
     connection._socket.sendall(b"".join(HEAD.pack(len(each)) + each for each in bad) + good)
-    answers = dict(answer(connection) for _ in range(3))
-    assert answers.keys() == {7, 300, 8}
-    assert isinstance(answers[7], IllegalArgumentError)
-    assert isinstance(answers[300], IllegalArgumentError)
+    answers = dict(answer(connection) for _ in range(4))
+    assert answers.keys() == {7, 300, 70_000, 8}
+    assert all(isinstance(answers[number], IllegalArgumentError) for number in (7, 300, 70_000))
     assert answers[8] == []
+    assert served.thread._server._asked_bytes == 0, "what a client sent is held until it is answered"
     connection.close()
 
 

@@ -133,11 +133,7 @@ class Reclaim:
             if begin >= end or is_known:
                 return 0
             census = Census(self._ledger, self._liveness, begin, end)
-        try:
-            done = census.go_on(slice_bytes)
-        except CorruptStoreError:
-            self._put_off(now_ms, census)
-            raise
+        done = self._look_on(census, slice_bytes, now_ms)
         if not census.is_done:
             self._census = census
         else:
@@ -152,8 +148,16 @@ class Reclaim:
         log = self._ledger.log
         return log.tail // log.file_bytes * log.file_bytes
 
+    def _look_on(self, look: Look, slice_bytes: int, now_ms: int) -> int:
+        """Look at a slice of the queues; one that meets a damaged page ends there, and says so."""
+        try:
+            return look.go_on(slice_bytes)
+        except CorruptStoreError:
+            self._put_off(now_ms, look)
+            raise
+
     def _put_off(self, now_ms: int, look: Look) -> None:
-        """Have nothing go for now, as a look said."""
+        """Keep all files until another look is worth it; this one found that none can go."""
         self._again_upto = max(look.end, self._end) + look.bytes
         self._looked_ms = now_ms
         self._copies, self._live = [], {}
@@ -184,11 +188,7 @@ class Reclaim:
             if not live:
                 return self._let_go(end)
             records = Records(self._ledger, self._liveness, begin, end)
-        try:
-            done = records.go_on(slice_bytes)
-        except CorruptStoreError:
-            self._put_off(now_ms, records)
-            raise
+        done = self._look_on(records, slice_bytes, now_ms)
         if not records.is_done:
             self._records = records
         elif records.sound_upto == records.begin:

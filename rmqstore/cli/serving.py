@@ -112,7 +112,9 @@ def serve(
         owned = open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or []))
     except StoreLockedError as error:
         who = str(error).partition(";")[0]
-        raise StoreLockedError(f"{who}; one process serves a store: end that one first, or reach it by rmqstore.connect") from None
+        raise StoreLockedError(
+            f"{who}; one process serves a store: end that one first; if it serves the store, rmqstore.connect reaches it"
+        ) from None
     with owned as opened:
         import asyncio  # with the server, it is the slower half of a command's start
 

@@ -147,10 +147,16 @@ class Server:
     async def stop(self) -> None:
         """Take no more calls, answer those that are under way, and close; waiting pops go on at the next owner."""
         self.is_stopping = True
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            for each in listener.sockets:
+                loop.remove_reader(each)
+        # Who was let in already becomes a client within these rounds of the loop; a closed listener would make nobody's of it
+        # (CPython, gh-109564).
+        for _ in range(4):
+            await asyncio.sleep(0)
         for listener in self._listeners:
             listener.close()
-        for _ in range(4):  # who was let in already becomes a client within these rounds of the loop
-            await asyncio.sleep(0)
         for path in self._sockets:
             path.unlink(missing_ok=True)  # nobody else has listened there: this process owns the store
         for client in self.clients:

@@ -642,7 +642,7 @@ class ServerThread:
         self, store: Store, listen: Callable[[Server], Awaitable[object]], *, token: str | None = None, limits: Limits | None = None
     ) -> None:
         self._server = Server(store, token=token, limits=limits)
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # the program's own kind may have other transports, as uvloop has
         self._stopping = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="rmqstore-server", daemon=True)
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -61,6 +62,20 @@ def test_the_first_one_owns_and_the_others_follow(tmp_path: Path) -> None:
         (popped,) = first.pop("t", "g")
         assert second.ack(popped) is rmqstore.AckOutcome.ACKED
         assert [each.name for each in second.topics.list()] == ["t"]
+
+
+def test_an_owner_serves_whatever_loops_its_program_uses(tmp_path: Path) -> None:
+    """A web server may have made uvloop the loop of the whole program; its transports are no subclass of asyncio's."""
+    uvloop = pytest.importorskip("uvloop")
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        with rmqstore.open(tmp_path / "s", engine=ENGINES[0], share=True) as owner:
+            with rmqstore.open(tmp_path / "s", engine=ENGINES[0], share=True) as follower:
+                assert not follower.is_owner
+                follower.send(NOW)
+            assert len(owner.pop("t", "g")) == 1
+    finally:
+        asyncio.set_event_loop_policy(None)
 
 
 def test_when_the_owner_closes_another_takes_over(tmp_path: Path) -> None:

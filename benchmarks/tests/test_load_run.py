@@ -9,19 +9,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rmqstore
 from benchmarks.tests.conftest import run_command, told
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load import command
 from rmqstore_benchmarks.load.audit import audit
-from rmqstore_benchmarks.load.clients import run_round
+from rmqstore_benchmarks.load.clients import opened, run_round
 from rmqstore_benchmarks.load.closing import FAULTS, STATES, Closed, Fault
 from rmqstore_benchmarks.load.command import Request, durable_engines
-from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError
-from rmqstore_benchmarks.load.ledger import files_of
-from rmqstore_benchmarks.load.plan import Plan
+from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, noted
+from rmqstore_benchmarks.load.ledger import Event, files_of
+from rmqstore_benchmarks.load.owner import Owner
+from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, TOPIC, Plan
 from rmqstore_benchmarks.load.run import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "load-test.md"
@@ -60,6 +63,65 @@ def test_the_second_attempt_waits_for_the_store_of_the_first(new_plan: Callable[
     run_round(plan, 0, 0)
 
 
+# ---------------------------------------------------------------- stores that another process serves
+
+
+@pytest.mark.parametrize("engine", durable_engines())
+def test_a_served_store_keeps_all_when_its_owner_is_killed(engine: str, new_plan: Callable[..., Plan]) -> None:
+    plan = new_plan(300, engine=engine, failures=(Failure.OWNER, Failure.CONSUMER), chunk=25, is_served=True)
+    for round_ in range(plan.rounds + 1):
+        run_round(plan, 0, round_)
+    events = Counter(row["event"] for row in told(plan))
+    assert events["sending"] == events["sent"] == 300
+    assert events["opened"] == events["closed"] == noted(plan.injected_path(), Failure.OWNER) == plan.rounds + 1
+    places = Counter((row["place"], row["id"]) for batch in audit(plan, 0) for row in batch.to_pylist())
+    assert {place for place, _ in places} <= {"timer", "passed", "ready", "leased", "dead"}
+    assert {number for _, number in places} | {row["id"] for row in told(plan) if row["event"] == "cancelled"} >= set(range(300))
+    assert set(places.values()) == {1}
+
+
+def test_what_a_repeat_is_told_is_in_doubt(new_plan: Callable[..., Plan]) -> None:
+    """ALREADY_ACKED behind the death of the owner may be the answer to this call's own first try."""
+    plan = new_plan(2, is_served=True)
+    with opened(plan, 0, 0) as shard:
+        shard.store.send_batch(plan.batch(np.arange(2)), deliver_at_ms=None, marks=(b"m",))
+        shard.move_to(START_MS + 20 * 24 * 3600_000 + plan.longest_delay_ms())
+        shard.store.tick()
+        popped = [each for topic in (TOPIC, KEPT_TOPIC) for each in shard.store.pop(topic, GROUP)]
+        assert len(popped) == 2
+        shard.store.ack(popped)
+        owner = shard.owner
+        assert owner is not None
+
+        def acked_again() -> Any:
+            owner.kill()
+            return shard.store.ack(popped)
+
+        ids, attempts = np.arange(2), np.ones(2, np.int64)
+        shard.asked("ack", Event.ACKING, ids, attempts, acked_again, lambda _: Event.ACK_REPEATED)
+        assert shard.asked("release", Event.RELEASING, ids, attempts, lambda: broken(owner), lambda _: Event.RELEASED) == []
+        shard.asked("ack", Event.ACKING, ids, attempts, lambda: shard.store.ack(popped), lambda _: Event.ACK_REPEATED)
+        with pytest.raises(rmqstore.StoreUnavailableError):
+            shard.asked("release", Event.RELEASING, ids, attempts, lambda: broken(), lambda _: Event.RELEASED)
+    assert Counter(row["event"] for row in told(plan) if row["id"] >= 0) == {"acking": 4, "releasing": 4, "ack_repeated": 2}
+
+
+def broken(owner: Owner | None = None) -> list[Any]:
+    """Be a call whose connection breaks, since its owner is killed if there is one."""
+    if owner is not None:
+        owner.kill()
+    raise rmqstore.StoreUnavailableError("the connection broke; it may have been done")
+
+
+def test_an_attempt_waits_for_the_shard_while_its_owner_is_begun_anew(new_plan: Callable[..., Plan], engine: str) -> None:
+    plan = new_plan(20, chunk=10, patience_s=0.0, is_served=True)
+    with opened(plan, 0, 0), pytest.raises(rmqstore.StoreLockedError):
+        run_round(plan, 0, 0)
+    with rmqstore.open(plan.store_path(0), engine=engine, services=False), pytest.raises(rmqstore.StoreUnavailableError, match="has ended"):
+        run_round(plan, 0, 0)
+    run_round(plan, 0, 0)
+
+
 # ---------------------------------------------------------------- what is refused
 
 
@@ -73,6 +135,7 @@ def test_the_second_attempt_waits_for_the_store_of_the_first(new_plan: Callable[
         ({"failures": ["task,twins"]}, "'twins' is none of task"),
         ({"failures": ["none", "task"]}, "'none' is none of"),
         ({"failures": ["executor"]}, "needs --cluster"),
+        ({"failures": ["owner"]}, "needs --served"),
         ({"cluster": True, "master": "spark://there:7077"}, "exclude each other"),
         ({"master": "local[2]"}, r"local\[2,4\]"),
         ({"master": "local"}, "never tries a task again"),
@@ -91,8 +154,10 @@ def test_bad_input_is_refused_by_name_before_anything_runs(given: dict[str, Any]
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, set(Failure) - {Failure.EXECUTOR}),
-        ({"cluster": True}, set(Failure)),
+        ({}, set(Failure) - {Failure.EXECUTOR, Failure.OWNER}),
+        ({"cluster": True}, set(Failure) - {Failure.OWNER}),
+        ({"served": True}, set(Failure) - {Failure.EXECUTOR}),
+        ({"cluster": True, "served": True}, set(Failure)),
         ({"failures": ["none"]}, set()),
         ({"failures": ["twin"], "master": "local[2]"}, {Failure.TWIN}),
     ],

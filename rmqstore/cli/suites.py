@@ -205,6 +205,7 @@ def report(
     "rmqstore load-test",
     "rmqstore load-test --engine NAME --messages 1000000 --report load.md",
     "rmqstore load-test --cluster --failures executor,worker",
+    "rmqstore load-test --served",
     "rmqstore load-test --resume load",
     "rmqstore load-test --master spark://host:7077 --directory /shared --messages 10000000 --shards 64",
 )
@@ -219,10 +220,11 @@ def load_test(
     seed: Annotated[int, typer.Option(metavar="N", help="Decides what becomes of each message, and what fails where.")] = 0,
     failures: Annotated[
         list[str] | None,
-        typer.Option(metavar="LIST", help="Of task, worker, twin, consumer, executor, with commas; or none. All by default."),
+        typer.Option(metavar="LIST", help="Of task, worker, twin, consumer, executor, owner, with commas; or none. All by default."),
     ] = None,
     master: Annotated[str | None, typer.Option(metavar="URL", help="Spark cluster; this machine by default.")] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Start a cluster of two workers on this machine, and kill one.")] = False,
+    served: Annotated[bool, typer.Option("--served", help="Reach each store through a process that serves it, and kill those.")] = False,
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the stores go; every executor must reach it.")] = None,
     report: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Write a .md or .json report.")] = None,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Leave stores, ledger and tables in this new directory.")] = None,
@@ -250,6 +252,7 @@ def load_test(
         failures=failures or [],
         master=master,
         cluster=cluster,
+        served=served,
         directory=directory,
         keep=keep,
         resume=resume,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import rmqstore
 from rmqstore.message import PoppedMessage, retry_topic
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.load.clients import open_store
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
+from rmqstore_benchmarks.load.owner import open_store
 from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Ids, Plan, ids_in
 
 FOUND: Final = pa.schema(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import queue
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,11 +21,13 @@ import numpy as np
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch
 from rmqstore.contract import ReleaseOutcome
+from rmqstore.errors import StoreUnavailableError
 from rmqstore.store.receipts import receipts_of
 from rmqstore.store.sending import SendReceipts
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
+from rmqstore_benchmarks.load.owner import Owner, open_store
 from rmqstore_benchmarks.load.plan import (
     GROUP,
     HELD_MS,
@@ -34,7 +35,6 @@ from rmqstore_benchmarks.load.plan import (
     KEPT_TOPIC,
     LEASE_MS,
     LONGER_MS,
-    SETTINGS,
     TOPIC,
     Fate,
     Ids,
@@ -44,7 +44,6 @@ from rmqstore_benchmarks.load.plan import (
 )
 
 _Answer = TypeVar("_Answer")
-_LOOK_AGAIN_S: Final = 0.05
 _DRAIN_CALLS: Final = 40
 _STEP_MS: Final = 20_000
 
@@ -55,7 +54,11 @@ class StoppedError(Exception):
 
 @dataclass
 class Attempt:
-    """What producer, consumers and the thread that lets time pass have in common."""
+    """What producer, consumers and the thread that lets time pass have in common.
+
+    Attributes:
+        owner: the process that serves the store; None when it is this one.
+    """
 
     plan: Plan
     number: int
@@ -63,19 +66,32 @@ class Attempt:
     store: rmqstore.Store
     clock: rmqstore.ManualClock
     ledger: LedgerFile
+    owner: Owner | None
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
         failures = of_round(self.plan.failures, self.round, self.plan.rounds)
         calls = 2 * len(self.plan.chunks_of_round(self.number, self.round)) or _DRAIN_CALLS
         self._injector = Injector(self.plan.injected_path(), failures, self.round, self.number, calls, self.plan.seed)
+        if self.owner is not None:
+            self._injector.kills[Failure.OWNER] = self.owner.kill
         self.consumers_die = Failure.CONSUMER in failures
         self.first_death = iter([True])  # given to the first consumer that may die, and to no other
 
     @property
     def now_ms(self) -> int:
-        """The simulated time."""
+        """The simulated time, which the store has reached."""
         return self.clock.now_ms()
+
+    @property
+    def latest_ms(self) -> int:
+        """The simulated time that the store may have reached."""
+        return self.now_ms if self.owner is None else self.owner.now_ms
+
+    def deaths(self) -> Callable[[], bool]:
+        """Return what tells whether the process that serves the store was killed since, or while, this was called."""
+        owner, dead = self.owner, 0 if self.owner is None else self.owner.dead
+        return lambda: owner is not None and owner.deaths > dead
 
     def move_to(self, now_ms: int) -> None:
         """Let simulated time be ``now_ms``, unless it is later already.
@@ -84,6 +100,8 @@ class Attempt:
         """
         if now_ms > self.now_ms:
             self.ledger.say(Event.TIME, now_ms)
+            if self.owner is not None:
+                self.owner.move_to(now_ms)
             self.clock.set(now_ms)
 
     def call(self, op: str, act: Callable[[], _Answer]) -> _Answer:
@@ -100,11 +118,29 @@ class Attempt:
     def asked(
         self, op: str, intent: Event, ids: Ids, attempts: Ids | None, act: Callable[[], Any], event: Callable[[Any], Event]
     ) -> list[Any]:
-        """Make a call that answers each of ``ids``: its intent is written before, and what ``event`` makes of each answer behind it."""
-        began = self.ledger.intend(intent, ids, self.now_ms, attempts)
-        answers = list(self.call(op, act))
-        self.ledger.tell([event(each) for each in answers], ids, began, self.now_ms, attempts)
+        """Make a call that answers each of ``ids``: its intent is written before, and what ``event`` makes of each answer behind it.
+
+        One whose owner was killed meanwhile stays in doubt where no answer came, which gives none, and where the answer is to its repeat:
+        who acked first is not known then.
+        """
+        began, has_died = self.ledger.intend(intent, ids, self.now_ms, attempts), self.deaths()
+        if (answered := self.call_once(op, act)) is None:
+            return []
+        answers = list(answered)
+        told = [event(each) for each in answers]
+        rows = [row for row, each in enumerate(told) if each is not Event.ACK_REPEATED or not has_died()]
+        self.ledger.tell([told[row] for row in rows], ids[rows], began, self.latest_ms, None if attempts is None else attempts[rows])
         return answers
+
+    def call_once(self, op: str, act: Callable[[], _Answer]) -> _Answer | None:
+        """Make a call that a client does not repeat; None when its owner was killed meanwhile, and it may have been done."""
+        has_died = self.deaths()
+        try:
+            return self.call(op, act)
+        except StoreUnavailableError:
+            if not has_died():
+                raise
+            return None
 
 
 @contextmanager
@@ -115,39 +151,22 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Attempt]:
         StoreLockedError: it is still held after ``plan.patience_s``.
     """
     clock = rmqstore.ManualClock(START_MS)
-    store, waited = open_store(plan, number, clock)
-    try:
+    with ExitStack() as stack:
+        owner = stack.enter_context(closing(Owner(plan, number))) if plan.is_served else None
+        store, waited = open_store(plan, number, clock) if owner is None else (owner.store, owner.waited)
+        stack.callback(store.close)
         # Time goes on from where the last attempt left it. The ledger is looked at under the store's lock, so nobody writes into it.
-        clock.set(max(clock.now_ms(), last_ms(plan.ledger_path(number))))
-        ledger = LedgerFile(plan.ledger_path(number), number)
-        try:
-            ledger.say(Event.OPENED, clock.now_ms())
-            if waited:
-                ledger.say(Event.WAITED, clock.now_ms())
-            yield Attempt(plan, number, round_, store, clock, ledger)
-            store.close()
-            ledger.say(Event.CLOSED, clock.now_ms())
-        finally:
-            ledger.close()
-    finally:
-        store.close()
-
-
-def open_store(plan: Plan, number: int, clock: rmqstore.ManualClock) -> tuple[rmqstore.Store, bool]:
-    """Return the open store of a shard, and whether another attempt, which may be dying, had it meanwhile.
-
-    Raises:
-        StoreLockedError: it is still held after ``plan.patience_s``.
-    """
-    until_s, waited = time.monotonic() + plan.patience_s, False
-    while True:
-        try:
-            return rmqstore.open(plan.store_path(number), engine=plan.engine, clock=clock, services=False, **SETTINGS), waited
-        except rmqstore.StoreLockedError:
-            if time.monotonic() > until_s:
-                raise
-            waited = True
-            time.sleep(_LOOK_AGAIN_S)
+        now_ms = max(clock.now_ms(), last_ms(plan.ledger_path(number)))
+        if owner is not None:
+            owner.move_to(now_ms)
+        clock.set(now_ms)
+        ledger = stack.enter_context(closing(LedgerFile(plan.ledger_path(number), number)))
+        ledger.say(Event.OPENED, now_ms)
+        if waited:
+            ledger.say(Event.WAITED, now_ms)
+        yield Attempt(plan, number, round_, store, clock, ledger, owner)
+        (store if owner is None else owner).close()
+        ledger.say(Event.CLOSED, clock.now_ms())
 
 
 # ---------------------------------------------------------------- rounds
@@ -257,7 +276,7 @@ def _send_chunk(shard: Attempt, ids: Ids, number: int) -> SendReceipts:
     began = shard.ledger.intend(Event.SENDING, ids, shard.now_ms)
     receipts = shard.call("send_batch", partial(shard.store.send_batch, batch, marks=(mark,)))
     for event in (Event.SENT, Event.REPEATED) if receipts.repeated else (Event.SENT,):
-        shard.ledger.tell(event, ids, began, shard.now_ms)
+        shard.ledger.tell(event, ids, began, shard.latest_ms)
     return receipts
 
 
@@ -270,11 +289,13 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
         mine = ids[row : row + 1]
         topic = KEPT_TOPIC if shard.plan.has(mine, Fate.KEPT)[0] else TOPIC
         began = shard.ledger.intend(Event.CANCELLING, mine, shard.now_ms)
-        found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))))
+        found = shard.call_once("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))))
+        if found is None:
+            continue
         # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
         events = [_CANCELS[outcome] for outcome in found] or [Event.CANCEL_MISSED]
         events += [Event.COPIES] if len(found) > 1 else []
-        shard.ledger.tell(events, np.repeat(mine, len(events)), began, shard.now_ms)
+        shard.ledger.tell(events, np.repeat(mine, len(events)), began, shard.latest_ms)
 
 
 # ---------------------------------------------------------------- consumers
@@ -315,7 +336,7 @@ class _Consumer:
             popped = self._shard.call("pop_batch", pop)
             if not len(popped):
                 return True
-            columns, now_ms = popped.columns, self._shard.now_ms
+            columns, now_ms = popped.columns, self._shard.latest_ms
             ids, attempts = ids_in(columns.column("message_id")), columns.column("attempt").to_numpy()
             is_damaged = self._plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))
             dies = self._dies_now or (self._shard.consumers_die and self._rng.random() < _DEATH_SHARE)
@@ -361,10 +382,12 @@ class _Consumer:
     def _take_longer(self, old: Sequence[Any], ids: Ids, attempts: Ids) -> None:
         """Ask for more time; then ack by the receipts that this replaced, which must do nothing (P6), and by those that it gave."""
         new = self._change(old, ids, attempts, LONGER_MS, Event.CHANGED)
+        if not new:
+            return  # whether the old ones were replaced is not known
         began = self._ledger.moment(self._shard.now_ms)
         outcomes: Any = self._shard.call("ack of an old receipt", partial(self._store.ack, old))
         honoured = np.array([outcome is AckOutcome.ACKED for outcome in outcomes])
-        self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.now_ms, attempts[honoured])
+        self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.latest_ms, attempts[honoured])
         rows = [row for row, receipt in enumerate(new) if receipt is not None]
         if rows:
             self._ack([new[row] for row in rows], ids[rows], attempts[rows])

@@ -42,6 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         failures: names of failures, or ``none`` alone; all that the place can show when empty.
         master: a Spark cluster, or None for this machine.
         cluster: start a standalone cluster on this machine.
+        served: reach each store through a process that serves it.
         directory: where the stores go; every executor must reach it.
         keep: a new directory in which everything stays; overrides ``directory``.
         resume: the directory of a load test that was begun; all else is said by it.
@@ -54,6 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     failures: Sequence[str] = ()
     master: str | None = None
     cluster: bool = False
+    served: bool = False
     directory: Path | None = None
     keep: Path | None = None
     resume: Path | None = None
@@ -91,7 +93,8 @@ def plans(request: Request) -> list[Plan]:
                 f"engine {engine!r} keeps nothing beyond its process, and a load test moves stores from task to task"
             )
     chunk = chunk_for(request.messages, request.shards)
-    return [Plan(engine, engine, request.messages, request.shards, request.seed, failures, chunk=chunk) for engine in engines]
+    plan = Plan("", "", request.messages, request.shards, request.seed, failures, chunk=chunk, is_served=request.served)
+    return [msgspec.structs.replace(plan, engine=engine, directory=engine) for engine in engines]
 
 
 def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -> Iterator[Outcome]:
@@ -157,10 +160,13 @@ def _failures(request: Request) -> tuple[Failure, ...]:
     for name in names:
         if name not in known:
             raise IllegalArgumentError(f"--failures {name!r} is none of {', '.join(known)}; or give none alone")
-    wanted = names or [name for name in known if request.cluster or name != Failure.EXECUTOR.value]
+    needs = {Failure.EXECUTOR: (request.cluster, "--cluster, whose workers"), Failure.OWNER: (request.served, "--served, whose processes")}
+    absent = {failure.value: words for failure, (is_there, words) in needs.items() if not is_there}
+    wanted = names or [name for name in known if name not in absent]
     failures = tuple(failure for failure in Failure if failure.value in wanted)
-    if Failure.EXECUTOR in failures and not request.cluster:
-        raise IllegalArgumentError("--failures executor needs --cluster, whose workers can be killed")
+    for name in wanted:
+        if name in absent:
+            raise IllegalArgumentError(f"--failures {name} needs {absent[name]} can be killed")
     if (
         {Failure.TASK, Failure.WORKER}.intersection(failures)
         and request.master is not None

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,8 @@ class Failure(enum.Enum):
     """A consumer ends while it holds leases."""
     EXECUTOR = "executor"
     """An executor is killed with its Spark worker while its tasks run."""
+    OWNER = "owner"
+    """The process that serves a store is killed with SIGKILL while a call runs, and another one takes its place."""
 
 
 _LONGEST_WAIT_S: Final = 0.002
@@ -39,7 +41,7 @@ def of_round(failures: tuple[Failure, ...], round_: int, rounds: int) -> tuple[F
     """Return the failures of one round; the round behind the last is the drain.
 
     Tasks fail in the first and the third round, workers die in the second and in the drain, twins run in the second, an executor dies in
-    the third; with fewer rounds the later ones fall together. Consumers die in all.
+    the third; with fewer rounds the later ones fall together. Consumers and owners die in all.
     """
     second, third = min(1, rounds - 1), min(2, rounds - 1)
     due = {Failure.TASK: (0, 2), Failure.WORKER: (second, rounds), Failure.TWIN: (second,), Failure.EXECUTOR: (third,)}
@@ -69,6 +71,9 @@ class Injector:
 
     Args:
         calls: about how many calls the attempt makes at least.
+
+    Attributes:
+        kills: what kills a process, by the failure that it is; without it the failure does not happen.
     """
 
     def __init__(self, directory: Path, due: tuple[Failure, ...], round_: int, shard: int, calls: int, seed: int) -> None:
@@ -78,9 +83,10 @@ class Injector:
         rng = random.Random(f"{seed}/{round_}/{shard}")
         self._wait_s = rng.random() * _LONGEST_WAIT_S
         self._is_before = rng.random() < 0.5
+        self.kills: dict[Failure, Callable[[], None]] = {Failure.WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL)}
         self._at = {
             failure: rng.randint(2, max(calls, 3))
-            for failure in (Failure.TASK, Failure.WORKER)
+            for failure in (Failure.TASK, Failure.WORKER, Failure.OWNER)
             if failure in due and not _note(directory, failure, round_, shard).exists()
         }
 
@@ -97,8 +103,9 @@ class Injector:
             for failure in due:
                 del self._at[failure]
         due = [failure for failure in due if note_once(self._directory, failure, self._round, self._shard)]
-        if Failure.WORKER in due:
-            threading.Thread(target=self._kill, daemon=True).start()
+        for failure in due:
+            if failure in self.kills:
+                threading.Thread(target=self._kill, args=(self.kills[failure],), daemon=True).start()
         fails = Failure.TASK in due
         if fails and self._is_before:
             raise InjectedFailureError(f"shard {self._shard}, round {self._round}: the load test lets this task fail before {op}")
@@ -106,7 +113,7 @@ class Injector:
         if fails:
             raise InjectedFailureError(f"shard {self._shard}, round {self._round}: the load test lets this task fail behind {op}")
 
-    def _kill(self) -> None:
+    def _kill(self, kill: Callable[[], None]) -> None:
         # A moment later, so that the call is under way or just done.
         threading.Event().wait(self._wait_s)
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill()

@@ -21,7 +21,7 @@ from rmqstore_benchmarks.load.failures import Failure
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
-VERSION: Final = 3
+VERSION: Final = 4
 """What a plan means. It rises whenever the same plan would send, mark, note or judge otherwise: such a plan cannot be resumed."""
 
 TOPIC: Final = "orders"
@@ -96,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
         chunk: messages of one ``send_batch``.
         consumers: threads that consume a shard.
         patience_s: how long a task waits for a store that another attempt still holds.
+        is_served: clients reach the store of a shard over a connection to a process that serves it.
     """
 
     engine: str
@@ -108,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True):
     chunk: int = 1000
     consumers: int = 2
     patience_s: float = 900.0
+    is_served: bool = False
 
     def store_path(self, shard: int) -> Path:
         """Return the directory of the store of a shard."""

@@ -24,6 +24,7 @@ _HAPPENED: Final = {
     "twin": "shards played by two tasks at once",
     "consumer": "consumers that died with their leases",
     "executor": "executors killed",
+    "owner": "processes killed that served a store",
 }
 _LEGEND: Final = (
     "Every id is exactly once cancelled, acked, dead-lettered or pending. *in doubt*: ends that rest on a call whose answer nobody got. "

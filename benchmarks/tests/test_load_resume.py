@@ -16,13 +16,13 @@ import pytest
 
 import rmqstore
 from benchmarks.tests.conftest import run_command
-from rmqstore.cli.exits import EXIT_ERROR, EXIT_OK
+from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE, EXIT_OK
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, run
 from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request
 from rmqstore_benchmarks.load.failures import Failure
-from rmqstore_benchmarks.load.plan import VERSION, Plan
+from rmqstore_benchmarks.load.plan import GROUP, TOPIC, VERSION, Plan
 from rmqstore_benchmarks.load.run import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
 
 PROGRAM = Path(__file__).with_name("killed_jvm.py")
@@ -101,6 +101,8 @@ def test_the_plan_has_settled_all_other_options(tmp_path: Path, capsys: pytest.C
     for option in (["--messages", "5"], ["--engine", "wheel"], ["--keep", "there"], ["--cluster"], ["--seed", "0"]):
         assert run_command("load-test", "--resume", str(tmp_path), *option) == EXIT_ERROR
         assert f"leave out {option[0]}" in capsys.readouterr().err
+    assert run_command("load-test", "--audit", str(tmp_path), "--resume", str(tmp_path)) == EXIT_ERROR
+    assert "leave out --" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- going on
@@ -164,6 +166,24 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("without_spark")
+def test_an_audit_is_done_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = begun_in(tmp_path / "run", "wheel").plans[0]
+    end(plan)
+    (outcome,) = resume(tmp_path / "run")
+    done: list[str] = []
+    monkeypatch.setattr(run, "_played", lambda *_: done.append("round"))
+    monkeypatch.setattr(run, "_audited", lambda spark, plan: done.append("audit") or Done())
+    monkeypatch.setattr(run, "close_ledger", lambda spark, plan: done.append("ledger") or outcome.closed)
+    (again,) = command.run(Request(audit=tmp_path / "run"))
+    assert done == ["audit", "ledger"]
+    assert again.closed == outcome.closed
+    (plan.done_path() / "drain.json").unlink()
+    with pytest.raises(rmqstore.IllegalArgumentError, match=r"drain of wheel was not played .* --resume"):
+        list(command.run(Request(audit=tmp_path / "run")))
+    assert done_of(plan, "ledger") is not None
+
+
+@pytest.mark.usefixtures("without_spark")
 def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_there(tmp_path: Path, engine: str) -> None:
     with pytest.raises(UnfinishedError) as ended:
         list(command.run(Request(engines=[engine], messages=40, directory=tmp_path)))
@@ -219,3 +239,8 @@ def test_when_spark_is_killed_the_load_test_says_so_and_goes_on_to_a_closed_ledg
         patched.setattr(command, "session", None)
         assert run_command("load-test", "--resume", str(root)) == EXIT_OK
     assert capsys.readouterr().out == shown
+
+    with rmqstore.open(root / engine / "stores" / "shard-0000", engine=engine, services=False) as store:
+        store.groups.reset_offset(TOPIC, GROUP, 0)
+    assert run_command("load-test", "--audit", str(root)) == EXIT_NOT_DONE
+    assert "ids: back after its ack" in capsys.readouterr().out

@@ -231,17 +231,19 @@ def load_test(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with a load test that ended early, as it was begun in DIR.")
     ] = None,
+    audit: Annotated[Path | None, typer.Option(metavar="DIR", help="Account once more for a load test that was kept in DIR.")] = None,
 ) -> None:
     """Account for every message while tasks and consumers die.
 
     Producers and consumers run in Spark tasks, on all durable engines by default; tasks, their processes and consumers die meanwhile. Each
     id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history. When
-    Spark or this process dies, --resume goes on behind the last job that was done; of one that has ended it shows the outcome again.
-    Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
+    Spark or this process dies, --resume goes on behind the last job that was done; of one that has ended it shows the outcome again, and
+    --audit reads its stores again. Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
     """
     command, reporting = _part("load.command"), _part("load.report")
-    if resume is not None:
-        _only_resume(context)
+    for option, begun in (("resume", resume), ("audit", audit)):
+        if begun is not None:
+            _only(option, context)
     for file in report or []:
         reporting.check_report(file)
     request = command.Request(
@@ -256,6 +258,7 @@ def load_test(
         directory=directory,
         keep=keep,
         resume=resume,
+        audit=audit,
     )
     outcomes = _played(command, request)
     show.table(show.columns(reporting.HEADINGS[:1], reporting.HEADINGS[1:]), map(reporting.summary, outcomes))
@@ -263,23 +266,23 @@ def load_test(
     for outcome in outcomes:
         _tell(outcome, reporting)
     if report:
-        machine = _part("machine").described(resume or keep or directory or command.default_directory())
+        machine = _part("machine").described(resume or audit or keep or directory or command.default_directory())
         for file in report:
             reporting.write_report(file, outcomes, shlex.join(["rmqstore", *_arguments()]), machine)
             show.note(f"report: {file}")
-    if kept := resume or keep:
+    if kept := resume or audit or keep:
         show.note(f"stores, ledger and tables are in {kept}")
     if any(outcome.problems() for outcome in outcomes):
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _only_resume(context: typer.Context) -> None:
-    """Refuse options that the plan of a load test has settled."""
+def _only(option: str, context: typer.Context) -> None:
+    """Refuse options that the plan of a load test has settled, which ``option`` goes on with."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if name not in ("resume", "report") and source is not None and source.name == "COMMANDLINE":
-            raise IllegalArgumentError(f"--resume goes on as the load test was begun; leave out {parameter.opts[0]}")
+        if name not in (option, "report") and source is not None and source.name == "COMMANDLINE":
+            raise IllegalArgumentError(f"--{option} takes the load test as it was begun; leave out {parameter.opts[0]}")
 
 
 def _arguments() -> list[str]:

@@ -20,7 +20,19 @@ from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.load.cluster import StandaloneCluster
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
-from rmqstore_benchmarks.load.run import Begun, Outcome, held, job_names, read_begun, read_outcome, run_load, unfinished, write_begun
+from rmqstore_benchmarks.load.run import (
+    Begun,
+    Outcome,
+    done_of,
+    forget_audit,
+    held,
+    job_names,
+    read_begun,
+    read_outcome,
+    run_load,
+    unfinished,
+    write_begun,
+)
 from rmqstore_benchmarks.machine import default_directory
 
 if TYPE_CHECKING:
@@ -46,6 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         directory: where the stores go; every executor must reach it.
         keep: a new directory in which everything stays; overrides ``directory``.
         resume: the directory of a load test that was begun; all else is said by it.
+        audit: that of one that has played its rounds: its stores are read once more, and its ledger closed.
     """
 
     engines: Sequence[str] = ()
@@ -59,6 +72,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path | None = None
     keep: Path | None = None
     resume: Path | None = None
+    audit: Path | None = None
+
+    @property
+    def there(self) -> Path | None:
+        """The directory of a load test that was begun before."""
+        return self.resume or self.audit
 
 
 def durable_engines() -> list[str]:
@@ -105,7 +124,7 @@ def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -
     Raises:
         IllegalArgumentError: the request, or this machine, does not allow it; nothing was run.
         FileExistsError: ``keep`` exists.
-        StoreLockedError: another process plays what is to be resumed.
+        StoreLockedError: another process plays what is to be resumed, or audited.
         UnfinishedError: an error ended it; the message says where it can be resumed.
     """
     begun = _begun(request)
@@ -119,6 +138,9 @@ def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -
         raise IllegalArgumentError(f"the load test cannot run: {reason}")
     numbers, jobs = itertools.count(), sum(len(job_names(plan)) for plan in begun.plans)
     with _root(request, directory, begun) as root, ExitStack() as stack:
+        if request.audit is not None:
+            for plan in begun.plans:
+                forget_audit(plan)
         spark, cluster = (None, None) if is_ended else _started(begun, stack)
         for victim, plan in enumerate(begun.below(root).plans):
 
@@ -136,9 +158,19 @@ def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -
 
 
 def _begun(request: Request) -> Begun:
-    if request.resume is not None:
-        return read_begun(request.resume.resolve())
+    if request.there is not None:
+        begun = read_begun(request.there.resolve())
+        if request.audit is not None:
+            _check_played(request.audit, begun)
+        return begun
     return Begun(plans=tuple(plans(request)), master=request.master, cluster=request.cluster)
+
+
+def _check_played(root: Path, begun: Begun) -> None:
+    for plan in begun.plans:
+        for job in job_names(plan)[:-2]:
+            if done_of(plan, job) is None:
+                raise IllegalArgumentError(f"--audit {root}: {job} of {plan.engine} was not played to its end; --resume goes on there")
 
 
 def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:
@@ -180,15 +212,15 @@ def _failures(request: Request) -> tuple[Failure, ...]:
 def _root(request: Request, directory: Path, begun: Begun) -> Iterator[Path]:
     """Give the directory of the load test, held; one that nobody named is removed, unless an error ended what was begun there."""
     made: Path | None = None
-    if request.resume is not None:
-        root = request.resume.resolve()
+    if request.there is not None:
+        root = request.there.resolve()
     elif request.keep is not None:
         request.keep.mkdir(parents=True)
         root = request.keep.resolve()
     else:
         root = made = Path(tempfile.mkdtemp(prefix="rmqstore-load-", dir=directory)).resolve()
     try:
-        if request.resume is None:
+        if request.there is None:
             write_begun(root, begun)
         with held(root):
             try:

@@ -92,7 +92,7 @@ def read_begun(root: Path) -> Begun:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise IllegalArgumentError(
-            f"--resume {root} has no load test, for it has no {_FILE}; name the directory that --keep made, or that an ended run told of"
+            f"{root} has no load test, for it has no {_FILE}; name the directory that --keep made, or that an ended run told of"
         ) from None
     try:
         found = msgspec.json.decode(data, type=dict[str, Any])
@@ -139,6 +139,12 @@ def done_of(plan: Plan, job: str) -> Done | None:
         return None
     except msgspec.MsgspecError as error:
         raise CorruptStoreError(f"{file} is damaged ({error}); remove it, and the job is done again", file=str(file)) from error
+
+
+def forget_audit(plan: Plan) -> None:
+    """Let the audit of a plan, and what comes behind it, be done once more."""
+    for name in reversed(job_names(plan)[-2:]):
+        _mark(plan, name).unlink(missing_ok=True)
 
 
 def unfinished(root: Path, begun: Begun, error: Exception) -> UnfinishedError:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from rmqstore.errors import StorePathError, TransferError
 from rmqstore.spark.dataset import MANIFEST, Dataset, Manifest, place_of, write_json
 from rmqstore.spark.jobs import at_rest, copy_finished
@@ -53,5 +51,5 @@ def copied(source: Dataset, path: str | os.PathLike[str], doing: str, copy_shard
         for shard in source.shards:
             copy_shard(source.shard_path(shard), made.shard_path(shard))
         copy_finished(source, made)
-        write_json(aside / MANIFEST, msgspec.to_builtins(made.manifest))
+        write_json(aside / MANIFEST, made.manifest)
     return target

@@ -347,7 +347,7 @@ class Dataset:
 
     def rewrite(self, manifest: Manifest) -> None:
         """Put another manifest into place, durably and in one step."""
-        write_json(self.path / MANIFEST, msgspec.to_builtins(manifest))
+        write_json(self.path / MANIFEST, manifest)
         self.manifest = manifest
 
 
@@ -395,7 +395,7 @@ def read_dataset_manifest(path: Path) -> Manifest | None:
 def write_json(file: Path, content: object) -> None:
     """Write a small file durably; tasks that write it at the same time do not disturb each other."""
     try:
-        write_durably(file, json_bytes(content), f".{secrets.token_hex(4)}.new")
+        write_durably(file, json_bytes(msgspec.to_builtins(content)), f".{secrets.token_hex(4)}.new")
     except OSError as error:
         raise system_error(error, file) from error
 
@@ -439,7 +439,7 @@ def _made(place: Path, manifest: Manifest) -> Manifest:
                 open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
                 _give_settings(made.shard_path(shard), manifest)
             (aside / "jobs").mkdir()
-            write_json(aside / MANIFEST, msgspec.to_builtins(manifest))
+            write_json(aside / MANIFEST, manifest)
     except StorePathError:
         there = read_dataset_manifest(place)
         if there is None:

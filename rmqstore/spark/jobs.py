@@ -39,14 +39,13 @@ commit it starts again. Of the jobs that came to their end the newest are known 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -61,6 +60,7 @@ _RECORD: Final = "job.json"
 _DONE: Final = "done.json"
 _LOCK: Final = ".lock"
 _GONE: Final = ".gone"
+_Content = TypeVar("_Content", bound=msgspec.Struct)
 
 _MICRO_BATCH: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9]+)")
 """The id of a micro-batch: its query, and its number."""
@@ -138,7 +138,6 @@ class Job:
         self.path = dataset.path / "jobs" / self.id
         self.staged = self.path / "staged"
         self.rejected = self.path / "rejected"
-        self._lock_file = self.path.with_name(f".{self.id}.lock")  # no id begins with a dot
 
     # ------------------------------------------------------------ phase 1
 
@@ -154,7 +153,7 @@ class Job:
                 another number of shards since they were staged.
             ConfigError: it is on its way to another number of shards, or to another engine.
         """
-        with self._locked():
+        with _locked(self.dataset):
             record = self.record()
             if record is None:
                 files = list(files)
@@ -169,7 +168,7 @@ class Job:
                 for folder in (self.staged, self.rejected, self.path, self.path.parent):
                     if folder.is_dir():
                         sync_path(folder)
-                self._write(_RECORD, record)
+                write_json(self.path / _RECORD, record)
             kept = set() if record.is_done else {self.staged / file.name for file in record.files}
             kept |= {self.rejected / file.name for file in record.files if file.rejected}
             for entry in {*self.staged.glob("*"), *self.rejected.glob("*")} - kept:
@@ -190,13 +189,13 @@ class Job:
     def discard(self) -> None:
         """Leave nothing of a job that was not committed; of one that was, everything stays."""
         if self.path.is_dir():
-            with self._locked():
+            with _locked(self.dataset):
                 if self.record() is None:
                     shutil.rmtree(self.path, ignore_errors=True)
 
     def withdraw(self) -> bool:
         """Take back a committed job of which no shard has begun; False when one has, and everything stays."""
-        with self._locked():
+        with _locked(self.dataset):
             record = self.record()
             if record is not None and any(self.progress(shard) is not None for shard in record.shards):
                 return False
@@ -216,7 +215,7 @@ class Job:
             record = self.record()
             for shard in self.missing_shards():
                 stack.enter_context(StoreDirectory(self.dataset.shard_path(shard)))
-            stack.enter_context(self._locked())
+            stack.enter_context(_locked(self.dataset))
             if record is None or self.record() != record or record.is_done:
                 raise TransferError(f"there is no half done job {self.id!r} in {self.dataset.path} to give up")
             found = {shard: self.progress(shard) for shard in record.shards}
@@ -257,8 +256,7 @@ class Job:
     def record(self) -> JobRecord | None:
         """Return what was committed; None before the commit."""
         # In this order, since the second one is there before the first one goes.
-        found: JobRecord | None = self._read(_RECORD, JobRecord) or self._read(_DONE, JobRecord)
-        return found
+        return self._read(_RECORD, JobRecord) or self._read(_DONE, JobRecord)
 
     def is_unfinished(self) -> bool:
         """Say whether the job was committed and not finished; of one that is finished, nothing is read."""
@@ -281,8 +279,7 @@ class Job:
 
     def progress(self, shard: int) -> ShardProgress | None:
         """Return how far a shard is; None when it has not begun."""
-        found: ShardProgress | None = self._read(f"shard-{shard:05}.json", ShardProgress)
-        return found
+        return self._read(f"shard-{shard:05}.json", ShardProgress)
 
     def note_begun(self, shard: int, progress: ShardProgress) -> None:
         """Write down durably that a shard begins, unless the job was taken back meanwhile; the caller owns the shard.
@@ -290,12 +287,11 @@ class Job:
         Raises:
             TransferError: it was.
         """
-        with self._locked():
+        with _locked(self.dataset):
             record = self.record()
-            if record is not None:
-                self.check_not_dropped(record)
-            else:
+            if record is None:
                 raise TransferError(f"job {self.id!r} was taken back before shard {shard} began; nothing of it was sent, so run it again")
+            self.check_not_dropped(record)
             self.note_progress(shard, progress)
 
     def note_not_begun(self, shard: int) -> None:
@@ -305,7 +301,7 @@ class Job:
 
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Write down durably how far a shard is; the caller owns the shard."""
-        self._write(f"shard-{shard:05}.json", progress)
+        write_json(self.path / f"shard-{shard:05}.json", progress)
 
     def missing_shards(self) -> list[int]:
         """Return the shards that do not have everything yet; none before the commit.
@@ -332,14 +328,14 @@ class Job:
 
     def _close(self, record: JobRecord) -> None:
         if not record.is_done:
-            self._write(_DONE, msgspec.structs.replace(record, is_done=True))
+            write_json(self.path / _DONE, msgspec.structs.replace(record, is_done=True))
             (self.path / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(self.staged, ignore_errors=True)
 
     def forget(self) -> None:
         """Remove what is known of a finished job, in one step; of any other, everything stays."""
         gone = self.path.with_name(f".{self.id}.{secrets.token_hex(4)}{_GONE}")
-        with self._locked():
+        with _locked(self.dataset):
             record = self.record()
             if record is None or not record.is_done:
                 return
@@ -395,19 +391,10 @@ class Job:
 
     # ------------------------------------------------------------ files
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Let what decides about jobs happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
-        with _locked(self.dataset):
-            yield
-
-    def _write(self, name: str, content: msgspec.Struct) -> None:
-        write_json(self.path / name, msgspec.to_builtins(content))
-
-    def _read(self, name: str, kind: Any) -> Any:
+    def _read(self, name: str, kind: type[_Content]) -> _Content | None:
         file = self.path / name
         try:
-            return msgspec.convert(json.loads(file.read_bytes()), kind)
+            return msgspec.json.decode(file.read_bytes(), type=kind)
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -416,6 +403,7 @@ class Job:
 
 @contextmanager
 def _locked(dataset: Dataset) -> Iterator[None]:
+    """Let what decides about jobs happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
     path = dataset.path / "jobs" / _LOCK
     while True:
         with open(path, "a", encoding="ascii") as handle:
@@ -537,7 +525,7 @@ def copy_finished(source: Dataset, target: Dataset) -> None:
                 for name in (file.name for file in record.files if file.rejected):
                     sync_path(shutil.copyfile(job.rejected / name, same.rejected / name))
                 sync_path(same.rejected)
-            same._write(_DONE, record)
+            write_json(same.path / _DONE, record)
             for own, copy in ((job.path / _DONE, same.path / _DONE), (job.path, same.path)):
                 shutil.copystat(own, copy)  # the oldest go first, there too
 

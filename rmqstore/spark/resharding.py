@@ -215,7 +215,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
         shutil.rmtree(made.path / "jobs", ignore_errors=True)
         copy_finished(dataset, made)
         sync_path(made.path / "jobs")
-        write_json(made.path / MANIFEST, msgspec.to_builtins(made.manifest))
+        write_json(made.path / MANIFEST, made.manifest)
         sync_path(made.path)
         replacement.ready({}, 0, free_name(dataset.path, f"before-{dataset.manifest.shards}-shards"))
         return Resharding(shards=found, previous=str(replacement.publish().previous))

@@ -76,7 +76,7 @@ class Done(msgspec.Struct, frozen=True):
 
 def write_begun(root: Path, begun: Begun) -> None:
     """Write what a load test in ``root`` begins with."""
-    write_json(root / _FILE, msgspec.to_builtins(begun.below(Path())))
+    write_json(root / _FILE, begun.below(Path()))
 
 
 def read_begun(root: Path) -> Begun:
@@ -123,7 +123,7 @@ def held(root: Path) -> Iterator[None]:
 
 def mark_done(plan: Plan, job: str, done: Done) -> None:
     """Note durably that a job is done."""
-    write_json(_mark(plan, job), msgspec.to_builtins(done))
+    write_json(_mark(plan, job), done)
 
 
 def done_of(plan: Plan, job: str) -> Done | None:

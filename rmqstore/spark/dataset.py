@@ -332,10 +332,8 @@ class Dataset:
 
     def _entered(self, stack: ExitStack, path: Path, now_ms: int | None) -> Store:
         """Open a shard for as long as the stack is, when no other task has it; a lock of their own, as they may meet at a server."""
-        turn = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, turn)
         try:
-            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
             raise StoreLockedError(f"another task is at work in {path}") from None
         if now_ms is None:
@@ -390,6 +388,17 @@ def read_dataset_manifest(path: Path) -> Manifest | None:
     if manifest.routing != ROUTING or manifest.shards < 1:
         raise FormatVersionError(f"data set {path} routes by {manifest.routing!r}, this version of rmqstore by {ROUTING!r}")
     return manifest
+
+
+@contextmanager
+def flocked(directory: Path, operation: int) -> Iterator[None]:
+    """Hold the lock of a directory itself, which no file in it has; ``operation`` is that of ``fcntl.flock``."""
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, operation)
+        yield
+    finally:
+        os.close(held)
 
 
 def write_json(file: Path, content: object) -> None:

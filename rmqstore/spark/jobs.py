@@ -51,7 +51,7 @@ import msgspec
 
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
-from rmqstore.spark.dataset import Dataset, write_json
+from rmqstore.spark.dataset import Dataset, flocked, write_json
 from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile
 from rmqstore.store.directory import StoreDirectory
 
@@ -355,31 +355,24 @@ class Job:
             TransferError: it was committed, and not all of it is stored.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(held, fcntl.LOCK_SH)
-            yield
-        except Exception as error:
-            record = self.record()
-            if record is None or record.is_done:
-                raise
-            raise self.half_done(f"; {type(error).__name__}: {error}") from error
-        finally:
-            os.close(held)
+        with flocked(self.path, fcntl.LOCK_SH):
+            try:
+                yield
+            except Exception as error:
+                record = self.record()
+                if record is None or record.is_done:
+                    raise
+                raise self.half_done(f"; {type(error).__name__}: {error}") from error
 
     def is_running(self) -> bool:
         """Say whether a driver is committing the job or sending it."""
         try:
-            held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with flocked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return False
         except FileNotFoundError:
             return False
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        finally:
-            os.close(held)
-        return False
 
     def half_done(self, why: str = "") -> TransferError:
         """Return the error of a job that was committed and not finished, with the ways on."""

@@ -125,7 +125,7 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
     rows = size_bytes = 0
     for file in record.files:
         for number, batch in read_batches(job.staged / file.name, file, shard):
-            batch_bytes = file.sizes_bytes[number]
+            batch_bytes = file.batches[number].size_bytes
             if held and (rows + len(batch) > record.chunk_rows or size_bytes + batch_bytes > record.chunk_bytes):
                 yield from calls_of(joined(held), mark)
                 held, rows, size_bytes = [], 0, 0
@@ -186,13 +186,7 @@ def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wai
             another number of shards than there are.
     """
     with job.completing():
-        if job.record() is None:
-            if any(file.is_drained for file in files):
-                raise TransferError(
-                    f"job {job.id!r} was taken back while this write was under way; nothing of it was stored, so run it again"
-                )
-            job.commit(files, now_ms)
-        record = _record(job)
+        record = job.commit(files, now_ms)
         for shard in job.missing_shards():
             # A process costs more than a chunk; what fails here, or is locked, gets one all the same.
             if record.rows_of(shard) <= record.chunk_rows:

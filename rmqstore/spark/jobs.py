@@ -89,7 +89,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         """Messages of the job."""
-        return sum(sum(file.rows) for file in self.files)
+        return sum(file.rows for file in self.files)
 
     @property
     def rejected(self) -> int:
@@ -99,11 +99,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shards(self) -> list[int]:
         """The shards that have a part of it, by the number of shards that the data set had then."""
-        return sorted({shard for file in self.files for shard in file.shards})
+        return sorted({batch.shard for file in self.files for batch in file.batches})
 
     def rows_of(self, shard: int) -> int:
         """Return how many of them belong to a shard."""
-        return sum(rows for file in self.files for own, rows in zip(file.shards, file.rows, strict=True) if own == shard)
+        return sum(batch.rows for file in self.files for batch in file.batches if batch.shard == shard)
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +149,8 @@ class Job:
         """Let these files be the job, unless it was committed before; what else was staged goes. Returns the record that counts.
 
         Raises:
-            TransferError: another run with the same job id failed meanwhile and took the staged files away; or the data set has got
-                another number of shards since they were staged.
+            TransferError: another run with the same job id failed meanwhile and took the staged files away; or a task only counted its
+                rows, as the job was committed then, and it was taken back since; or the data set has got another number of shards.
             ConfigError: it is on its way to another number of shards, or to another engine.
         """
         with _locked(self.dataset):
@@ -161,9 +161,11 @@ class Job:
                 named = sorted((file for file in files if file.rows or file.rejected), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
                 paths = [(self.staged / file.name, file.size_bytes) for file in record.files]
+                # What was only counted has no file at all.
                 if not all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in paths):
                     raise TransferError(
-                        f"staged files of job {self.id!r} are gone or cut off: another run of it failed meanwhile; run it again"
+                        f"staged files of job {self.id!r} are gone or cut off: it was taken back, or another run of it failed, while this "
+                        "write was under way; nothing of it was stored, so run it again"
                     )
                 for folder in (self.staged, self.rejected, self.path, self.path.parent):
                     if folder.is_dir():
@@ -179,10 +181,10 @@ class Job:
         """Refuse rows that are not split by the shards that there are; with the lock held, which whoever changes them takes, too."""
         found = Dataset.open(self.dataset.path)
         found.check_settled()
-        others = {file.split for file in files} - {None, found.manifest.shards}
+        others = {file.split for file in files if file.name} - {found.manifest.shards}
         if others:
             raise TransferError(
-                f"the rows of job {self.id!r} were split among {min(filter(None, others))} shards, and data set {found.path} has got "
+                f"the rows of job {self.id!r} were split among {min(others)} shards, and data set {found.path} has got "
                 f"{found.manifest.shards} since; nothing of it was stored, so run it again"
             )
 
@@ -243,10 +245,8 @@ class Job:
         record, files = self.record(), list(found)
         if record is None:
             return
-        rows, had = sum(sum(file.rows) + file.rejected for file in files), record.rows + record.rejected
-        is_known = all(file.rows_sum is not None for file in (*files, *record.files))
-        sums = [sum(file.rows_sum or 0 for file in each) for each in (files, record.files)]
-        if rows != had or (is_known and sums[0] != sums[1]):
+        rows, had = sum(file.rows + file.rejected for file in files), record.rows + record.rejected
+        if rows != had or sum(file.rows_sum for file in files) != sum(file.rows_sum for file in record.files):
             others = f"{rows} others" if rows == had else str(rows)
             raise TransferError(
                 f"job {self.id!r} of {self.dataset.path} has brought {had} messages, and this write has {others}, of which none "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -28,7 +29,7 @@ from rmqstore.clock import SystemClock
 from rmqstore.columns import bytes_of, offsets_of
 from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
-from rmqstore.errors import CorruptStoreError, DelayTooLongError, IllegalArgumentError, TransferError, system_error
+from rmqstore.errors import CorruptStoreError, DelayTooLongError, IllegalArgumentError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark.columns import check_unit, shard_column
@@ -101,30 +102,35 @@ def rules_of(dataset: Dataset, now_ms: int | None, on_bad_row: OnBadRow) -> Rule
     return Rules(now_ms=now_ms, horizon_ms=min(each or info.capabilities.horizon_ms for each in given), on_bad_row=on_bad_row)
 
 
-class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each.
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """One batch of a file: the shard that its rows belong to, how many they are, its bytes, and the CRC-32 of these."""
 
-    A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
-    ``rejected`` rows are in the file of this name among the rejected ones, and in no batch. ``rows_sum`` is of all rows, as
-    :func:`rows_sum` gives it; None where an earlier version took another sum, or none, as it did of batches when ``sums`` is empty.
-    ``split`` tells among how many shards the rows were split; None where there are none, or an earlier version wrote it.
+    shard: int
+    rows: int
+    size_bytes: int
+    crc32: int
+
+
+class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One file of phase 1: its batches, and where they begin.
+
+    A task without rows has no file; its name is empty. Nor has one that found the job committed and only counted its rows. ``rejected``
+    rows are in the file of this name among the rejected ones, and in no batch. ``rows_sum`` is of all rows, as :func:`rows_sum` gives it.
+    ``split`` tells among how many shards the rows were split.
     """
 
-    name: str
-    shards: list[int]
-    rows: list[int]
-    sizes_bytes: list[int]
+    name: str = ""
+    rows: int = 0
+    batches: list[Batch] = []
     offset: int = 0
-    sums: list[int] = []
     rejected: int = 0
-    rows_sum: int | None = None
-    is_drained: bool = False
-    split: int | None = None
+    rows_sum: int = 0
+    split: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the file."""
-        return self.offset + sum(self.sizes_bytes) + len(_END_OF_STREAM)
+        return self.offset + sum(batch.size_bytes for batch in self.batches) + len(_END_OF_STREAM)
 
 
 def rows_sum(batch: pa.RecordBatch) -> int:
@@ -147,7 +153,7 @@ def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
     for batch in batches:
         rows += batch.num_rows
         total += rows_sum(batch)
-    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], rows_sum=total, is_drained=True)
+    return StagedFile(rows=rows, rows_sum=total)
 
 
 def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Rules = DEFAULT_RULES) -> StagedFile:
@@ -201,7 +207,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     finally:
         for each in {path, bad_path}.difference(kept):
             each.unlink(missing_ok=True)
-    return staged if kept else StagedFile(name="", shards=[], rows=[], sizes_bytes=[], rows_sum=0)
+    return staged if kept else StagedFile()
 
 
 def _sorted_out(
@@ -253,21 +259,21 @@ class StagedWriter:
         self._sink.write(IN_SCHEMA.serialize())
         self._offset: int = sink.tell()
         self._count = shards
-        self._pieces: dict[int, list[pa.RecordBatch]] = {}
-        self._held_rows: dict[int, int] = {}
-        self._held_bytes: dict[int, int] = {}
-        self._written: list[tuple[int, int, int, int]] = []  # of each batch: shard, rows, bytes, CRC-32
+        self._pieces: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
+        self._held_rows: Counter[int] = Counter()
+        self._held_bytes: Counter[int] = Counter()
+        self._written: list[Batch] = []
         self.rows_sum = 0
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
         """Take in a checked batch; ``first_row`` is the turn of its first row."""
         for shard, piece in self._split(columns, first_row):
-            self._pieces.setdefault(shard, []).append(piece)
-            self._held_rows[shard] = self._held_rows.get(shard, 0) + piece.num_rows
-            self._held_bytes[shard] = self._held_bytes.get(shard, 0) + piece.get_total_buffer_size() * piece.num_rows // columns.num_rows
+            self._pieces[shard].append(piece)
+            self._held_rows[shard] += piece.num_rows
+            self._held_bytes[shard] += piece.get_total_buffer_size() * piece.num_rows // columns.num_rows
             if self._held_rows[shard] >= CHUNK_ROWS or self._held_bytes[shard] >= CHUNK_BYTES:
                 self._write(shard)
-        while sum(self._held_bytes.values()) > HELD_BYTES:
+        while self._held_bytes.total() > HELD_BYTES:
             self._write(max(self._held_bytes, key=self._held_bytes.__getitem__))
 
     def _split(self, columns: pa.RecordBatch, first_row: int) -> Iterable[tuple[int, pa.RecordBatch]]:
@@ -275,12 +281,9 @@ class StagedWriter:
             return [(0, columns)]
         shards = shard_column(columns, self._count, first_row)
         order = np.argsort(shards.astype(np.uint16), kind="stable")
-        behind = np.cumsum(np.bincount(shards, minlength=self._count))
         ordered = columns.take(pa.array(order))
-        starts = [0, *behind[:-1].tolist()]
-        return [
-            (shard, ordered.slice(at, end - at)) for shard, (at, end) in enumerate(zip(starts, behind.tolist(), strict=True)) if end > at
-        ]
+        edges = pairwise([0, *np.cumsum(np.bincount(shards)).tolist()])
+        return [(shard, ordered.slice(at, end - at)) for shard, (at, end) in enumerate(edges) if end > at]
 
     def _write(self, shard: int) -> None:
         pieces = self._pieces.pop(shard)
@@ -290,7 +293,7 @@ class StagedWriter:
     def write(self, shard: int, batch: pa.RecordBatch) -> None:
         """Write rows of ``IN_SCHEMA`` that belong to one shard."""
         message = batch.serialize()
-        self._written.append((shard, batch.num_rows, message.size, crc32(message)))
+        self._written.append(Batch(shard, batch.num_rows, message.size, crc32(message)))
         self.rows_sum += rows_sum(batch)
         self._sink.write(message)
 
@@ -299,17 +302,8 @@ class StagedWriter:
         for shard in sorted(self._pieces):
             self._write(shard)
         self._sink.write(_END_OF_STREAM)
-        shards, rows, sizes_bytes, sums = map(list, zip(*self._written, strict=True)) if self._written else ([], [], [], [])
-        return StagedFile(
-            name=name,
-            shards=shards,
-            rows=rows,
-            sizes_bytes=sizes_bytes,
-            offset=self._offset,
-            sums=sums,
-            rows_sum=self.rows_sum,
-            split=self._count,
-        )
+        rows, batches = sum(batch.rows for batch in self._written), self._written
+        return StagedFile(name=name, rows=rows, batches=batches, offset=self._offset, rows_sum=self.rows_sum, split=self._count)
 
 
 def read_batches(path: Path, file: StagedFile, shard: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -317,28 +311,21 @@ def read_batches(path: Path, file: StagedFile, shard: int) -> Iterator[tuple[int
 
     Raises:
         CorruptStoreError: the file is missing, or not what was written.
-        TransferError: an earlier version wrote it.
     """
-    if shard not in file.shards:
+    starts = accumulate((each.size_bytes for each in file.batches), initial=file.offset)
+    own = [(number, each, start) for number, (each, start) in enumerate(zip(file.batches, starts, strict=False)) if each.shard == shard]
+    if not own:
         return
-    if len(file.sums) != len(file.shards):
-        raise TransferError(
-            f"the staged file {path} has no sums: an earlier version of rmqstore set it aside, so finish its job with that version, "
-            "or take it back with `rmqstore doctor --undo`, or --drop-job when some of it was sent"
-        )
-    starts = accumulate(file.sizes_bytes[:-1], initial=file.offset)
     try:
         with pa.OSFile(str(path)) as source:
             if source.size() != file.size_bytes:
                 what = f"the staged file {path} has {source.size()} bytes, not {file.size_bytes} as it was written"
                 raise CorruptStoreError(what, file=str(path), offset=min(source.size(), file.size_bytes))
-            for number, (own, start) in enumerate(zip(file.shards, starts, strict=True)):
-                if own != shard:
-                    continue
+            for number, written, start in own:
                 source.seek(start)
-                message = source.read_buffer(file.sizes_bytes[number])
-                batch = pa.ipc.read_record_batch(message, IN_SCHEMA) if crc32(message) == file.sums[number] else None
-                if batch is None or batch.num_rows != file.rows[number]:
+                message = source.read_buffer(written.size_bytes)
+                batch = pa.ipc.read_record_batch(message, IN_SCHEMA) if crc32(message) == written.crc32 else None
+                if batch is None or batch.num_rows != written.rows:
                     what = f"batch {number} of the staged file {path} is not what was written"
                     raise CorruptStoreError(what, file=str(path), offset=start)
                 yield number, batch

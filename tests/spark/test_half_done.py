@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
 
@@ -105,8 +104,6 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
             again.commit([Staged(encoded(counted([each])))])
     with pytest.raises(rmqstore.TransferError, match="brought 200 messages, and this write has 0,"):
         again.commit([])
-    earlier = msgspec.structs.replace(counted([others[1]]), rows_sum=None)  # of a version that took other sums
-    again.commit([Staged(encoded(earlier))])
     assert sorted(timers_of(dataset.path)) == list(range(200))
     writer()
 

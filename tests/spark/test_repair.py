@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 from pathlib import Path
@@ -182,28 +181,6 @@ def test_a_job_that_the_first_chunk_is_refused_of_can_be_taken_back_and_others_a
     assert well.record().is_done  # type: ignore[union-attr]
     assert repair.undo(dataset) == ["job a-torn: withdrawn; nothing had been sent"]
     assert sorted(timers_of(dataset.path)) == list(range(40, 80))
-
-
-def without_sums(job: Job) -> None:
-    """Turn the record of a job into one of a version that took no sums."""
-    (path,) = [file for name in ("job.json", "done.json") if (file := job.path / name).exists()]
-    record = json.loads(path.read_bytes())
-    for file in record["files"]:
-        del file["sums"], file["offset"]
-    path.write_text(json.dumps(record))
-
-
-def test_jobs_of_a_version_without_sums_are_known_and_open_ones_taken_back(dataset: Dataset) -> None:
-    done, left = committed(dataset, "a-done", rows(0, 40)), committed(dataset, "b-left", rows(40, 40))
-    ingested(done)
-    for job in (done, left):
-        without_sums(job)
-    with pytest.raises(rmqstore.TransferError, match="an earlier version of rmqstore set it aside"):
-        repair.finish(dataset)
-    assert repair.undo(dataset) == ["job b-left: withdrawn; nothing had been sent"]
-    assert done.record().rows == 40  # type: ignore[union-attr]
-    assert list(repair.troubles(dataset)) == []
-    assert sorted(timers_of(dataset.path)) == list(range(40))
 
 
 def test_a_record_that_cannot_be_read_is_a_trouble_among_others(dataset: Dataset) -> None:

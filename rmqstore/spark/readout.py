@@ -62,6 +62,10 @@ class View(enum.Enum):
     JOBS = "jobs"
     REJECTED = "rejected"
 
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise IllegalArgumentError(f"view {value!r} is unknown; there are {', '.join(view.value for view in cls)}")
+
 
 SCHEMAS: Final[dict[View, pa.Schema]] = {
     View.TIMERS: pa.schema([*_SHARD, *IN_SCHEMA, *_fields("store_ms:l handle:s")]),
@@ -77,18 +81,6 @@ SCHEMAS: Final[dict[View, pa.Schema]] = {
     View.REJECTED: pa.schema([*_fields("job_id:s"), *REJECTED_SCHEMA]),
 }
 """The columns of each view; all may be null as far as Spark knows."""
-
-
-def view_of(name: str) -> View:
-    """Return the view of a name.
-
-    Raises:
-        IllegalArgumentError: there is none.
-    """
-    views = [view.value for view in View]
-    if name not in views:
-        raise IllegalArgumentError(f"view {name!r} is unknown; there are {', '.join(views)}")
-    return View(name)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

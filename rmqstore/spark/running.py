@@ -22,8 +22,8 @@ from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.ingest import ShardReport, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, job_under_way
-from rmqstore.spark.readout import SCHEMAS, View, Wanted, stores_at, view_of
-from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage, way_of
+from rmqstore.spark.readout import SCHEMAS, View, Wanted, stores_at
+from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage
 from rmqstore.store.tick import TickReport
 from rmqstore.when import time_ms
 
@@ -112,7 +112,7 @@ def schedule(
         StorePathError, StoreFullError: the directory cannot be used.
     """
     check_columns((field.name, field.dataType.simpleString()) for field in df.schema.fields)
-    now_ms, way = time_ms("now", now, now_ms), way_of(on_bad_row)
+    now_ms, way = time_ms("now", now, now_ms), OnBadRow(on_bad_row)
     dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
     dataset.check_ready(now_ms)
     rules = rules_of(dataset, now_ms, way)
@@ -176,7 +176,7 @@ def read(
     """
     from pyspark.sql import functions as sf
 
-    wanted = Wanted(view=view_of(view), columns=tuple(columns))
+    wanted = Wanted(view=View(view), columns=tuple(columns))
     schema = wanted.schema()
     reader = spark.read.format("rmqstore").schema(ddl(schema)).options(view=view, **options)  # type: ignore[arg-type]
     if "shard" not in SCHEMAS[wanted.view].names:

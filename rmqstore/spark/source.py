@@ -34,9 +34,9 @@ from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import complete_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.popping import INVISIBLE_MS, ROUND_ROWS, GroupReader
-from rmqstore.spark.readout import PART_ROWS, View, Wanted, plan, read, view_of
+from rmqstore.spark.readout import PART_ROWS, View, Wanted, plan, read
 from rmqstore.spark.running import staged_here
-from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, rules_of, way_of
+from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, rules_of
 from rmqstore.spark.streams import MicroBatchWriter, QueueReader
 from rmqstore.store.directory import read_manifest
 
@@ -143,7 +143,7 @@ class RmqstoreSource(DataSource):
         now_ms = _number(options, "now_ms")
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        lock_wait_ms, way = _lock_wait_ms(options), way_of(options.get("on_bad_row", OnBadRow.FAIL.value))
+        lock_wait_ms, way = _lock_wait_ms(options), OnBadRow(options.get("on_bad_row", OnBadRow.FAIL.value))
         dataset = _dataset(options)
         return dataset, rules_of(dataset, now_ms, way), lock_wait_ms
 
@@ -154,7 +154,7 @@ class RmqstoreSource(DataSource):
         if system not in ("true", "false"):
             raise IllegalArgumentError(f"option system must be true or false, not {system!r}")
         return Wanted(
-            view=view_of(options.get("view", View.TIMERS.value)),
+            view=View(options.get("view", View.TIMERS.value)),
             columns=tuple(name.strip() for name in options.get("columns", "").split(",") if name.strip()),
             shard=_number(options, "shard"),
             topic=options.get("topic"),

@@ -63,6 +63,10 @@ class OnBadRow(enum.Enum):
     FAIL = "fail"
     COLLECT = "collect"
 
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise IllegalArgumentError(f"on_bad_row must be {' or '.join(way.value for way in cls)}, not {value!r}")
+
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How the rows of a write are checked.
@@ -78,18 +82,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_RULES: Final = Rules()
-
-
-def way_of(on_bad_row: str) -> OnBadRow:
-    """Return what becomes of bad rows.
-
-    Raises:
-        IllegalArgumentError: ``on_bad_row`` says nothing of the kind.
-    """
-    ways = [way.value for way in OnBadRow]
-    if on_bad_row not in ways:
-        raise IllegalArgumentError(f"on_bad_row must be {' or '.join(ways)}, not {on_bad_row!r}")
-    return OnBadRow(on_bad_row)
 
 
 def rules_of(dataset: Dataset, now_ms: int | None, on_bad_row: OnBadRow) -> Rules:

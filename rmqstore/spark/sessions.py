@@ -34,6 +34,15 @@ _FAST_JVM: Final = "-XX:+UseSerialGC -Xmn512m"
 _QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 # What is off here reports failed tasks; the error of a job that fails for good reaches Python as an exception.
+_QUIET: Final = (
+    "executor.Executor",
+    "scheduler.TaskSetManager",
+    "scheduler.TaskSchedulerImpl",
+    "util.Utils",
+    "sql.execution.datasources.v2",
+    "sql.execution.datasources.FileFormatWriter",
+)
+
 _LOG4J: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.c.ref = console
@@ -44,19 +53,7 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %p %c{1}: %m%n
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-logger.executor.name = org.apache.spark.executor.Executor
-logger.executor.level = off
-logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
-logger.tasks.level = off
-logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
-logger.scheduler.level = off
-logger.utils.name = org.apache.spark.util.Utils
-logger.utils.level = off
-logger.v2.name = org.apache.spark.sql.execution.datasources.v2
-logger.v2.level = off
-logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
-logger.writer.level = off
-"""
+""" + "".join(f"logger.{number}.name = org.apache.spark.{name}\nlogger.{number}.level = off\n" for number, name in enumerate(_QUIET))
 
 _LOST: Final = (
     "Spark's process, the JVM, is gone: killed, or ended for want of memory, say. What tasks were told is done, what they were at may be"
@@ -72,11 +69,6 @@ def why_not() -> str | None:
     if java is None or subprocess.run([str(java), "-version"], capture_output=True, check=False).returncode:
         return "there is no Java runtime; Spark needs Java 17 or newer on PATH or in JAVA_HOME"
     return None
-
-
-def slots_here() -> int:
-    """Return how many tasks this machine runs at a time: its cores, at most 8."""
-    return min(len(os.sched_getaffinity(0)), 8)
 
 
 @contextmanager
@@ -104,7 +96,7 @@ def session(
         os.environ |= {"SPARK_CONF_DIR": scratch, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "TZ": "UTC"}
         from pyspark.sql import SparkSession
 
-        slots = slots_here()
+        slots = min(len(os.sched_getaffinity(0)), 8)
         given = {
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -121,10 +113,7 @@ def session(
             **(settings or {}),
         }
         builder: Any = SparkSession.builder
-        builder = builder.master(master or f"local[{slots},4]").appName(name)
-        for key, value in given.items():
-            builder = builder.config(key, value)
-        spark: SparkSession = builder.getOrCreate()
+        spark: SparkSession = builder.master(master or f"local[{slots},4]").appName(name).config(map=given).getOrCreate()
         try:
             yield spark
         except Exception as error:

@@ -46,16 +46,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Return an error as an answer."""
         return cls(kind=type(error).__name__, text=str(error), host=socket.gethostname())
 
-    @classmethod
-    def of_text(cls, text: str) -> Failure:
-        """Return what has no error of its own."""
-        return cls(kind="StoreError", text=text, host=socket.gethostname())
-
     @property
     def is_lasting(self) -> bool:
         """Whether another attempt would meet it again; for a shard that is open elsewhere it has waited long enough."""
-        kind = getattr(errors, self.kind, StoreError)
-        return issubclass(kind, (*LASTING, StoreLockedError))
+        return isinstance(self.error(), (*LASTING, StoreLockedError))
 
     def error(self) -> Exception:
         """Return the error again, for the driver to raise."""

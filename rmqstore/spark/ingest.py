@@ -20,6 +20,7 @@ from rmqstore.errors import (
     FlowControlError,
     IllegalArgumentError,
     RmqstoreError,
+    StoreError,
     StorePathError,
     TransferError,
 )
@@ -216,7 +217,7 @@ def _answer(shard: int, child: subprocess.CompletedProcess[bytes]) -> str:
         return child.stdout.decode()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     said = child.stderr.decode(errors="replace")[-2000:].strip()
-    return encoded(Failure.of_text(f"the process that takes shard {shard} in {how}{said and f': {said}'}"))
+    return encoded(Failure.of(StoreError(f"the process that takes shard {shard} in {how}{said and f': {said}'}")))
 
 
 def _may_pass(answer: str) -> bool:

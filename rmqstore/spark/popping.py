@@ -47,7 +47,6 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -59,7 +58,7 @@ from rmqstore.message import MAX_POP
 from rmqstore.schemas import OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, write_json
 from rmqstore.spark.jobs import job_under_way
-from rmqstore.spark.readout import SCHEMAS, View, Wanted
+from rmqstore.spark.readout import SCHEMAS, Part, View, Wanted
 from rmqstore.store.reader import ReadStore
 
 if TYPE_CHECKING:
@@ -74,13 +73,6 @@ INVISIBLE_MS: Final = 600_000
 _SCHEMA: Final = SCHEMAS[View.MESSAGES]
 
 Offset = dict[str, Any]
-
-
-class HeldPart(msgspec.Struct, frozen=True):
-    """What one task reads: what a round popped of one shard."""
-
-    path: str
-    shard: int
 
 
 class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -117,7 +109,8 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         if not start:
             return {"consumer": secrets.token_hex(8), "round": 0}
-        self._look()
+        # A query goes on and on, and meanwhile the data set may get other shards.
+        self._dataset = Dataset.open(self._dataset.path)
         is_first, consumer, number = self._acked is None, start["consumer"], start["round"]
         self._ack(consumer, number)
         left = self._waiting() if self._left is None else self._left
@@ -139,10 +132,10 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"consumer": consumer, "round": number + 1} if rows else start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        parts: list[HeldPart] = []
+        parts: list[Part] = []
         for number in range(start.get("round", 0) + 1, end["round"] + 1):
             path = self._path(end["consumer"], number)
-            parts += [HeldPart(str(path), shard) for shard, _ in groupby(_batches(path), _shard)]
+            parts += [Part(path=str(path), shard=shard) for shard, _ in groupby(_batches(path), _shard)]
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,10 +145,6 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in self._schema.names], schema=self._schema)
 
     # ------------------------------------------------------------ on the driver
-
-    def _look(self) -> None:
-        """Read the manifest: a query goes on and on, and meanwhile the data set may get other shards."""
-        self._dataset = Dataset.open(self._dataset.path)
 
     def _path(self, consumer: str, number: int) -> Path:
         return self._dataset.path / "streams" / consumer / f"{number}.arrow"

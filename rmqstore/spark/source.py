@@ -7,7 +7,6 @@ the driver's machine, sends them, a process a shard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -30,14 +29,13 @@ from rmqstore.settings import Value, known_settings
 from rmqstore.spark.catalog import check_written, options_of, options_of_creation, with_options, without_handles
 from rmqstore.spark.columns import check_columns, ddl
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
-from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import complete_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.popping import INVISIBLE_MS, ROUND_ROWS, GroupReader
 from rmqstore.spark.readout import PART_ROWS, View, Wanted, plan, read
 from rmqstore.spark.running import staged_here
-from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, rules_of
-from rmqstore.spark.streams import MicroBatchWriter, QueueReader
+from rmqstore.spark.staging import OnBadRow, Rules, rules_of
+from rmqstore.spark.streams import MicroBatchWriter, QueueReader, Staged, staged_files
 from rmqstore.store.directory import read_manifest
 
 NAME: Final = "rmqstore"
@@ -186,13 +184,6 @@ class ViewReader(DataSourceReader):
         return iter(()) if partition.value is None else read(partition.value, self._wanted)
 
 
-@dataclass
-class Staged(WriterCommitMessage):
-    """What a task answered, as JSON."""
-
-    answer: str
-
-
 class JobWriter(DataSourceArrowWriter):
     """Writes a job: tasks stage, the commit sends."""
 
@@ -208,8 +199,7 @@ class JobWriter(DataSourceArrowWriter):
         return Staged(staged_here(self.job, iterator, self._rules))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
-        complete_here(self.job, files, self._rules.now_ms, self._lock_wait_ms)
+        complete_here(self.job, staged_files(messages), self._rules.now_ms, self._lock_wait_ms)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.

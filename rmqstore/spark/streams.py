@@ -12,7 +12,7 @@ set that was resharded they say how often, since the queues of before are others
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,11 +46,16 @@ Offsets = dict[str, int]
 
 
 @dataclass
-class StagedBatch(WriterCommitMessage):
-    """What a task of a micro-batch answered, as JSON, and the query that it belongs to."""
+class Staged(WriterCommitMessage):
+    """What a task answered, as JSON, and the query of its micro-batch, if it is of one."""
 
     answer: str
-    query_id: str
+    query_id: str = ""
+
+
+def staged_files(messages: Iterable[WriterCommitMessage | None]) -> list[StagedFile]:
+    """Return what the tasks of a write set aside; the first failure among their answers is raised."""
+    return reports((message.answer for message in messages if isinstance(message, Staged)), StagedFile)
 
 
 class MicroBatchWriter(DataSourceStreamArrowWriter):
@@ -65,12 +70,11 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
         context: Any = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId")
         job = self._job(query_id, int(context.getLocalProperty("streaming.sql.batchId")))
-        return StagedBatch(staged_here(job, iterator, self._rules), query_id)
+        return Staged(staged_here(job, iterator, self._rules), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        staged = [message for message in messages if isinstance(message, StagedBatch)]
-        for query_id in {message.query_id for message in staged}:
-            files, job = reports([message.answer for message in staged], StagedFile), self._job(query_id, batchId)
+        for query_id in _queries(messages):
+            files, job = staged_files(messages), self._job(query_id, batchId)
             if (record := job.record()) is not None and record.is_dropped:
                 # A query cannot give it another id, and would never come to the next one.
                 job.check_same(files)
@@ -80,11 +84,15 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         # A task may still be writing: what it leaves is swept when the micro-batch comes again, or by the doctor.
-        for query_id in {message.query_id for message in messages if isinstance(message, StagedBatch)}:
+        for query_id in _queries(messages):
             self._job(query_id, batchId).discard()
 
     def _job(self, query_id: str, batch: int) -> Job:
         return Job(self._dataset, f"{query_id}-{batch}")
+
+
+def _queries(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
+    return {message.query_id for message in messages if isinstance(message, Staged)}
 
 
 # ---------------------------------------------------------------- reading

@@ -75,7 +75,8 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
     pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-    from rmqstore.spark.source import JobWriter, RmqstoreSource, Staged
+    from rmqstore.spark.source import JobWriter, RmqstoreSource
+    from rmqstore.spark.streams import Staged
 
     schema = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
 

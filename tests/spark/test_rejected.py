@@ -135,7 +135,7 @@ def test_a_micro_batch_that_is_repeated_has_its_bad_rows_once(dataset: Dataset, 
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
     from rmqstore.spark.source import RmqstoreSource
-    from rmqstore.spark.streams import StagedBatch
+    from rmqstore.spark.streams import Staged
 
     monkeypatch.setattr("rmqstore.spark.streams.KEPT_BATCHES", 1)
     schema = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
@@ -145,7 +145,7 @@ def test_a_micro_batch_that_is_repeated_has_its_bad_rows_once(dataset: Dataset, 
     for batch, attempts in ((0, 2), (1, 1)):
         for _ in range(attempts):
             file = stage(writer._job("query", batch), [bad], 0, writer._rules)
-            writer.commit([StagedBatch(encoded(file), "query")], batch)
+            writer.commit([Staged(encoded(file), "query")], batch)
         assert [row["job_id"] for row in rejected(dataset)] == [f"query-{batch}"]
     with pytest.raises(rmqstore.IllegalArgumentError, match="on_bad_row must be fail or collect"):
         RmqstoreSource({**options, "on_bad_row": "drop"}).streamWriter(schema, overwrite=False)

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from rmqstore.spark.source import RmqstoreSource
-from rmqstore.spark.streams import MicroBatchWriter, QueueReader, StagedBatch
+from rmqstore.spark.streams import MicroBatchWriter, QueueReader, Staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -223,7 +223,7 @@ def source(dataset: Dataset, **options: str) -> RmqstoreSource:
 def written(writer: MicroBatchWriter, batch: int, *tasks: pa.RecordBatch, query: str = "query") -> None:
     """Write a micro-batch as Spark does."""
     files = staged(writer._job(query, batch), *tasks)
-    writer.commit([StagedBatch(encoded(file), query) for file in files], batch)
+    writer.commit([Staged(encoded(file), query) for file in files], batch)
 
 
 def test_queries_do_not_meet_and_the_last_batches_are_remembered(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_a_micro_batch_over_a_resharding_is_refused_and_written_by_its_repeat(tm
     # Spark makes another writer for the commit.
     committer = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
     with pytest.raises(rmqstore.TransferError, match=r"split among 3 shards, and data set .* has got 1 since"):
-        committer.commit([StagedBatch(encoded(file), "query") for file in files], 0)
+        committer.commit([Staged(encoded(file), "query") for file in files], 0)
     assert timers_of(dataset.path) == []
     written(committer, 0, rows(0, 60))
     assert sorted(timers_of(dataset.path)) == list(range(60))

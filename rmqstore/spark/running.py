@@ -121,7 +121,7 @@ def schedule(
     with job.completing():
         if files is not None:
             job.commit(files, now_ms)
-        sent = _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)
+        sent = _run(df.sparkSession, job.missing_shards(), lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms), ShardReport)
         job.finish()
     # Also of what this run staged: another one of this id may have been faster with the commit.
     job.check_same(_answers(df, job, rules) if files is None else files)
@@ -140,7 +140,6 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
 
 def _staged(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
     try:
-        job.begin()
         return _answers(df, job, rules)
     except BaseException:
         job.discard()
@@ -280,19 +279,13 @@ def answered(call: Callable[[], msgspec.Struct]) -> str:
         return encoded(Failure.of(error))
 
 
-def partition_here() -> int:
-    """Return the number of the task that this process is at."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    return context.partitionId()
-
-
 def staged_here(job: Job, batches: Iterable[pa.RecordBatch], rules: Rules) -> str:
     """Set the rows of this task aside, or count them when their job was committed; returns the answer, as JSON."""
-    found = map(taken, batches)
-    return answered(lambda: stage(job, found, partition_here(), rules) if job.record() is None else counted(found))
+    from pyspark import TaskContext
+
+    found, context = map(taken, batches), TaskContext.get()
+    assert context is not None
+    return answered(lambda: stage(job, found, context.partitionId(), rules) if job.record() is None else counted(found))
 
 
 def _staging(job: Job, rules: Rules) -> Callable[[_Batches], _Batches]:
@@ -300,10 +293,6 @@ def _staging(job: Job, rules: Rules) -> Callable[[_Batches], _Batches]:
         yield _row(staged_here(job, batches, rules))
 
     return run
-
-
-def _ingesting(job: Job, lock_wait_ms: int) -> Callable[[int], ShardReport]:
-    return lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms)
 
 
 def _run(spark: SparkSession, shards: Sequence[int], work: Callable[[int], _Report], kind: type[_Report]) -> list[_Report]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -137,7 +138,7 @@ def test_ids_and_files_in_the_way_do_not_meet_the_locks(dataset: Dataset) -> Non
 
 def test_a_write_whose_job_is_undone_between_its_tasks_is_refused(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     source = pytest.importorskip("rmqstore.spark.source", reason="needs PySpark", exc_type=ImportError)
-    monkeypatch.setattr("rmqstore.spark.running.partition_here", lambda: 0)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: Mock(**{"partitionId.return_value": 0}))
     committed(dataset, "load", rows(0, 20), rows(20, 20))
     writer = source.JobWriter(Job(dataset, "load"), Rules(now_ms=NOW_MS), 1000)
     first = writer.write(iter([rows(0, 20)]))

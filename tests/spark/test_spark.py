@@ -342,7 +342,7 @@ def test_a_shard_that_dies_half_way_is_completed_by_the_next_attempt(
     def dies_once(mark: str) -> object:
         """Return work that ends its process behind the first chunk of each shard, once."""
 
-        def work(shard: int) -> object:
+        def work(job: Job, shard: int, wait_ms: int) -> object:
             from rmqstore.spark.ingest import ingest_shard
 
             send_batch = rmqstore.Store.send_batch
@@ -357,13 +357,13 @@ def test_a_shard_that_dies_half_way_is_completed_by_the_next_attempt(
 
             rmqstore.Store.send_batch = sending  # type: ignore[assignment, method-assign]
             try:
-                return ingest_shard(Job(Dataset.open(path), "load"), shard)
+                return ingest_shard(job, shard, wait_ms=wait_ms)
             finally:
                 rmqstore.Store.send_batch = send_batch  # type: ignore[method-assign]
 
         return work
 
-    monkeypatch.setattr("rmqstore.spark.running._ingesting", lambda job, wait_ms: dies_once(str(tmp_path)))
+    monkeypatch.setattr("rmqstore.spark.running.ingest_shard", dies_once(str(tmp_path)))
     report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now_ms=NOW_MS)
     assert sorted(entry.name for entry in tmp_path.glob("died-*")) == ["died-0", "died-1"]
     assert 0 < report.repeated < ROWS

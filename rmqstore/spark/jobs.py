@@ -45,7 +45,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -56,6 +56,8 @@ from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile
 from rmqstore.store.directory import StoreDirectory
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A job id can be the name of a directory and part of a mark."""
+
 _RECORD: Final = "job.json"
 _DONE: Final = "done.json"
 _LOCK: Final = ".lock"
@@ -106,22 +108,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return sum(batch.rows for file in self.files for batch in file.batches if batch.shard == shard)
 
 
-class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A job at a glance.
-
-    Attributes:
-        state: ``staging`` (it runs, or its driver is gone), ``committed`` (not all of it is sent), ``done`` or ``dropped``.
-        rows: its messages; None before the commit, as ``rejected``.
-        changed_ms: when it came to its state, or when a shard got on with it last.
-    """
-
-    job_id: str
-    state: str
-    rows: int | None
-    rejected: int | None
-    changed_ms: int
-
-
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a shard is: since when it takes chunks in, by the clock of its store, and whether it has them all."""
 
@@ -134,16 +120,18 @@ class Job:
 
     def __init__(self, dataset: Dataset, job_id: str) -> None:
         self.dataset = dataset
-        self.id = checked_job_id(job_id)
+        if not isinstance(job_id, str):
+            raise IllegalArgumentTypeError(f"job_id must be a str, not {job_id!r}")
+        if not _ID.fullmatch(job_id):
+            raise IllegalArgumentError(
+                f"job_id {job_id!r} is not 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
+        self.id = job_id
         self.path = dataset.path / "jobs" / self.id
         self.staged = self.path / "staged"
         self.rejected = self.path / "rejected"
 
     # ------------------------------------------------------------ phase 1
-
-    def begin(self) -> None:
-        """Make room for staged files; those of earlier attempts stay until the commit, since their tasks may still run."""
-        self.staged.mkdir(parents=True, exist_ok=True)
 
     def commit(self, files: Iterable[StagedFile], now_ms: int | None = None) -> JobRecord:
         """Let these files be the job, unless it was committed before; what else was staged goes. Returns the record that counts.
@@ -258,22 +246,17 @@ class Job:
         # In this order, since the second one is there before the first one goes.
         return self._read(_RECORD, JobRecord) or self._read(_DONE, JobRecord)
 
-    def is_unfinished(self) -> bool:
-        """Say whether the job was committed and not finished; of one that is finished, nothing is read."""
-        record = self._read(_RECORD, JobRecord)
-        return record is not None and not record.is_done
+    def summary(self) -> dict[str, Any]:
+        """Return the row of the view ``jobs``; :class:`FileNotFoundError` when the job was forgotten.
 
-    def summary(self) -> JobSummary:
-        """Return what is known of the job.
-
-        Raises:
-            FileNotFoundError: it was forgotten.
+        Its state is ``staging`` (it runs, or its driver is gone), ``committed`` (not all of it is sent), ``done`` or ``dropped``;
+        ``changed_ms`` is when it came to that, or when a shard got on with it last.
         """
-        record, changed_ms = self.record(), self.path.stat().st_mtime_ns // 1_000_000
+        record, row = self.record(), {"job_id": self.id, "changed_ms": self.path.stat().st_mtime_ns // 1_000_000}
         if record is None:
-            return JobSummary(job_id=self.id, state="staging", rows=None, rejected=None, changed_ms=changed_ms)
+            return row | {"state": "staging"}
         state = "dropped" if record.is_dropped else "done" if record.is_done else "committed"
-        return JobSummary(job_id=self.id, state=state, rows=record.rows, rejected=record.rejected, changed_ms=changed_ms)
+        return row | {"state": state, "rows": record.rows, "rejected": record.rejected}
 
     # ------------------------------------------------------------ phase 2
 
@@ -407,19 +390,6 @@ def _locked(dataset: Dataset) -> Iterator[None]:
                 return
 
 
-def checked_job_id(job_id: str) -> str:
-    """Return a job id that can be the name of a directory and part of a mark.
-
-    Raises:
-        IllegalArgumentError: it cannot.
-    """
-    if not isinstance(job_id, str):
-        raise IllegalArgumentTypeError(f"job_id must be a str, not {job_id!r}")
-    if not _ID.fullmatch(job_id):
-        raise IllegalArgumentError(f"job_id {job_id!r} is not 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit")
-    return job_id
-
-
 def job_of_write(dataset: Dataset, job_id: str | None) -> Job:
     """Return the job of a write: the one of that id, or a new one.
 
@@ -445,8 +415,9 @@ def jobs_of(dataset: Dataset) -> list[Job]:
 
 
 def unfinished_jobs(dataset: Dataset) -> list[Job]:
-    """Return the jobs that were committed and not finished."""
-    return [job for job in jobs_of(dataset) if job.is_unfinished()]
+    """Return the jobs that were committed and not finished; of those that are finished, nothing is read."""
+    records = ((job, job._read(_RECORD, JobRecord)) for job in jobs_of(dataset))
+    return [job for job, record in records if record is not None and not record.is_done]
 
 
 def job_under_way(dataset: Dataset, shard: int) -> Job | None:

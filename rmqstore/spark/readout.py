@@ -116,11 +116,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             raise IllegalArgumentError(f"the view {self.view.value} has no column {min(unknown)!r}; it has {', '.join(whole.names)}")
         return pa.schema([whole.field(name) for name in self.columns]) if self.columns else whole
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether deliver times are restricted."""
-        return self.from_ms is not None or self.to_ms is not None
-
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one task reads of one store, or of what one task of a job rejected.
@@ -199,10 +194,11 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
         if counts.total:
             yield whole
         return
+    is_timed = wanted.from_ms is not None or wanted.to_ms is not None
     low = max(counts.earliest_ms, wanted.from_ms or 0)
     high = counts.latest_ms + 1 if wanted.to_ms is None else min(counts.latest_ms + 1, wanted.to_ms)
     if low >= high:
-        if not wanted.is_timed:
+        if not is_timed:
             yield whole
         return
     # A store counts up to the last time that there is; what is due in that very ms belongs to the last part in any case.
@@ -212,7 +208,7 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
     precision_ms = view.engine.timers.precision_ms
     ticks = [-(-edge // precision_ms) * precision_ms for edge in edges]
     # The ends are open: late timers have a tick of their own, behind that of their deliver time.
-    first = (-(-low // precision_ms) * precision_ms) if wanted.is_timed else 0
+    first = (-(-low // precision_ms) * precision_ms) if is_timed else 0
     starts = [first, *(tick for tick in ticks if tick > first)]
     for start, behind in zip(starts, [*starts[1:], whole.behind], strict=True):
         yield msgspec.structs.replace(whole, first=start, behind=behind)
@@ -355,7 +351,7 @@ def _jobs(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     rows = []
     for job in _jobs_at(part.path, wanted):
         with suppress(FileNotFoundError):  # there is none, or it was forgotten meanwhile
-            rows.append(msgspec.structs.asdict(job.summary()))
+            rows.append(job.summary())
     yield pa.RecordBatch.from_pylist(rows, schema=SCHEMAS[View.JOBS])
 
 

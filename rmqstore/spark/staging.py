@@ -167,7 +167,8 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     rows = rejected = 0
     kept: list[Path] = []
     try:
-        job.begin()
+        # What other attempts staged stays until the commit, since they may still run.
+        job.staged.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
             writer = StagedWriter(files.enter_context(pa.OSFile(str(path), "wb")), job.dataset.manifest.shards)
             aside: pa.RecordBatchStreamWriter | None = None

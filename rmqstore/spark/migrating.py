@@ -6,8 +6,7 @@ crash leaves shards of both engines; the same call, or ``rmqstore doctor --finis
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Final
 
 import msgspec
 
@@ -16,6 +15,11 @@ from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset, Manifest
 from rmqstore.spark.jobs import at_rest, unchanged
 from rmqstore.store.directory import StoreDirectory
+from rmqstore.transfer import migrate
+from rmqstore.transfer.replacing import Replacement
+
+_WHAT: Final = "migrating"
+"""What is under way in the names of what ``rmqstore.transfer.migrate`` builds beside a shard."""
 
 
 class ShardMigration(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -72,17 +76,11 @@ def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
         StoreFullError: no room; the shard is as it was.
         CorruptStoreError: the digests differ.
     """
-    from rmqstore.transfer import migrate  # it brings Parquet along, which a task that writes does not need
-
     path = dataset.shard_path(shard)
-    if not _is_noted(path) and dataset.engines(shard) == {engine}:
+    if Replacement(path, _WHAT).noted() is None and dataset.engines(shard) == {engine}:
         return ShardMigration(shard=shard)
     report = migrate(path, engine=engine)
     return ShardMigration(shard=shard, tables=report.tables, previous="" if report.previous is None else str(report.previous))
-
-
-def _is_noted(path: Path) -> bool:
-    return path.with_name(f"{path.name}.migrating.json").exists()
 
 
 def end(dataset: Dataset, engine: str) -> None:
@@ -96,9 +94,8 @@ def end(dataset: Dataset, engine: str) -> None:
         found = dataset.engines(shard)
         if found != {engine}:
             raise ConfigError(f"shard {shard} of data set {dataset.path} is of engine {' and '.join(sorted(found))}, not {engine!r}")
-    changes: dict[str, Any] = {"engine": engine, "migrating_to": None}
     with unchanged(dataset):
-        dataset.rewrite(msgspec.structs.replace(dataset.manifest, **changes))
+        dataset.rewrite(msgspec.structs.replace(dataset.manifest, engine=engine, migrating_to=None))
 
 
 def migrate_here(dataset: Dataset, engine: str) -> list[ShardMigration]:
@@ -114,18 +111,11 @@ def undo_here(dataset: Dataset) -> list[ShardMigration]:
     engine = dataset.manifest.engine
     moved: list[ShardMigration] = []
     for shard in dataset.shards:
-        _settle(dataset.shard_path(shard))
+        replacement = Replacement(dataset.shard_path(shard), _WHAT)
+        # One that was interrupted on its way is of the new engine when that was complete, else of the old one.
+        if replacement.noted() is not None and replacement.take_up() is None:
+            with StoreDirectory(replacement.path):
+                replacement.abandon()
         moved.append(migrate_shard(dataset, shard, engine))
     end(dataset, engine)
     return moved
-
-
-def _settle(path: Path) -> None:
-    """Let a shard that was interrupted on its way be of one engine: the new one when it was complete, else the old one."""
-    from rmqstore.transfer.replacing import Replacement  # as in migrate_shard
-
-    if _is_noted(path):
-        replacement = Replacement(path, "migrating")
-        if replacement.take_up() is None:
-            with StoreDirectory(path):
-                replacement.abandon()

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from rmqstore.clock import SystemClock
 from rmqstore.settings import Value
-from rmqstore.spark import migrating
 from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
@@ -30,6 +29,7 @@ from rmqstore.when import time_ms
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from rmqstore.spark.migrating import ShardMigration
     from rmqstore.spark.resharding import Resharding
 
 _ANSWER = "answer string"
@@ -225,7 +225,7 @@ def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LO
         return ShardTick(shard=shard, **msgspec.structs.asdict(store.tick()))
 
 
-def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> tuple[migrating.ShardMigration, ...]:
+def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> tuple[ShardMigration, ...]:
     """Move every shard to another engine, in parallel; digests are compared, the old stores are kept beside the new ones.
 
     Handles, receipts and marks stay good. An interrupted migration goes on with the same call, or with ``rmqstore doctor --finish``.
@@ -235,6 +235,8 @@ def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> t
         StoreLockedError: a shard is open in another process.
         EngineNotInstalledError: the engine is missing here or on an executor.
     """
+    from rmqstore.spark import migrating  # it brings Parquet along, which a task that writes does not need
+
     dataset = Dataset.open(path)
     migrating.begin(dataset, engine)
     found = _run(spark, dataset.shards, lambda shard: migrating.migrate_shard(dataset, shard, engine), migrating.ShardMigration)
@@ -256,7 +258,7 @@ def reshard(spark: SparkSession, path: str | os.PathLike[str], shards: int) -> R
         ConfigError: the shards have different settings.
         StoreLockedError: a shard is open in another process.
     """
-    from rmqstore.spark import resharding  # as migrate_shard does with what moves stores
+    from rmqstore.spark import resharding  # as in migrate
 
     place = place_of(path)
     finished = resharding.take_up(place)

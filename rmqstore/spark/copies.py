@@ -11,22 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 from rmqstore.errors import StorePathError, TransferError
 from rmqstore.spark.dataset import MANIFEST, Dataset, Manifest, place_of, write_json
 from rmqstore.spark.jobs import at_rest, copy_finished
 from rmqstore.store.directory import made_aside
 
-CopyShard: TypeAlias = Callable[[Path, Path], object]
-"""Makes the second path, which is not there yet, of the shard that is the first."""
 
-
-def copied(source: Dataset, path: str | os.PathLike[str], doing: str, copy_shard: CopyShard, manifest: Manifest | None = None) -> Path:
+def copied(
+    source: Dataset, path: str | os.PathLike[str], doing: str, copy_shard: Callable[[Path, Path], object], manifest: Manifest | None = None
+) -> Path:
     """Copy a data set, or a copy of one, to ``path``, which is there whole in the end, or not at all; returns its absolute path.
 
     Args:
         doing: what a directory is called in which the copy is being made.
+        copy_shard: makes the second path, which is not there yet, of the shard that is the first.
         manifest: of the copy; by default that of the source.
 
     Raises:

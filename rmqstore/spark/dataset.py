@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -264,16 +264,13 @@ class Dataset:
         Raises:
             ConfigError: it is.
         """
-        if self.manifest.migrating_to is not None:
-            raise ConfigError(
-                f"the migration of data set {self.path} to engine {self.manifest.migrating_to!r} has not come to its end; run it again, "
-                f"or `rmqstore doctor {self.path} --finish` (or --undo)"
-            )
-        if self.manifest.resharding_to is not None:
-            raise ConfigError(
-                f"the resharding of data set {self.path} to {self.manifest.resharding_to} shards has not come to its end; run it again, "
-                f"or `rmqstore doctor {self.path} --finish` (or --undo)"
-            )
+        engine, shards = self.manifest.migrating_to, self.manifest.resharding_to
+        for move, target, words in (("migration", engine, f"engine {engine!r}"), ("resharding", shards, f"{shards} shards")):
+            if target is not None:
+                raise ConfigError(
+                    f"the {move} of data set {self.path} to {words} has not come to its end; run it again, or "
+                    f"`rmqstore doctor {self.path} --finish` (or --undo)"
+                )
 
     def engines(self, shard: int) -> set[str]:
         """Return the engines of a shard's two sides.
@@ -290,6 +287,14 @@ class Dataset:
         """Return the engines of every shard that is there."""
         manifests = {shard: read_manifest(self.shard_path(shard)) for shard in self.shards}
         return {shard: set(engines_in(manifest)) for shard, manifest in manifests.items() if manifest is not None}
+
+    @contextmanager
+    def locked(self, shards: Iterable[int]) -> Iterator[None]:
+        """Keep everybody else from opening these shards; :class:`StoreLockedError` when one is open."""
+        with ExitStack() as stack:
+            for shard in shards:
+                stack.enter_context(StoreDirectory(self.shard_path(shard)))
+            yield
 
     @contextmanager
     def open_shard(self, shard: int, *, now_ms: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> Iterator[Store]:

@@ -44,7 +44,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -53,7 +53,6 @@ from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
 from rmqstore.spark.dataset import Dataset, flocked, write_json
 from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile
-from rmqstore.store.directory import StoreDirectory
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A job id can be the name of a directory and part of a mark."""
@@ -201,11 +200,8 @@ class Job:
             TransferError: it was never committed, or has come to its end.
             StoreLockedError: a shard is open, so its part may be on the way.
         """
-        with ExitStack() as stack:
-            record = self.record()
-            for shard in self.missing_shards():
-                stack.enter_context(StoreDirectory(self.dataset.shard_path(shard)))
-            stack.enter_context(_locked(self.dataset))
+        record = self.record()
+        with self.dataset.locked(self.missing_shards()), _locked(self.dataset):
             if record is None or self.record() != record or record.is_done:
                 raise TransferError(f"there is no half done job {self.id!r} in {self.dataset.path} to give up")
             found = {shard: self.progress(shard) for shard in record.shards}

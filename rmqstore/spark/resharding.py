@@ -42,6 +42,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +60,6 @@ from rmqstore.spark.columns import shard_column
 from rmqstore.spark.dataset import MANIFEST, RESHARDING, Dataset, check_shards, write_json
 from rmqstore.spark.jobs import at_rest, copy_finished, unchanged
 from rmqstore.store import Store
-from rmqstore.store.directory import StoreDirectory
 from rmqstore.store.opening import OwnedEngines, broker_name
 from rmqstore.store.reader import ReadStore
 from rmqstore.store.snapshots import parted_epoch
@@ -85,11 +85,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     sources: tuple[tuple[int, int], ...]
     store_ids: tuple[int, ...]
-
-    @property
-    def shards(self) -> int:
-        """How many new shards there are."""
-        return len(self.store_ids)
 
 
 class ShardShare(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -142,9 +137,7 @@ def begun(dataset: Dataset, shards: int) -> Iterator[Plan]:
             f"data set {dataset.path} is on its way to {manifest.resharding_to} shards; finish that first, or undo it: "
             f"`rmqstore doctor {dataset.path} --undo`"
         )
-    with ExitStack() as stack:
-        for shard in dataset.shards:
-            stack.enter_context(StoreDirectory(dataset.shard_path(shard)))
+    with dataset.locked(dataset.shards):
         with at_rest(dataset), _Old.opened(dataset) as old:
             sources = old.sources
             dataset.rewrite(msgspec.structs.replace(manifest, resharding_to=shards))
@@ -156,7 +149,7 @@ def _planned(dataset: Dataset, shards: int, sources: tuple[tuple[int, int], ...]
     replacement = Replacement(dataset.path, RESHARDING)
     noted = (replacement.noted() or {}).get("plan")
     plan = None if noted is None else msgspec.convert(noted, Plan)
-    if plan is None or (plan.sources, plan.shards) != (sources, shards):
+    if plan is None or (plan.sources, len(plan.store_ids)) != (sources, shards):
         store_ids = tuple(secrets.randbits(31) + 1 for _ in range(shards))
         plan = Plan(id=secrets.token_hex(6), sources=sources, store_ids=store_ids)
         replacement.claim()
@@ -209,7 +202,9 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
                 file=str(dataset.path),
             )
     replacement = Replacement(dataset.path, RESHARDING)
-    manifest = msgspec.structs.replace(dataset.manifest, shards=plan.shards, resharding_to=None, resharded=dataset.manifest.resharded + 1)
+    manifest = msgspec.structs.replace(
+        dataset.manifest, shards=len(plan.store_ids), resharding_to=None, resharded=dataset.manifest.resharded + 1
+    )
     made = Dataset(replacement.staging, manifest)
     with at_rest(dataset):
         shutil.rmtree(made.path / "jobs", ignore_errors=True)
@@ -224,7 +219,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
 def reshard_here(dataset: Dataset, shards: int) -> Resharding:
     """Build every new shard, one after the other in this process; as :func:`rmqstore.spark.reshard`, without Spark."""
     with begun(dataset, shards) as plan:
-        return end(dataset, plan, tuple(build(dataset, plan, shard) for shard in range(plan.shards)))
+        return end(dataset, plan, tuple(build(dataset, plan, shard) for shard in range(shards)))
 
 
 def undo_here(dataset: Dataset) -> None:
@@ -234,10 +229,7 @@ def undo_here(dataset: Dataset) -> None:
         StoreLockedError: a shard is open, perhaps by a resharding that runs.
         TransferError: that one has come to its end meanwhile.
     """
-    with ExitStack() as stack:
-        for shard in dataset.shards:
-            stack.enter_context(StoreDirectory(dataset.shard_path(shard)))
-        stack.enter_context(unchanged(dataset))
+    with dataset.locked(dataset.shards), unchanged(dataset):
         Replacement(dataset.path, RESHARDING).abandon()
         dataset.rewrite(msgspec.structs.replace(dataset.manifest, resharding_to=None))
 
@@ -381,9 +373,9 @@ class _Share(Incoming):
     def __init__(self, old: _Old, plan: Plan, shard: int, spool: Path) -> None:
         self._old = old
         self._shard = shard
-        self._shards = plan.shards
+        self._shards = len(plan.store_ids)
         self.spool = spool
-        self.name = f"shard {shard} of {plan.shards}"
+        self.name = f"shard {shard} of {self._shards}"
         self.dump_id = f"{plan.id}{shard:04x}"
         self.store_id = plan.store_ids[shard]
         self.broker = broker_name(self.store_id)
@@ -492,10 +484,8 @@ class _Share(Incoming):
         return self._subscriptions() if table == "subscriptions" else []
 
     def _standings(self) -> list[dict[str, Any]]:
-        popped: dict[tuple[str, str], int] = {}
-        for row in chain(*self._old.standings):
-            place = (row["group"], row["topic"])
-            popped[place] = max(popped.get(place, row["last_pop_ms"]), row["last_pop_ms"])
+        rows = sorted(chain(*self._old.standings), key=itemgetter("last_pop_ms"))
+        popped = {(row["group"], row["topic"]): row["last_pop_ms"] for row in rows}  # the largest of each
         return [
             {"group": group, "topic": topic, "queue_id": queue, "next_offset": self._consumed[topic, queue], "last_pop_ms": last_ms}
             for (group, topic), last_ms in popped.items()

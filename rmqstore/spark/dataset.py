@@ -170,7 +170,18 @@ class Dataset:
             )
         kept = {name: value for name, value in (settings or {}).items() if value is not None}
         manifest = Manifest(format=FORMAT, id=secrets.token_hex(8), shards=shards, engine=wanted.timer_engine, settings=kept)
-        return cls(place, _made(place, manifest))
+        try:
+            with made_aside(place, "creating") as aside:
+                made = cls(aside, manifest)
+                for shard in made.shards:
+                    open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
+                    _give_settings(made.shard_path(shard), manifest)
+                (aside / "jobs").mkdir()
+                write_json(aside / MANIFEST, manifest)
+        except StorePathError:
+            if not is_dataset(place):
+                raise
+        return cls.open(place)
 
     @classmethod
     def open_or_create(
@@ -442,24 +453,6 @@ def left_asides(place: Path) -> list[Path]:
     prefixes = "|".join(re.escape(aside_prefix(place, doing)) for doing in _DOINGS)
     name = re.compile(f"({prefixes})[0-9a-f]{{8}}")
     return sorted(entry for entry in place.parent.iterdir() if name.fullmatch(entry.name) and entry.is_dir())
-
-
-def _made(place: Path, manifest: Manifest) -> Manifest:
-    """Make the data set aside and rename it; return the manifest that is then there, which may be that of a faster one."""
-    try:
-        with made_aside(place, "creating") as aside:
-            made = Dataset(aside, manifest)
-            for shard in made.shards:
-                open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
-                _give_settings(made.shard_path(shard), manifest)
-            (aside / "jobs").mkdir()
-            write_json(aside / MANIFEST, manifest)
-    except StorePathError:
-        there = read_dataset_manifest(place)
-        if there is None:
-            raise
-        return there
-    return manifest
 
 
 def _give_settings(store: Path, manifest: Manifest) -> None:

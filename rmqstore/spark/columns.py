@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 from rmqstore.errors import IllegalMessageError, IllegalMessageTypeError
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 
-_NULL: Final = "void"
-_AS_MS: Final = "write unix_millis({}) AS {}"
 _READ_ONLY: Final = ("shard", "handle")
 DELIVER_AT: Final = "deliver_at"
 """A column of Spark's type ``timestamp`` that stands for ``deliver_at_ms``."""
@@ -60,9 +58,9 @@ def check_columns(columns: Iterable[tuple[str, str]]) -> None:
             raise IllegalMessageTypeError(f"column {name!r} must be timestamp, not {kind}; numbers of milliseconds go to deliver_at_ms")
         if name in IN_SCHEMA.names:
             wanted = ddl_type(IN_SCHEMA.field(name).type)
-            if kind not in (wanted, _NULL):
+            if kind not in (wanted, "void"):
                 # A timestamp that is cast to a number gives seconds.
-                hint = _AS_MS.format(name, name) if kind.startswith("timestamp") and name.endswith("_ms") else "cast it"
+                hint = f"write unix_millis({name}) AS {name}" if kind.startswith("timestamp") and name.endswith("_ms") else "cast it"
                 raise IllegalMessageTypeError(f"column {name!r} must be {wanted}, not {kind}; {hint}")
     if DELIVER_AT in names and "deliver_at_ms" in names:
         raise IllegalMessageError(f"columns {DELIVER_AT!r} and 'deliver_at_ms' say the same; leave one out")

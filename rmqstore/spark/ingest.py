@@ -59,10 +59,9 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         record = _record(job)
         if _is_done(job, record, shard):
             return ShardReport(shard=shard, rows=rows, repeated=rows)
-        had_begun = job.progress(shard) is not None
+        has_sent = job.progress(shard) is not None
         progress = _begun(job, shard, store)
         repeated = 0
-        has_sent = had_begun
         try:
             for mark, batch in chunks(job, record, shard):
                 sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
@@ -205,8 +204,9 @@ def _in_a_process(job: Job, shard: int, wait_ms: int) -> str:
     for attempt in range(1, ATTEMPTS + 1):
         child = subprocess.run(command, capture_output=True, env=environment, check=False)
         answer = _answer(shard, child)
+        found = msgspec.json.decode(answer, type=ShardReport | Failure)
         # Ctrl-C reaches the processes as well.
-        if attempt == ATTEMPTS or child.returncode == -signal.SIGINT or not _may_pass(answer):
+        if attempt == ATTEMPTS or child.returncode == -signal.SIGINT or isinstance(found, ShardReport) or found.is_lasting:
             break
     return answer
 
@@ -218,11 +218,6 @@ def _answer(shard: int, child: subprocess.CompletedProcess[bytes]) -> str:
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     said = child.stderr.decode(errors="replace")[-2000:].strip()
     return encoded(Failure.of(StoreError(f"the process that takes shard {shard} in {how}{said and f': {said}'}")))
-
-
-def _may_pass(answer: str) -> bool:
-    found = msgspec.json.decode(answer, type=ShardReport | Failure)
-    return isinstance(found, Failure) and not found.is_lasting
 
 
 def main(arguments: list[str]) -> None:

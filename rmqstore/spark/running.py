@@ -147,7 +147,10 @@ def _staged(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
 
 
 def _answers(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
-    return reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, rules), _ANSWER)), StagedFile)
+    def run(batches: _Batches) -> _Batches:
+        yield _row(staged_here(job, batches, rules))
+
+    return reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(run, _ANSWER)), StagedFile)
 
 
 def read(
@@ -288,13 +291,6 @@ def staged_here(job: Job, batches: Iterable[pa.RecordBatch], rules: Rules) -> st
     found, context = map(taken, batches), TaskContext.get()
     assert context is not None
     return answered(lambda: stage(job, found, context.partitionId(), rules) if job.record() is None else counted(found))
-
-
-def _staging(job: Job, rules: Rules) -> Callable[[_Batches], _Batches]:
-    def run(batches: _Batches) -> _Batches:
-        yield _row(staged_here(job, batches, rules))
-
-    return run
 
 
 def _run(spark: SparkSession, shards: Sequence[int], work: Callable[[int], _Report], kind: type[_Report]) -> list[_Report]:

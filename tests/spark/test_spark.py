@@ -20,6 +20,7 @@ from rmqstore import spark as rmqspark
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.sessions import SMALL_MESSAGES, why_not
+from rmqstore.spark.staging import Rules
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS
 
 if TYPE_CHECKING:
@@ -374,19 +375,16 @@ def test_an_engine_that_executors_lack_is_named_with_the_machine(spark: SparkSes
     path = tmp_path / "data"
     dataset = Dataset.create(path, shards=1, engine=ENGINE)
 
-    def lacking(job: Job, now_ms: int | None) -> object:
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from rmqstore.spark import running
+    def lacking(job: Job, batches: Iterator[pa.RecordBatch], rules: Rules) -> str:
+        from rmqstore.spark import running
 
-            def missing() -> object:
-                raise rmqstore.EngineNotInstalledError(f"engine {ENGINE!r} needs its module; pip install 'rmqstore[{ENGINE}]'")
+        def missing() -> object:
+            raise rmqstore.EngineNotInstalledError(f"engine {ENGINE!r} needs its module; pip install 'rmqstore[{ENGINE}]'")
 
-            yield running._row(running.answered(missing))  # type: ignore[arg-type]
-
-        return run
+        return running.answered(missing)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rmqstore.spark.running._staging", lacking)
+        patch.setattr("rmqstore.spark.running.staged_here", lacking)
         with pytest.raises(rmqstore.EngineNotInstalledError, match=r"pip install .* every machine that runs tasks"):
             rmqspark.schedule(timers, path)
     assert in_the_store(dataset.path) == []

@@ -49,14 +49,9 @@ def options_of(schema: StructType) -> dict[str, str]:
 
 
 def check_written(options: Mapping[str, str], path: str | None) -> None:
-    """Refuse a write of what Spark takes for a table, or would.
+    """Refuse a write of what Spark takes for a table, or would: one that is only read, or rows of one table that go elsewhere.
 
-    Args:
-        options: those that came with the schema.
-        path: what the write itself names.
-
-    Raises:
-        IllegalArgumentError: the table is only read, or the rows are of one table, and go elsewhere.
+    The options are those that came with the schema, the path is what the write itself names.
     """
     if path is not None and options.get("path", path) != path:
         # Were this a saveAsTable, the new table would show what the other one has.
@@ -66,11 +61,7 @@ def check_written(options: Mapping[str, str], path: str | None) -> None:
 
 
 def without_handles(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows for a table, none of which is a timer already.
-
-    Raises:
-        IllegalMessageError: one is; it would be there twice if the new table and the old one are the same.
-    """
+    """Return the rows for a table; one that is a timer already would be there twice if the new table and the old one are the same."""
     at = batch.schema.get_field_index("handle")
     if at >= 0 and batch.column(at).null_count < batch.num_rows:
         raise IllegalMessageError(f"column 'handle' has a value, so a row is a timer already, and a table takes new ones: {_WITHOUT}")

@@ -41,11 +41,7 @@ def ddl(schema: pa.Schema) -> str:
 def check_columns(columns: Iterable[tuple[str, str]]) -> None:
     """Refuse columns that no message has, types that it does not have, and the lack of those that every message has.
 
-    Args:
-        columns: name, and Spark's name of the type.
-
-    Raises:
-        IllegalMessageError: naming the column (:class:`IllegalMessageTypeError` when its type is wrong).
+    Each is given by its name, and Spark's name of its type.
     """
     given = list(columns)
     names = [name for name, _ in given]
@@ -87,11 +83,7 @@ def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def check_unit(batch: pa.RecordBatch) -> None:
-    """Refuse deliver times that can only be of seconds or of microseconds, in columns of ``IN_SCHEMA``.
-
-    Raises:
-        IllegalMessageError: naming the first one.
-    """
+    """Refuse deliver times that can only be of seconds or of microseconds, in columns of ``IN_SCHEMA``."""
     times = batch.column("deliver_at_ms")
     earliest_ms, latest_ms = pc.min_max(times).values()
     if not earliest_ms.is_valid or (earliest_ms.as_py() >= _SECONDS.stop and latest_ms.as_py() < _MICROSECONDS_FROM):
@@ -132,8 +124,7 @@ def crc32_column(column: pa.Array) -> _Numbers:
 def shard_column(columns: pa.RecordBatch, shards: int, first_row: int = 0) -> _Numbers:
     """Return the shard of every row of a batch of ``IN_SCHEMA``, int64.
 
-    Args:
-        first_row: number of rows that the task had before; rows without a name take their turn by it.
+    A row without a name takes its turn by its number in its task, which had ``first_row`` rows before.
     """
     rows = columns.num_rows
     if shards == 1:

@@ -27,11 +27,6 @@ def copied(
         doing: what a directory is called in which the copy is being made.
         copy_shard: makes the second path, which is not there yet, of the shard that is the first.
         manifest: of the copy; by default that of the source.
-
-    Raises:
-        TransferError: a job is half done, or the source is on its way to another number of shards.
-        StorePathError: ``path`` exists, or its parent does not, or a shard is missing.
-        RmqstoreError: what copying a shard raises.
     """
     target = place_of(path)
     if target.exists():

@@ -366,11 +366,7 @@ class Dataset:
 
 
 def check_shards(shards: int) -> None:
-    """Refuse a number of shards that no data set can have.
-
-    Raises:
-        IllegalArgumentError: it is none.
-    """
+    """Refuse a number of shards that no data set can have."""
     if type(shards) is not int:
         raise IllegalArgumentTypeError(f"shards must be an int, not {shards!r}")
     if not 1 <= shards <= MAX_SHARDS:
@@ -383,12 +379,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def read_dataset_manifest(path: Path) -> Manifest | None:
-    """Return the manifest of the data set in ``path``; None when there is none.
-
-    Raises:
-        FormatVersionError: a newer rmqstore made it.
-        CorruptStoreError: it cannot be read.
-    """
+    """Return the manifest of the data set in ``path``; None when there is none. That of a newer rmqstore, or a damaged one, is refused."""
     file = path / MANIFEST
     try:
         found = json.loads(file.read_bytes())
@@ -426,11 +417,7 @@ def write_json(file: Path, content: object) -> None:
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Return the directory that a path names, absolute.
-
-    Raises:
-        IllegalArgumentError: it is no path, or a URI.
-    """
+    """Return the directory that a path names, absolute; what is no path, or a URI, is refused."""
     place = checked_path(path)
     if _URI.match(str(path)):
         raise IllegalArgumentError(

@@ -65,11 +65,7 @@ def encoded(answer: msgspec.Struct) -> str:
 
 
 def reports(answers: Iterable[str], kind: type[_Report]) -> list[_Report]:
-    """Read what :func:`encoded` gave of reports of one kind.
-
-    Raises:
-        RmqstoreError: what the first failure among the answers was.
-    """
+    """Read what :func:`encoded` gave of reports of one kind; the first failure among the answers is raised."""
     found: list[_Report] = []
     for answer in answers:
         each: Any = msgspec.json.decode(answer, type=kind | Failure)

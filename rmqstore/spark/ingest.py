@@ -115,11 +115,7 @@ def _mark_prefix(job: Job) -> bytes:
 
 
 def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.RecordBatch]]:
-    """Yield mark and rows of every chunk of a shard, the same ones in the same order each time.
-
-    Raises:
-        CorruptStoreError: a staged file is damaged or missing.
-    """
+    """Yield mark and rows of every chunk of a shard, the same ones in the same order each time."""
     mark = b""
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
@@ -179,12 +175,7 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
 
 
 def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wait_ms: int) -> None:
-    """Commit a job of which these files were staged, unless it was before, and send what is missing from here.
-
-    Raises:
-        TransferError: it is half done; or it was taken back meanwhile; or it has brought other rows than these; or these were split among
-            another number of shards than there are.
-    """
+    """Commit a job of which these files were staged, unless it was before, and send what is missing from here."""
     with job.completing():
         record = job.commit(files, now_ms)
         for shard in job.missing_shards():

@@ -209,22 +209,14 @@ class Job:
         return found
 
     def check_not_dropped(self, record: JobRecord) -> None:
-        """Refuse to go on with a job that was given up.
-
-        Raises:
-            TransferError: it was.
-        """
+        """Refuse to go on with a job that was given up."""
         if record.is_dropped:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
 
     def check_same(self, found: Iterable[StagedFile]) -> None:
         """Refuse other rows than the committed job brought, by their number, and by topic, keys and body of each; all else may differ.
 
-        Args:
-            found: what the tasks of a write staged, or counted when they found the job committed.
-
-        Raises:
-            TransferError: they are others.
+        They are what the tasks of a write staged, or counted when they found the job committed.
         """
         record, files = self.record(), list(found)
         if record is None:
@@ -261,11 +253,7 @@ class Job:
         return self._read(f"shard-{shard:05}.json", ShardProgress)
 
     def note_begun(self, shard: int, progress: ShardProgress) -> None:
-        """Write down durably that a shard begins, unless the job was taken back meanwhile; the caller owns the shard.
-
-        Raises:
-            TransferError: it was.
-        """
+        """Write down durably that a shard begins, unless the job was taken back meanwhile; the caller owns the shard."""
         with _locked(self.dataset):
             record = self.record()
             if record is None:
@@ -283,11 +271,7 @@ class Job:
         write_json(self.path / f"shard-{shard:05}.json", progress)
 
     def missing_shards(self) -> list[int]:
-        """Return the shards that do not have everything yet; none before the commit.
-
-        Raises:
-            TransferError: the job was given up.
-        """
+        """Return the shards that do not have everything yet; none before the commit. A job that was given up is refused."""
         record = self.record()
         if record is None:
             return []
@@ -328,11 +312,7 @@ class Job:
 
     @contextmanager
     def completing(self) -> Iterator[None]:
-        """Commit the job and send it; meanwhile :meth:`is_running` answers so, and what goes wrong tells how the job is completed.
-
-        Raises:
-            TransferError: it was committed, and not all of it is stored.
-        """
+        """Commit the job and send it; meanwhile :meth:`is_running` answers so, and what goes wrong tells how the job is completed."""
         self.path.mkdir(parents=True, exist_ok=True)
         with flocked(self.path, fcntl.LOCK_SH):
             try:
@@ -387,10 +367,9 @@ def _locked(dataset: Dataset) -> Iterator[None]:
 
 
 def job_of_write(dataset: Dataset, job_id: str | None) -> Job:
-    """Return the job of a write: the one of that id, or a new one.
+    """Return the job of a write: the one of that id, or a new one, which is refused while another is half done and idle.
 
-    Raises:
-        TransferError: no id is given, and a job is half done and idle; this write may be the same one again.
+    This write may be that one again.
     """
     if job_id is not None:
         return Job(dataset, job_id)
@@ -449,11 +428,7 @@ def prune(dataset: Dataset, kept: int = KEPT_JOBS) -> None:
 
 @contextmanager
 def unchanged(dataset: Dataset) -> Iterator[None]:
-    """Let no job be committed for a while, when the data set is still what it was when it was opened here; who changes it is in this.
-
-    Raises:
-        TransferError: it has got another number of shards, or another engine, or is on its way.
-    """
+    """Let no job be committed for a while, when the data set is still what it was when it was opened here; who changes it is in this."""
     with _locked(dataset):
         if Dataset.open(dataset.path).manifest != dataset.manifest:
             raise TransferError(f"data set {dataset.path} was moved, or began to be, since its manifest was read here; run it again")
@@ -462,11 +437,7 @@ def unchanged(dataset: Dataset) -> Iterator[None]:
 
 @contextmanager
 def at_rest(dataset: Dataset) -> Iterator[None]:
-    """Let no job be committed for a while, when none is half done; as :func:`unchanged`.
-
-    Raises:
-        TransferError: one is.
-    """
+    """Let no job be committed for a while, when none is half done; as :func:`unchanged`."""
     with unchanged(dataset):
         check_no_job_waits(dataset)
         yield
@@ -491,10 +462,6 @@ def copy_finished(source: Dataset, target: Dataset) -> None:
 
 
 def check_no_job_waits(dataset: Dataset) -> None:
-    """Refuse to move a data set while a job is half done: time that goes on makes its marks forgotten.
-
-    Raises:
-        TransferError: naming the job.
-    """
+    """Refuse to move a data set while a job is half done: time that goes on makes its marks forgotten."""
     for job in unfinished_jobs(dataset):
         raise job.half_done()

@@ -58,24 +58,14 @@ def begin(dataset: Dataset, engine: str) -> None:
 
 
 def check_settings(manifest: Manifest, engine: str) -> None:
-    """Refuse an engine that does not know the settings of a data set.
-
-    Raises:
-        ConfigError: naming the first.
-    """
+    """Refuse an engine that does not know the settings of a data set."""
     foreign = [name for name in manifest.settings if name.partition("__")[0] == manifest.engine != engine]
     if foreign:
         raise ConfigError(f"the data set has the setting {foreign[0]} of engine {manifest.engine!r}, which {engine!r} does not know")
 
 
 def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
-    """Move one shard to ``engine``; a shard that is there already stays.
-
-    Raises:
-        StoreLockedError: it is open.
-        StoreFullError: no room; the shard is as it was.
-        CorruptStoreError: the digests differ.
-    """
+    """Move one shard to ``engine``; a shard that is there already stays, and one that cannot be moved is as it was."""
     path = dataset.shard_path(shard)
     if Replacement(path, _WHAT).noted() is None and dataset.engines(shard) == {engine}:
         return ShardMigration(shard=shard)
@@ -84,12 +74,7 @@ def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
 
 
 def end(dataset: Dataset, engine: str) -> None:
-    """Note that every shard is of ``engine``.
-
-    Raises:
-        StorePathError, ConfigError: a shard is missing, or of another engine.
-        TransferError: the data set was changed meanwhile.
-    """
+    """Note that every shard is of ``engine``, when it is."""
     for shard in dataset.shards:
         found = dataset.engines(shard)
         if found != {engine}:

@@ -76,14 +76,7 @@ Offset = dict[str, Any]
 
 
 class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Pops one topic of every shard for a group, a round a micro-batch.
-
-    Args:
-        wanted: the columns, and the topic.
-        max_rows: of a round.
-        invisible_ms: length of a lease.
-        lock_wait_ms: how long a shard is waited for that somebody else holds.
-    """
+    """Pops one topic of every shard for a group, a round a micro-batch."""
 
     def __init__(self, dataset: Dataset, wanted: Wanted, *, group: str, max_rows: int, invisible_ms: int, lock_wait_ms: int) -> None:
         self._dataset = dataset
@@ -234,12 +227,7 @@ def _shard(batch: pa.RecordBatch) -> int:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a round, each of one shard, and those of a shard one behind the other.
-
-    Raises:
-        TransferError: there is no such file.
-        CorruptStoreError: it is damaged.
-    """
+    """Yield the batches of a round, each of one shard, and those of a shard one behind the other."""
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             for place in range(file.num_record_batches):

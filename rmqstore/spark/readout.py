@@ -105,11 +105,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the answer.
-
-        Raises:
-            IllegalArgumentError: the view has no such column.
-        """
+        """Return the columns of the answer."""
         whole = SCHEMAS[self.view]
         unknown = set(self.columns) - set(whole.names)
         if unknown:
@@ -136,12 +132,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stores_at(path: str, shard: int | None = None) -> list[tuple[int, Path]]:
-    """Return number and directory of every shard of a data set, or of one; a single store, or a snapshot of one, counts as shard 0.
-
-    Raises:
-        StorePathError: there is neither at ``path``, or a shard is missing.
-        IllegalArgumentError: there is no such shard.
-    """
+    """Return number and directory of every shard of a data set, or of one; a single store, or a snapshot of one, counts as shard 0."""
     place = place_of(path)
     if is_dataset(place):
         dataset = Dataset.open(place)
@@ -160,14 +151,7 @@ def stores_at(path: str, shard: int | None = None) -> list[tuple[int, Path]]:
 
 
 def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
-    """Return the parts that make up a view, each of about ``part_rows`` rows; what cannot hold a wanted row is left out.
-
-    Raises:
-        StorePathError: there is nothing to read at ``path``.
-        IllegalArgumentError: it has no such shard, or the view no such column.
-        UnsupportedOperationError: an engine cannot be opened for reading.
-        CorruptStoreError, FormatVersionError: a store cannot be read.
-    """
+    """Return the parts that make up a view, each of about ``part_rows`` rows; what cannot hold a wanted row is left out."""
     wanted.schema()
     parts: list[Part] = []
     if wanted.view in _OF_JOBS:
@@ -255,11 +239,7 @@ def split(queue: Part, part_rows: int) -> Iterator[Part]:
 
 
 def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets.
-
-    Raises:
-        TransferError: another store has taken the place of the one that it was planned for.
-    """
+    """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets."""
     schema = wanted.schema()
     if wanted.view in _OF_JOBS:
         yield from (rows.select(schema.names) for rows in _OF_JOBS[wanted.view](part, wanted))

@@ -79,11 +79,7 @@ def _shards(dataset: Dataset) -> Iterator[Trouble]:
 
 
 def opened(path: Path) -> Dataset:
-    """Open the data set at ``path``; when a resharding was cut off behind the exchange, it ends first.
-
-    Raises:
-        StorePathError, FormatVersionError, CorruptStoreError: as :meth:`Dataset.open`.
-    """
+    """Open the data set at ``path``; when a resharding was cut off behind the exchange, it ends first."""
     place = place_of(path)
     resharding.take_up(place)
     return Dataset.open(place)
@@ -119,12 +115,7 @@ def finish(dataset: Dataset) -> list[str]:
 
 
 def drop_job(dataset: Dataset, job_id: str) -> list[str]:
-    """Give a job up that cannot be finished; returns one sentence for the job and for each shard that has a part of it.
-
-    Raises:
-        TransferError: there is no such job, or it is not half done.
-        StoreLockedError: a shard is open.
-    """
+    """Give a job up that cannot be finished; returns one sentence for the job and for each shard that has a part of it."""
     job = Job(dataset, job_id)
     record = job.record()
     found = job.drop()
@@ -142,11 +133,7 @@ def drop_job(dataset: Dataset, job_id: str) -> list[str]:
 
 
 def undo(dataset: Dataset) -> list[str]:
-    """Take back what is half done, as far as nothing was sent by it; returns one sentence a thing.
-
-    Raises:
-        RmqstoreError: it cannot be done; a shard is open, or damaged.
-    """
+    """Take back what is half done, as far as nothing was sent by it, and no shard is open; returns one sentence a thing."""
     done: list[str] = []
     if dataset.manifest.migrating_to is not None:
         moved = migrating.undo_here(dataset)

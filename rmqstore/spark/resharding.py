@@ -187,12 +187,7 @@ def build(dataset: Dataset, plan: Plan, shard: int) -> ShardShare:
 
 
 def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Resharding:
-    """Let the new shards take the place of the old ones, whose locks the caller holds.
-
-    Raises:
-        CorruptStoreError: the new ones together do not hold as much as the old ones.
-        TransferError: the data set was changed meanwhile.
-    """
+    """Let the new shards take the place of the old ones, whose locks the caller holds, when together they hold as much as these."""
     with _Old.opened(dataset) as old:
         sums = (sum(each.timers for each in found), sum(each.messages for each in found))
         if sums != (old.timers, old.messages):
@@ -223,12 +218,7 @@ def reshard_here(dataset: Dataset, shards: int) -> Resharding:
 
 
 def undo_here(dataset: Dataset) -> None:
-    """Remove what is built of new shards; the old ones are as they were.
-
-    Raises:
-        StoreLockedError: a shard is open, perhaps by a resharding that runs.
-        TransferError: that one has come to its end meanwhile.
-    """
+    """Remove what is built of new shards, when nobody builds them or has a shard open; the old ones are as they were."""
     with dataset.locked(dataset.shards), unchanged(dataset):
         Replacement(dataset.path, RESHARDING).abandon()
         dataset.rewrite(msgspec.structs.replace(dataset.manifest, resharding_to=None))
@@ -293,12 +283,7 @@ class _Old:
     @classmethod
     @contextmanager
     def opened(cls, dataset: Dataset) -> Iterator[_Old]:
-        """Open the shards for reading.
-
-        Raises:
-            TransferError: there is what cannot be split.
-            ConfigError: their settings differ.
-        """
+        """Open the shards for reading; what cannot be split is refused."""
         with ExitStack() as stack:
             yield cls(dataset, [stack.enter_context(ReadStore(dataset.shard_path(shard), {})) for shard in dataset.shards])
 

@@ -216,12 +216,7 @@ def hand_over(
 
 
 def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardTick:
-    """Do a tick of one shard as of ``until_ms``; done again, it moves what the first one left.
-
-    Raises:
-        StoreLockedError: the shard is held for longer than ``wait_ms``.
-        TransferError: a job has begun in it meanwhile and did not come to its end.
-    """
+    """Do a tick of one shard as of ``until_ms``; done again, it moves what the first one left."""
     with dataset.open_shard(shard, now_ms=until_ms, wait_ms=wait_ms) as store:
         if (job := job_under_way(dataset, shard)) is not None:
             raise job.half_done()

@@ -154,11 +154,6 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     Args:
         batches: columns of ``IN_SCHEMA``, optional ones may be missing.
         partition: number of the task; it begins the file's name and the turn of rows without a name.
-
-    Raises:
-        IllegalArgumentError: naming the column at fault, and the row in its task.
-        EngineLookupError: the engine of the data set cannot be used in this process.
-        StoreFullError: no room.
     """
     get_plugins().load_engine(job.dataset.manifest.engine)
     name = f"{partition:05}-{secrets.token_hex(8)}.arrow"
@@ -208,8 +203,7 @@ def _sorted_out(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows that are messages, as ``check`` gives them; the others come into ``bad``, their numbers with the reasons.
 
-    Raises:
-        IllegalArgumentError: a row is none, and ``bad`` is None.
+    Where ``bad`` is None, the first of them is raised.
     """
     try:
         good = check(batch)
@@ -300,11 +294,7 @@ class StagedWriter:
 
 
 def read_batches(path: Path, file: StagedFile, shard: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield number and rows of every batch of a shard.
-
-    Raises:
-        CorruptStoreError: the file is missing, or not what was written.
-    """
+    """Yield number and rows of every batch of a shard."""
     starts = accumulate((each.size_bytes for each in file.batches), initial=file.offset)
     own = [(number, each, start) for number, (each, start) in enumerate(zip(file.batches, starts, strict=False)) if each.shard == shard]
     if not own:

@@ -146,11 +146,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_RESHARDED: times} if times else {}
 
     def _check(self, offsets: Offsets) -> None:
-        """Refuse offsets of the shards that a data set had before.
-
-        Raises:
-            TransferError: they are.
-        """
+        """Refuse offsets of the shards that a data set had before."""
         if offsets and offsets.get(_RESHARDED, 0) != self._resharded().get(_RESHARDED, 0):
             raise TransferError(
                 f"data set {self._path} has got another number of shards since this stream read it, so its offsets are those of shards "
@@ -167,11 +163,7 @@ def _ends(queues: dict[str, Part]) -> Offsets:
 
 
 def bounded(start: Offsets, queues: dict[str, Part], max_rows: int | None) -> Offsets:
-    """Return how far a micro-batch goes: to the ends of the queues, or ``max_rows`` messages on, shared out by what waits in each.
-
-    Raises:
-        TransferError: a queue ends before the offset at which the stream is.
-    """
+    """Return how far a micro-batch goes: to the ends of the queues, or ``max_rows`` messages on, shared out by what waits in each."""
     waiting: Offsets = {}
     for name, queue in queues.items():
         if queue.behind < start.get(name, 0):

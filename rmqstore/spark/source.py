@@ -7,7 +7,7 @@ the driver's machine, sends them, a process a shard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -48,6 +48,7 @@ _QUERY_OPTIONS: Final = ("checkpointLocation", "queryName")
 
 _SETTING: Final = "set."
 _NOT_OF_TABLES: Final = ("columns", "job_id")
+_Default = TypeVar("_Default", int, None)
 
 
 class RmqstoreSource(DataSource):
@@ -95,7 +96,6 @@ class RmqstoreSource(DataSource):
                 "are due, by the ticks of a stream with a group, of rmqstore.spark.hand_over, or of a program that owns the shard"
             )
         path, wanted, part_rows = self._reading(schema)
-        max_rows = _number(options, "maxRowsPerBatch", minimum=1)
         if is_group:
             group, topic = options["group"], wanted.topic
             if topic is None:
@@ -108,13 +108,14 @@ class RmqstoreSource(DataSource):
                 dataset,
                 wanted,
                 group=group,
-                max_rows=max_rows or ROUND_ROWS,
-                invisible_ms=_number(options, "invisible_ms", minimum=1) or INVISIBLE_MS,
-                lock_wait_ms=_lock_wait_ms(options),
+                max_rows=_number(options, "maxRowsPerBatch", ROUND_ROWS, minimum=1),
+                invisible_ms=_number(options, "invisible_ms", INVISIBLE_MS, minimum=1),
+                lock_wait_ms=_number(options, "lock_wait_ms", LOCK_WAIT_MS),
             )
         start = options.get("startingOffsets", "earliest")
         if start not in ("earliest", "latest"):
             raise IllegalArgumentError(f"option startingOffsets must be earliest or latest, not {start!r}")
+        max_rows = _number(options, "maxRowsPerBatch", None, minimum=1)
         return QueueReader(path, wanted, part_rows, is_from_latest=start == "latest", max_rows=max_rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
@@ -138,10 +139,11 @@ class RmqstoreSource(DataSource):
         if overwrite:
             raise IllegalArgumentError('a data set is only added to: write with mode("append"), or outputMode("append") of a stream')
         check_columns((field.name, field.dataType.simpleString()) for field in schema.fields)
-        now_ms = _number(options, "now_ms")
+        now_ms = _number(options, "now_ms", None)
         if now_ms is not None:
             check_time_ms("option now_ms", now_ms)
-        lock_wait_ms, way = _lock_wait_ms(options), OnBadRow(options.get("on_bad_row", OnBadRow.FAIL.value))
+        lock_wait_ms = _number(options, "lock_wait_ms", LOCK_WAIT_MS)
+        way = OnBadRow(options.get("on_bad_row", OnBadRow.FAIL.value))
         dataset = _dataset(options)
         return dataset, rules_of(dataset, now_ms, way), lock_wait_ms
 
@@ -154,10 +156,10 @@ class RmqstoreSource(DataSource):
         return Wanted(
             view=View(options.get("view", View.TIMERS.value)),
             columns=tuple(name.strip() for name in options.get("columns", "").split(",") if name.strip()),
-            shard=_number(options, "shard"),
+            shard=_number(options, "shard", None),
             topic=options.get("topic"),
-            from_ms=_number(options, "from_ms"),
-            to_ms=_number(options, "to_ms"),
+            from_ms=_number(options, "from_ms", None),
+            to_ms=_number(options, "to_ms", None),
             system=system == "true",
             job_id=options.get("job_id"),
         )
@@ -165,7 +167,7 @@ class RmqstoreSource(DataSource):
     def _reading(self, schema: StructType) -> tuple[str, Wanted, int]:
         wanted = msgspec.structs.replace(self._wanted(), columns=tuple(schema.names))
         wanted.schema()
-        return _path(self.options), wanted, _number(self.options, "part_rows") or PART_ROWS
+        return _path(self.options), wanted, _number(self.options, "part_rows", PART_ROWS, minimum=1)
 
 
 class ViewReader(DataSourceReader):
@@ -213,7 +215,7 @@ def _dataset(options: Mapping[str, str]) -> Dataset:
     for name, text in options.items():
         if name.startswith(_SETTING):
             settings |= keyword_of(name.removeprefix(_SETTING), text, name, known)
-    return Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
+    return Dataset.open_or_create(_path(options), shards=_number(options, "shards", None), engine=options.get("engine"), settings=settings)
 
 
 def _path(options: Mapping[str, str]) -> str:
@@ -226,10 +228,10 @@ def _path(options: Mapping[str, str]) -> str:
     return path
 
 
-def _number(options: Mapping[str, str], name: str, *, minimum: int | None = None) -> int | None:
+def _number(options: Mapping[str, str], name: str, default: _Default, *, minimum: int | None = None) -> int | _Default:
     text = options.get(name)
     if text is None:
-        return None
+        return default
     try:
         number = int(text)
     except ValueError:
@@ -237,11 +239,6 @@ def _number(options: Mapping[str, str], name: str, *, minimum: int | None = None
     if minimum is not None and number < minimum:
         raise IllegalArgumentError(f"option {name} must be {minimum} or more, not {number}")
     return number
-
-
-def _lock_wait_ms(options: Mapping[str, str]) -> int:
-    given_ms = _number(options, "lock_wait_ms")
-    return LOCK_WAIT_MS if given_ms is None else given_ms
 
 
 def _refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:

@@ -355,6 +355,7 @@ def test_options_that_make_no_stream_are_refused(dataset: Dataset) -> None:
     for options, told in (
         ({"startingOffsets": "first"}, "must be earliest or latest, not 'first'"),
         ({"maxRowsPerBatch": "0"}, "maxRowsPerBatch must be 1 or more"),
+        ({"part_rows": "-5"}, "part_rows must be 1 or more"),
         ({"view": "timers"}, r'option\("view", "messages"\)'),
     ):
         with pytest.raises(rmqstore.IllegalArgumentError, match=told):

@@ -261,13 +261,21 @@ class Dataset:
         get_plugins().load_engine(self.manifest.engine)
         self.check_settled()
         for shard in self.shards:
-            engines = self.engines(shard)
-            if engines != {self.manifest.engine}:
-                raise ConfigError(
-                    f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of "
-                    f"{' and '.join(sorted(engines))}; "
-                    f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
-                )
+            self.check_shard(shard)
+
+    def check_shard(self, shard: int) -> None:
+        """Refuse a shard that is missing, or of another engine than the data set is of or moves to.
+
+        Raises:
+            StorePathError, ConfigError: it is.
+        """
+        engines = self.engines(shard)
+        if not engines <= {self.manifest.engine, self.manifest.migrating_to}:
+            raise ConfigError(
+                f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of "
+                f"{' and '.join(sorted(engines))}; "
+                f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
+            )
 
     def check_settled(self) -> None:
         """Refuse a data set that is on its way to another engine, or to another number of shards.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError, TransferError
+from rmqstore.errors import ConfigError, CorruptStoreError, RmqstoreError, StorePathError, TransferError
 from rmqstore.spark import migrating, resharding
 from rmqstore.spark.dataset import Dataset, left_asides, place_of
 from rmqstore.spark.ingest import ingest_here
@@ -25,7 +25,11 @@ class Trouble(msgspec.Struct, frozen=True):
 
 def troubles(dataset: Dataset) -> Iterator[Trouble]:
     """Yield what is half done or missing; nothing when all is well."""
-    yield from _shards(dataset)
+    for shard in dataset.shards:
+        try:
+            dataset.check_shard(shard)
+        except (StorePathError, ConfigError) as error:
+            yield Trouble("shards", True, str(error))
     doctor = f"`rmqstore doctor {dataset.path}"
     if dataset.manifest.migrating_to is not None:
         done = sum(engines == {dataset.manifest.migrating_to} for engines in dataset.present().values())
@@ -52,30 +56,12 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             shards = job.missing_shards()
             what = f"some are missing in shard {', '.join(map(str, shards))}" if shards else "every shard has its part"
             yield Trouble("job", True, f"{job.id} of {record.rows} messages has not come to its end: {what}; {doctor} --finish` sends them")
-        elif job.has_leftovers():
+        elif job.staged.is_dir():  # a task ended later
             yield Trouble("job", False, f"{job.id} came to its end, and staged files are left of it; {doctor} --undo` removes them")
     for left in left_asides(dataset.path):
         yield Trouble(
             "creation", False, f"{left} was left by a creation that did not come to its end, or runs; {doctor} --undo` removes it"
         )
-
-
-def _shards(dataset: Dataset) -> Iterator[Trouble]:
-    known = {dataset.manifest.engine, dataset.manifest.migrating_to}
-    for shard in dataset.shards:
-        path = dataset.shard_path(shard)
-        try:
-            engines = dataset.engines(shard)
-        except StorePathError as error:
-            yield Trouble("shards", True, str(error))
-            continue
-        if not engines <= known:
-            yield Trouble(
-                "shards",
-                True,
-                f"{path} is of engine {' and '.join(sorted(engines))}, the data set of {dataset.manifest.engine}; "
-                f"`rmqstore migrate {path} --engine {dataset.manifest.engine}` makes it alike",
-            )
 
 
 def opened(path: Path) -> Dataset:
@@ -142,10 +128,11 @@ def undo(dataset: Dataset) -> list[str]:
         resharding.undo_here(dataset)
         done.append(f"what was built of new shards is removed; the {dataset.manifest.shards} old ones are as they were")
     for job in jobs_of(dataset):
-        if job.record() is None:
+        record = job.record()
+        if record is None:
             job.discard()
             done.append(f"job {job.id}: what was staged is removed; nothing had been sent")
-        elif job.has_leftovers():
+        elif record.is_done and job.staged.is_dir():
             shutil.rmtree(job.staged, ignore_errors=True)
             done.append(f"job {job.id}: staged files that were left are removed; it had come to its end")
     for job in unfinished_jobs(dataset):

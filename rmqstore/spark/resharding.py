@@ -240,8 +240,7 @@ class _Old:
         subscriptions: of every shard, those of groups that pop.
         is_ordered: how a group pops a topic, by both names.
         queues: how many each topic has, in the shard where it has the most.
-        group_queues: over how many of them the message groups of a topic are spread.
-        settings: of groups.
+        alike: the rows of tables in which shards may not differ, by table and name.
         places: of each shard, before which offset of a queue everything is consumed.
     """
 
@@ -266,15 +265,15 @@ class _Old:
         for row in chain(*self.standings, self.subscriptions):
             self.groups[row["topic"]].add(row["group"])
         self.is_ordered = self._one_each(
-            ((row["group"], row["topic"]), row["is_ordered"], "how group {0[0]!r} pops topic {0[1]!r}") for row in self.subscriptions
+            "how group {0[0]!r} pops topic {0[1]!r}", (((row["group"], row["topic"]), row["is_ordered"]) for row in self.subscriptions)
         )
-        self.group_queues = self._one_each(
-            (row["topic"], row["queues"], "the queues for message groups of topic {0!r}") for row in self.all_rows("group_queues")
-        )
-        self.settings = self._one_each(
-            (row["group"], (row["backoff_ms"], row["max_retries"]), "the settings of group {0!r}")
-            for row in self.all_rows("group_settings")
-        )
+        self.alike = {
+            table: self._one_each(words, ((row[name], row) for row in self.all_rows(table)))
+            for table, name, words in (
+                ("group_queues", "topic", "the queues for message groups of topic {0!r}"),
+                ("group_settings", "group", "the settings of group {0!r}"),
+            )
+        }
         self.queues: Counter[str] = Counter()
         for row in chain(*self.topics):
             self.queues[row["topic"]] = max(self.queues[row["topic"]], row["queue_id"] + 1)
@@ -301,10 +300,10 @@ class _Old:
                 raise ConfigError(f"shards 0 and {shard} of data set {self._dataset.path} have different {what}; make them alike first")
         return found[0]
 
-    def _one_each(self, rows: Iterable[tuple[Any, Any, str]]) -> dict[Any, Any]:
-        """Return the value of each name; a row is name, value, and the words for what that is."""
+    def _one_each(self, words: str, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return the value of each name, which is the same wherever there is one; ``words`` say what it is."""
         found: dict[Any, Any] = {}
-        for name, value, words in rows:
+        for name, value in pairs:
             if found.setdefault(name, value) != value:
                 raise TransferError(
                     f"shards of data set {self._dataset.path} differ in {words.format(name)}; make them alike, then reshard"
@@ -460,10 +459,8 @@ class _Share(Incoming):
                 for topic, queues in sorted(old.queues.items())
                 for queue in range(queues)
             ]
-        if table == "group_queues":
-            return [{"topic": topic, "queues": queues} for topic, queues in old.group_queues.items()]
-        if table == "group_settings":
-            return [{"group": group, "backoff_ms": waits_ms, "max_retries": most} for group, (waits_ms, most) in old.settings.items()]
+        if table in old.alike:
+            return list(old.alike[table].values())
         if table == "standings":
             return self._standings()
         return self._subscriptions() if table == "subscriptions" else []
@@ -478,12 +475,11 @@ class _Share(Incoming):
         ]
 
     def _subscriptions(self) -> list[dict[str, Any]]:
-        active: dict[tuple[str, str], int] = {}
+        rows = sorted(self._old.subscriptions, key=itemgetter("active_ms"))
+        active = {(row["group"], row["topic"]): row["active_ms"] for row in rows}  # the largest of each
         expired: Counter[tuple[str, str]] = Counter()
-        for row in self._old.subscriptions:
-            place = (row["group"], row["topic"])
-            active[place] = max(active.get(place, 0), row["active_ms"])
-            expired[place] += row["expired"]
+        for row in rows:
+            expired[row["group"], row["topic"]] += row["expired"]
         # Letters of a topic that was deleted and made again are not told apart from those of the new one here.
         dead = {place: number for place, number in self._dead.items() if place[1] in self._old.queues}
         return [

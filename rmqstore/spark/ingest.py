@@ -52,12 +52,12 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
     """
     record = _record(job)
     rows = record.rows_of(shard)
-    if not rows or _is_done(job, record, shard):
+    if not rows or job.has_all(record, shard):
         return ShardReport(shard=shard, rows=rows, repeated=rows)
     with job.dataset.open_shard(shard, now_ms=record.now_ms, wait_ms=wait_ms) as store:
         # A twin may have come to the end while this one waited; then the staged files may be gone.
         record = _record(job)
-        if _is_done(job, record, shard):
+        if job.has_all(record, shard):
             return ShardReport(shard=shard, rows=rows, repeated=rows)
         has_sent = job.progress(shard) is not None
         progress = _begun(job, shard, store)
@@ -140,11 +140,6 @@ def _record(job: Job) -> JobRecord:
         raise StorePathError(f"there is no job {job.id!r} in {job.dataset.path} that was committed")
     job.check_not_dropped(record)
     return record
-
-
-def _is_done(job: Job, record: JobRecord, shard: int) -> bool:
-    progress = job.progress(shard)
-    return record.is_done or (progress is not None and progress.is_done)
 
 
 # ---------------------------------------------------------------- in processes of their own

@@ -276,10 +276,14 @@ class Job:
         if record is None:
             return []
         self.check_not_dropped(record)
+        return [shard for shard in record.shards if not self.has_all(record, shard)]
+
+    def has_all(self, record: JobRecord, shard: int) -> bool:
+        """Say whether a shard has everything of its part."""
         if record.is_done:
-            return []
-        found = {shard: self.progress(shard) for shard in record.shards}
-        return [shard for shard, progress in found.items() if progress is None or not progress.is_done]
+            return True
+        progress = self.progress(shard)
+        return progress is not None and progress.is_done
 
     def finish(self) -> None:
         """Note that every shard has everything, and remove the staged files; the record stays, until there are many newer ones."""
@@ -304,11 +308,6 @@ class Job:
                 return
             self.path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-    def has_leftovers(self) -> bool:
-        """Say whether there are staged files though the job came to its end, as a task leaves them that ended later."""
-        record = self.record()
-        return record is not None and record.is_done and self.staged.is_dir()
 
     @contextmanager
     def completing(self) -> Iterator[None]:

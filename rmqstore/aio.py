@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
-from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError
+from rmqstore.errors import IllegalArgumentError, PollingFullError, RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, short_name, sockets
@@ -322,6 +322,8 @@ class AsyncStore:
                 if isinstance(error, RmqstoreError):
                     raise
                 call.lost(error, may_be_done=False)
+            except PollingFullError as error:
+                raise call.refused(error) from error
             else:
                 try:
                     answer = await connection.ask(call)

@@ -224,7 +224,7 @@ class AccessDeniedError(RmqstoreError, PermissionError):
 
 
 class PollingFullError(RmqstoreError, RuntimeError):
-    """As many pops wait at the server as it allows (RocketMQ ``POLLING_FULL``), or as much is under way there; try again later."""
+    """As many pops wait at the server as it allows (RocketMQ ``POLLING_FULL``), or are connected, or as much is under way; try later."""
 
 
 # ---------------------------------------------------------------- what works for the caller

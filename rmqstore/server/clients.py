@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -29,6 +30,15 @@ _NUMBER_BYTES: Final = 10
 """A request begins with its number within so many bytes."""
 
 
+_CONNECTIONS: Final = 10_000
+
+
+def _most_connections() -> int:
+    """Return how many clients a server has by default: at most half of the descriptors, since the store needs some for its files."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(_CONNECTIONS, descriptors // 2)
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server lets its clients ask for.
 
@@ -41,6 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         held_bytes: what requests that come in or are under way, and answers until they are read, may hold together, of all clients.
             Beyond it calls are refused that bring or fetch much.
         threads: for the calls that take long, of all clients.
+        connections: how many clients may be there; one more is told so, and closed.
     """
 
     frame_bytes: int = MAX_FRAME_BYTES
@@ -50,6 +61,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     unread_s: float = 30.0
     held_bytes: int = 1 << 30
     threads: int = 4
+    connections: int = msgspec.field(default_factory=_most_connections)
 
 
 class Call(NamedTuple):
@@ -98,11 +110,14 @@ class Client(asyncio.Protocol):
         keep_alive(own)
         self._server.clients.add(self)
         self._cut = asyncio.get_running_loop().call_later(HELLO_S, transport.abort)
+        if self._server.is_stopping:
+            transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
         self._uncut()
         self._server.clients.discard(self)
+        self._server.entrance.leave(self)
         self._server.forget(self)
 
     def data_received(self, data: bytes) -> None:
@@ -154,7 +169,7 @@ class Client(asyncio.Protocol):
                 return
             self._server.take(Call(self, number, name, arguments, named, held_bytes))
         else:
-            self.answer(frame([0, self._server.greet(_hello_in(data), is_known=self._is_known)]))
+            self.answer(frame([0, self._server.entrance.greet(self, _hello_in(data), is_known=self._is_known)]))
             self._is_greeted = True
             self._longest = self._server.limits.frame_bytes
             self._uncut()

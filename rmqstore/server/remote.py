@@ -11,7 +11,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from rmqstore.errors import RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError, UnsupportedOperationError
+from rmqstore.errors import (
+    PollingFullError,
+    RmqstoreError,
+    StoreClosedError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedOperationError,
+)
 from rmqstore.server.calls import CALLS, PARTS, calls_of
 from rmqstore.server.connection import Address, Pool
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
@@ -66,6 +73,8 @@ class RemoteStore(Store):
                 if isinstance(error, RmqstoreError):  # the server answered, and does not want this client
                     raise
                 call.lost(error, may_be_done=False)
+            except PollingFullError as error:
+                raise call.refused(error) from error
             else:
                 try:
                     answer = connection.ask(call.call, call.arguments, call.named)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import hmac
 import logging
 import os
 import ssl
@@ -23,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from socket import AF_UNIX, SOCK_STREAM, socket
+from socket import socket
 from typing import Final, NamedTuple
 
 import msgspec
@@ -31,8 +30,6 @@ import msgspec
 from rmqstore.clock import SystemClock
 from rmqstore.contract import PopResult
 from rmqstore.errors import (
-    AccessDeniedError,
-    FormatVersionError,
     IllegalArgumentError,
     PollingFullError,
     RmqstoreError,
@@ -41,10 +38,11 @@ from rmqstore.errors import (
     UnsupportedOperationError,
 )
 from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, NO_PATHS, OF_PATHS, POPS, QUICK, SENDS, called_ms
-from rmqstore.server.clients import HELLO_S, SMALL_BYTES, Call, Client, Limits
-from rmqstore.server.connection import let_go_of, short_name
+from rmqstore.server.clients import SMALL_BYTES, Call, Client, Limits
+from rmqstore.server.connection import let_go_of
 from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
-from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame
+from rmqstore.server.listening import Entrance
+from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, frame
 from rmqstore.store import Store
 from rmqstore.store.receipts import receipts_of
 from rmqstore.store.rounds import Round, Unsettled, settle
@@ -90,9 +88,7 @@ class Server:
         self._told_bytes = 0
         self._store = store
         self._path = store.engine.directory.path  # one that is open in another process has no engine here, and cannot be served
-        self._token = token
-        self._listeners: list[asyncio.Server] = []
-        self._sockets: list[Path] = []
+        self.entrance = Entrance(self, token)
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="rmqstore-server")
         self._calls: list[Call] = []
         self._lines: dict[Key, Line] = {}
@@ -109,56 +105,21 @@ class Server:
     # ------------------------------------------------------------ listening
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a unix socket, for this user alone, who needs no token; one that a killed owner left there is replaced.
-
-        The socket of a store is named by the directory that the store holds: by another name it could be that of another store when it is
-        removed (X5).
-        """
-        path.unlink(missing_ok=True)
-        listener = socket(AF_UNIX, SOCK_STREAM)
-        try:
-            with short_name(path) as name:
-                listener.bind(name)
-            path.chmod(0o600)  # before it listens
-        except BaseException:
-            listener.close()
-            raise
-        self._sockets.append(path)
-        self._listeners.append(
-            await asyncio.get_running_loop().create_unix_server(lambda: Client(self, is_known=True), sock=listener, backlog=1024)
-        )
+        """Listen on a unix socket, for this user alone."""
+        await self.entrance.listen_unix(path)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[int]:
         """Listen on a TCP port, 0 for a free one; returns the ports."""
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: Client(self), host, port, ssl=tls, backlog=1024, ssl_handshake_timeout=None if tls is None else HELLO_S
-        )
-        self._listeners.append(listener)
-        return [each.getsockname()[1] for each in listener.sockets]
+        return await self.entrance.listen(host, port, tls)
 
     async def listen_at(self, made: socket, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on a socket that somebody else has bound, and who keeps what comes while this server is not there."""
-        limit_s = HELLO_S if tls is not None and made.family != AF_UNIX else None
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: Client(self), sock=made, ssl=None if made.family == AF_UNIX else tls, backlog=1024, ssl_handshake_timeout=limit_s
-        )
-        self._listeners.append(listener)
+        """Listen on a socket that somebody else has bound."""
+        await self.entrance.listen_at(made, tls)
 
     async def stop(self) -> None:
         """Take no more calls, answer those that are under way, and close; waiting pops go on at the next owner."""
         self.is_stopping = True
-        loop = asyncio.get_running_loop()
-        for listener in self._listeners:
-            for each in listener.sockets:
-                loop.remove_reader(each)
-        # Who was let in already becomes a client within these rounds of the loop; a closed listener would make nobody's of it
-        # (CPython, gh-109564).
-        for _ in range(4):
-            await asyncio.sleep(0)
-        for listener in self._listeners:
-            listener.close()
-        for path in self._sockets:
-            path.unlink(missing_ok=True)  # nobody else has listened there: this process owns the store
+        self.entrance.close()
         for client in self.clients:
             if client.transport is not None:
                 client.transport.pause_reading()
@@ -173,7 +134,7 @@ class Server:
             if client.transport is not None:
                 client.transport.close()
         until_s = time.monotonic() + _DRAIN_S
-        while self.clients and time.monotonic() < until_s:  # what is written goes out first
+        while (self.clients or self.entrance.is_busy) and time.monotonic() < until_s:  # what is written goes out first
             await asyncio.sleep(0.01)
         await self.cut_off()
         self._pool.shutdown()
@@ -188,26 +149,13 @@ class Server:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of its sockets."""
-        sockets = [each for listener in self._listeners for each in listener.sockets]
-        sockets += [client.transport.get_extra_info("socket") for client in self.clients if client.transport is not None]
-        return [fd for each in sockets if each is not None and (fd := each.fileno()) >= 0]
+        sockets = [client.transport.get_extra_info("socket") for client in self.clients if client.transport is not None]
+        own = [each.fileno() for each in sockets if each is not None]
+        return [each for each in own + self.entrance.descriptors() if each >= 0]
 
-    def greet(self, hello: object, *, is_known: bool) -> Mapping[str, object]:
-        """Return what the first answer of a connection says; one that ``is_known`` needs no token.
-
-        Raises:
-            FormatVersionError: the client speaks another protocol.
-            AccessDeniedError: it has not the token.
-        """
-        match hello:
-            case [int(protocol), None | str() as token]:
-                pass
-            case _:
-                raise IllegalArgumentError("a connection begins with [protocol, token]")
-        if protocol != PROTOCOL:
-            raise FormatVersionError(f"this server speaks protocol {PROTOCOL}, the client {protocol}; install one version for both")
-        if self._token is not None and not is_known and not hmac.compare_digest(self._token.encode(), (token or "").encode()):
-            raise AccessDeniedError(f"the server wants a token{', and this is not it' if token else '; give connect(…, token=…)'}")
+    @property
+    def greeting(self) -> Mapping[str, object]:
+        """What a client that is let in is told."""
         return {"path": str(self._path), "frame_bytes": self.limits.frame_bytes, "is_server": self._is_server}
 
     # ------------------------------------------------------------ rounds

@@ -1,0 +1,196 @@
+"""How many connections a server has at a time, and what becomes of one more."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import PollingFullError, StoreUnavailableError, aio
+from rmqstore.server import listening
+from rmqstore.server.clients import Limits
+from rmqstore.server.connection import Address, Connection
+from rmqstore.server.wire import HEAD, frame, unpack
+from tests.server.served import ENGINE, NOW, SECOND, Served, soon, waiting
+
+
+@pytest.mark.parametrize("place", ["unix", "tcp"])
+def test_connections_beyond_the_limit_are_told_so(tmp_path: Path, place: str) -> None:
+    served = Served(tmp_path, limits=Limits(connections=2))
+    where = f"unix:{served.socket}"
+    if place == "tcp":
+        (port,) = served.thread._done(served.thread._server.listen("127.0.0.1", 0))  # type: ignore[misc]
+        where = f"rmqstore://127.0.0.1:{port}"
+    first, second = rmqstore.connect(where), rmqstore.connect(where)
+
+    async def connect_async() -> None:
+        await aio.connect(where)
+
+    for _ in range(3):
+        with pytest.raises(PollingFullError, match="2 connections are there, which is the limit"):
+            rmqstore.connect(where)
+        with pytest.raises(PollingFullError, match="2 connections are there, which is the limit"):
+            asyncio.run(connect_async())
+    soon(lambda: len(served.thread._server.clients) == 2)
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(first.pop, "t", "g", wait=60 * SECOND)
+        soon(lambda: waiting(served) == 1)
+        with pytest.raises(PollingFullError, match="2 connections are there"):
+            first.send(NOW)  # on one more, beside that of the pop
+        second.send(NOW)
+        assert len(found.result(10)) == 1
+    first.close()
+    soon(lambda: len(served.thread._server.clients) == 1)
+    rmqstore.connect(where).close()
+    second.close()
+    served.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_repeat_that_finds_too_many_connections_says_that_the_send_may_have_been_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    served = Served(tmp_path, limits=Limits(connections=2))
+    server = served.thread._server
+    answer = server._answer
+
+    def lose(call: Any, data: bytearray, *, ends: bool = True) -> None:
+        if call.name != "send":
+            answer(call, data, ends=ends)
+            return
+        call.client.transport.abort()
+        monkeypatch.setattr(server, "_answer", answer)
+        server.limits = Limits(connections=0)
+
+    monkeypatch.setattr(server, "_answer", lose)
+
+    async def send() -> None:
+        async with aio.connect(f"unix:{served.socket}") as client:
+            await client.send(NOW)
+
+    with pytest.raises(StoreUnavailableError, match=r"0 connections are there.* so it may have been done"):
+        asyncio.run(send()) if is_async else served.connect().send(NOW)
+    assert served.store.lag("t", "g").ready == 1
+    served.close()
+
+
+def test_silent_connections_take_no_place_of_a_client(tmp_path: Path) -> None:
+    """Nor the descriptors that the store needs: those that have been silent for longest are closed."""
+    served = Served(tmp_path, limits=Limits(connections=2))
+    server = served.thread._server
+    client = served.connect()
+    client.send(NOW)
+    silent = []
+    for _ in range(200):
+        silent.append(socket.socket(socket.AF_UNIX))
+        silent[-1].connect(str(served.socket))
+    other = served.connect()
+    soon(lambda: len(server.clients) <= 2 + listening._SPARE)
+    other.send(NOW)
+    assert len(client.pop("t", "g")) == 2
+    assert silent[0].recv(1) == b""
+    with pytest.raises(PollingFullError, match="2 connections are there"):
+        served.connect()
+    for each in silent:
+        each.close()
+    served.close()
+
+
+_FULL = """
+import logging, os, resource, sys, threading
+import rmqstore
+from rmqstore.server.serving import ServerThread
+
+logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
+thread = ServerThread(store, lambda server: server.listen_unix(__import__("pathlib").Path(sys.argv[3])))
+print("ready", flush=True)
+for line in sys.stdin:
+    command = line.strip()
+    if command == "take":
+        taken = []
+        try:
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+    if command == "free":
+        for each in taken:
+            os.close(each)
+    if command == "send":
+        for number in range(20):
+            store.send(rmqstore.Message(f"t{number}", b"x"))
+    if command == "end":
+        break
+    print("done", flush=True)
+thread.stop()
+store.close()
+"""
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], list[str]]]]:
+    """A server in a process that may open 200 files; what tells it to do something returns what it has said meanwhile."""
+    place = tmp_path / "socket"
+    with subprocess.Popen(
+        [sys.executable, "-c", _FULL, tmp_path / "store", ENGINE, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def tell(command: str) -> list[str]:
+            process.stdin.write(command + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            said = []
+            while (line := process.stdout.readline().strip()) not in ("", "done"):  # type: ignore[union-attr]
+                said.append(line)
+            return said
+
+        assert process.stdout.readline() == "ready\n"
+        yield place, tell
+        assert [each for each in tell("end") if "tries again" not in each] == []
+        assert process.wait(30) == 0
+
+
+def test_a_thousand_connections_leave_the_store_its_files(full: tuple[Path, Callable[[str], list[str]]]) -> None:
+    place, tell = full
+    silent = []
+    for _ in range(1000):
+        silent.append(socket.socket(socket.AF_UNIX))
+        silent[-1].connect(str(place))
+    clients = [Connection(Address(place), None, None) for _ in range(100)]
+    with pytest.raises(PollingFullError, match="100 connections are there"):
+        Connection(Address(place), None, None)
+    assert tell("send") == []
+    assert clients[0].ask("lag", ["t19", "g"], {}).ready == 1  # type: ignore[attr-defined]
+    for each in (*silent, *clients):
+        each.close()
+
+
+def test_who_comes_while_no_descriptor_is_left_is_let_in_later(full: tuple[Path, Callable[[str], list[str]]]) -> None:
+    place, tell = full
+    tell("take")
+    coming = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+    for each in coming:
+        each.connect(str(place))
+        each.sendall(frame([1, None]))
+        each.settimeout(10)
+    said = tell("free")
+    assert all(unpack(_frame_from(each))[0] == 0 for each in coming[-30:])
+    assert len([*said, *tell("send")]) < 5
+    for each in coming:
+        each.close()
+
+
+def _frame_from(connection: socket.socket) -> bytes:
+    size = HEAD.unpack(connection.recv(HEAD.size, socket.MSG_WAITALL))[0]
+    return connection.recv(size, socket.MSG_WAITALL)

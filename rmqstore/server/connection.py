@@ -28,8 +28,9 @@ _MAX_UNIX_BYTES: Final = 100
 
 _CONNECT_S: Final = 5.0
 
-_KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A machine that does not answer for 25 s is gone."""
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+"""A machine that does not answer for 25 s is gone. The last one, in ms, is for when something is on its way to it: then the system does not
+ask whether it is there, but sends that again, for a quarter of an hour."""
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import subprocess
 import sys
@@ -194,3 +195,52 @@ def test_who_comes_while_no_descriptor_is_left_is_let_in_later(full: tuple[Path,
 def _frame_from(connection: socket.socket) -> bytes:
     size = HEAD.unpack(connection.recv(HEAD.size, socket.MSG_WAITALL))[0]
     return connection.recv(size, socket.MSG_WAITALL)
+
+
+def test_both_ends_of_a_connection_see_when_the_other_machine_is_gone(tmp_path: Path) -> None:
+    """Also while something is on its way to it, when the system sends no probes."""
+    served = Served(tmp_path)
+    (port,) = served.thread._done(served.thread._server.listen("127.0.0.1", 0))  # type: ignore[misc]
+    client = Connection(Address(host="127.0.0.1", port=port), None, None)
+    (here,) = served.thread._server.clients
+    assert here.transport is not None
+    for end in (client._socket, here.transport.get_extra_info("socket")):
+        idle_s, every_s, count = (
+            end.getsockopt(socket.IPPROTO_TCP, each) for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == (idle_s + every_s * count) * 1000 == 25_000
+    client.close()
+    served.close()
+
+
+_GONE = """
+import fcntl, socket, struct
+from rmqstore.server import connection
+
+def switch(flags):  # the only network that there is, on (IFF_UP) or off
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        fcntl.ioctl(asking, 0x8914, struct.pack("16sH14x", b"lo", flags))
+
+connection._KEEPALIVE["TCP_USER_TIMEOUT"] //= 80
+switch(1)
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname(), 20)
+server, _ = listener.accept()
+connection.keep_alive(client)
+switch(0)
+client.sendall(b"on its way")
+try:
+    client.recv(1)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_a_machine_that_goes_with_data_on_its_way_is_missed() -> None:
+    try:
+        ended = subprocess.run(["unshare", "-rn", sys.executable, "-c", _GONE], capture_output=True, check=False, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if ended.stderr.startswith("unshare"):
+        pytest.skip(ended.stderr)
+    assert (ended.stdout, ended.stderr) == (f"{errno.ETIMEDOUT}\n", "")

@@ -32,7 +32,7 @@ from rmqstore.clock import Clock
 from rmqstore.errors import IllegalArgumentError, PollingFullError, RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
-from rmqstore.server.connection import Address, agreeing_on_tls, short_name, sockets
+from rmqstore.server.connection import Address, agreeing_on_tls, keep_alive, short_name, sockets
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
@@ -93,6 +93,7 @@ class _Connection:
                 context = (tls or ssl.create_default_context()) if address.is_tls else None
                 streams = await asyncio.open_connection(address.host, address.port, ssl=context)
             made = cls(*streams)
+            keep_alive(made._writer.get_extra_info("socket"))
             try:
                 made._writer.write(frame([PROTOCOL, token]))
                 _, greeting = await made._read()

@@ -205,12 +205,28 @@ def test_both_ends_of_a_connection_see_when_the_other_machine_is_gone(tmp_path: 
     (here,) = served.thread._server.clients
     assert here.transport is not None
     for end in (client._socket, here.transport.get_extra_info("socket")):
-        idle_s, every_s, count = (
-            end.getsockopt(socket.IPPROTO_TCP, each) for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        )
-        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == (idle_s + every_s * count) * 1000 == 25_000
+        assert_told_of(end)
     client.close()
-    served.close()
+
+    async def connect_async() -> None:
+        async with aio.connect(f"rmqstore://127.0.0.1:{port}") as store:
+            assert store._connection is not None
+            assert_told_of(store._connection._writer.get_extra_info("socket"))
+
+    try:
+        asyncio.run(connect_async())
+        pytest.importorskip("uvloop").run(connect_async())
+    finally:
+        served.close()
+
+
+def assert_told_of(end: socket.socket) -> None:
+    """The system tells when the machine at the other end is gone."""
+    idle_s, every_s, count = (
+        end.getsockopt(socket.IPPROTO_TCP, each) for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == (idle_s + every_s * count) * 1000 == 25_000
 
 
 _GONE = """

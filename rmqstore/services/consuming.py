@@ -13,6 +13,7 @@ import enum
 import functools
 import inspect
 import logging
+import operator
 import threading
 import time
 import traceback
@@ -25,7 +26,7 @@ from typing import Any, Final, Self, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
-from rmqstore.contract import AckOutcome, ChangeOutcome, ChangeResult, RejectOutcome
+from rmqstore.contract import AckOutcome, ChangeOutcome, ChangeResult, LeaseInfo, Receipt, RejectOutcome
 from rmqstore.errors import (
     IllegalArgumentError,
     IllegalArgumentTypeError,
@@ -119,10 +120,13 @@ class Batch:
 
     Attributes:
         extend_s: when its leases are to be extended, by the clock that only goes forward.
+        is_unsure: they may have been extended by a call whose answer did not come, and then there are other receipts that count.
     """
 
     def __init__(self, messages: Sequence[PoppedMessage] = (), extend_s: float = 0.0) -> None:
         self.extend_s = extend_s
+        self.is_unsure = False
+        self.messages = messages
         self.leased: list[PoppedMessage | ChangeResult] = list(messages)
         self.states = [State.WAITS] * len(messages)
 
@@ -136,25 +140,19 @@ class Batch:
 
     def queue(self, place: int) -> tuple[str, int]:
         """Return of which topic and queue a message is."""
-        message = self._message(place)
+        message = self.messages[place]
         return message.topic, message.queue_id
 
     def begin(self, place: int) -> PoppedMessage:
         """Note that the handler of a message begins; returns what it gets."""
         self.states[place] = State.RUNS
         # The lease is the worker's: a receipt would be out of date with the next extension.
-        return msgspec.structs.replace(self._message(place), proof=None)
+        return msgspec.structs.replace(self.messages[place], proof=None)
 
     def end(self, place: int) -> None:
         """Note that the handler of a message has returned, unless somebody else has the message by now."""
         if self.states[place] is State.RUNS:
             self.states[place] = State.DONE
-
-    def _message(self, place: int) -> PoppedMessage:
-        leased = self.leased[place]
-        message = leased.message if isinstance(leased, ChangeResult) else leased
-        assert message is not None
-        return message
 
 
 Held: TypeAlias = tuple[Batch, int]
@@ -341,7 +339,7 @@ class Consumer:
         if not due:
             return
         begun_s = time.monotonic()
-        results = yield lambda store: store.change_invisible(_receipts(due), self._invisible)
+        results = yield from _twice(self._change, due)
         for (batch, place), result in zip(due, results, strict=True):
             batch.extend_s = begun_s + self._every_s
             if result.outcome is ChangeOutcome.CHANGED:
@@ -350,12 +348,47 @@ class Consumer:
                 batch.states[place] = State.GONE
                 self._count("lost")
 
+    def _change(self, due: Sequence[Held]) -> Steps[Sequence[ChangeResult]]:
+        """Extend leases, under the receipts that count."""
+        if unsure := [each for each in due if each[0].is_unsure]:
+            yield from self._find(unsure)
+        for batch, _ in due:
+            batch.is_unsure = True
+        results: Sequence[ChangeResult] = yield lambda store: store.change_invisible(_receipts(due), self._invisible)
+        for batch, _ in due:
+            batch.is_unsure = False
+        return results
+
+    def _find(self, unsure: Sequence[Held]) -> Steps[None]:
+        """Find under which receipts messages are leased by now.
+
+        Where the store has their lease no more, they stay under receipts that it does not take.
+        """
+        found: dict[tuple[object, ...], Receipt] = {}
+        for topic in dict.fromkeys(batch.messages[place].topic for batch, place in unsure):
+            leases: Sequence[LeaseInfo] = yield operator.methodcaller("leases", topic, self._group)
+            for lease in leases:
+                if (receipt := Receipt.parse(lease.receipt)) is not None and not lease.is_backing_off:
+                    found[_of_lease(receipt, lease.attempt, lease.first_pop_ms)] = receipt
+        for batch, place in unsure:
+            message = batch.messages[place]
+            given = Receipt.parse(message.receipt or "")
+            if given is not None:
+                first_pop_ms = given.pop_time_ms if message.first_pop_ms is None else message.first_pop_ms
+                if (receipt := found.get(_of_lease(given, message.attempt, first_pop_ms))) is not None:
+                    batch.leased[place] = msgspec.structs.replace(message, proof=receipt)
+
     def _keep_failed(self, error: Exception) -> None:
         """Note that a round of the keeper failed; the next one may do better, or nothing can."""
         if isinstance(error, FINAL):
             self._fail(error)
         else:
             _log.warning("a worker of group %s could not extend its leases: %s", self._group, error)
+
+
+def _of_lease(receipt: Receipt, attempt: int, first_pop_ms: int) -> tuple[object, ...]:
+    """Return what stays the same when a lease is extended, and is another one's when somebody else has the message."""
+    return receipt.topic, receipt.queue_id, receipt.queue_offset, receipt.retry_flag, attempt, first_pop_ms
 
 
 def _twice(step: Callable[..., Steps[_T]], *arguments: Any) -> Steps[_T]:

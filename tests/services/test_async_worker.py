@@ -28,7 +28,7 @@ from rmqstore import (
 from rmqstore.aio import AsyncStore
 from tests.server.served import Served, waiting
 from tests.server.test_aio import run, soon, with_client
-from tests.services.test_worker import BAD_ARGUMENTS, bodies, nothing_left
+from tests.services.test_worker import BAD_ARGUMENTS, bodies, lose_answer, nothing_left
 
 MINUTE = timedelta(minutes=1)
 
@@ -102,6 +102,27 @@ def test_each_message_is_handled_and_acked(served: Served) -> None:
         assert nothing_left(served.store)
         assert sorted(int(each.body) for each in handled.messages) == sorted([*range(100), *range(20)])
         assert {each.receipt for each in handled.messages} == {None}
+
+    with_client(served, work)
+
+
+def test_leases_whose_extension_was_not_answered_are_kept(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+        gate = Gate()
+        handled = Handled(gate)
+        async with store.consume("t", "g", handled, invisible=MINUTE) as worker:
+            await gate.begun.wait()
+            for _ in range(3):
+                lost = lose_answer(served, "change_invisible")
+                await worker.keep(ahead_s=1000)
+                assert lost.is_set()
+                served.clock.advance(40_000)
+            gate.go_on.set()
+            await soon(lambda: worker.stats.done == 3)
+        assert worker.stats.lost == 0
+        assert [each.body for each in handled.messages] == [b"0", b"1", b"2"]
+        assert nothing_left(served.store)
 
     with_client(served, work)
 

@@ -15,6 +15,7 @@ import pytest
 
 import rmqstore
 from rmqstore import (
+    AckOutcome,
     IllegalArgumentError,
     IllegalArgumentTypeError,
     LostCallsError,
@@ -30,7 +31,7 @@ from rmqstore import (
     Worker,
 )
 from tests.pairs import ENGINES
-from tests.server.served import soon
+from tests.server.served import Served, soon
 
 MINUTE = timedelta(minutes=1)
 
@@ -61,6 +62,23 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 def bodies(count: int, topic: str = "t") -> list[Message]:
     return [Message(topic, str(number).encode()) for number in range(count)]
+
+
+def lose_answer(served: Served, call: str, meanwhile: Callable[[], object] = lambda: None) -> threading.Event:
+    """Let a connection break when the next call of this name is done; what this returns is set then."""
+    server, lost = served.thread._server, threading.Event()
+    answer = server._answer
+
+    def lose(answered: Any, data: bytearray, *, ends: bool = True) -> None:
+        if lost.is_set() or answered.name != call:
+            answer(answered, data, ends=ends)
+            return
+        meanwhile()
+        answered.client.transport.abort()
+        lost.set()
+
+    server._answer = lose  # type: ignore[method-assign]
+    return lost
 
 
 class Handled:
@@ -291,6 +309,67 @@ def test_what_others_have_is_not_handled(store: Store, clock: ManualClock) -> No
     worker.stop()
     assert len(handled.messages) == 1
     assert (worker.stats.done, worker.stats.lost) == (0, 3)
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+@pytest.mark.parametrize("order", [False, True])
+def test_leases_whose_extension_was_not_answered_are_kept(tmp_path: Path, order: bool, is_again: bool) -> None:
+    """The server has extended them, and the receipts that count were in the answer that was lost."""
+    served = Served(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(message: PoppedMessage) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    served.store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
+    if is_again:
+        served.store.pop("t", "g", order=order)
+        served.clock.advance(61_000)
+        assert served.store.tick().retried == 3
+    handled = Handled(wait)
+    with served.connect().consume("t", "g", handled, invisible=MINUTE, order=order) as worker:
+        assert begun.wait(10)
+        for _ in range(3):
+            lost = lose_answer(served, "change_invisible")
+            worker.keep(ahead_s=1000)
+            assert lost.is_set()
+            served.clock.advance(40_000)
+        go_on.set()
+        soon(lambda: worker.stats.done == 3)
+    assert [(each.body, each.attempt) for each in handled.messages] == [(b"%d" % number, 1 + is_again) for number in range(3)]
+    assert worker.stats.lost == 0
+    assert nothing_left(served.store)
+    served.close()
+
+
+def test_the_lease_of_another_is_not_taken_for_one_whose_extension_was_not_answered(tmp_path: Path) -> None:
+    """In a FIFO queue its message is at the same place."""
+    served = Served(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+    others: list[PoppedMessage] = []
+
+    def wait(message: PoppedMessage) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    def take() -> None:
+        served.clock.advance(61_000)
+        assert served.store.tick().retried == 3
+        others.extend(served.store.pop("t", "g", order=True, invisible=MINUTE))
+
+    served.store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
+    handled = Handled(wait)
+    with served.connect().consume("t", "g", handled, invisible=MINUTE, order=True) as worker:
+        assert begun.wait(10)
+        lost = lose_answer(served, "change_invisible", take)
+        worker.keep(ahead_s=1000)
+        assert lost.is_set()
+        go_on.set()
+        soon(lambda: worker.stats.lost == 3)
+    assert len(handled.messages) == 1
+    assert served.store.ack(others) == [AckOutcome.ACKED] * 3
+    served.close()
 
 
 def test_what_is_done_is_acked_while_another_handler_runs(store: Store) -> None:

@@ -154,6 +154,10 @@ class AsyncWorker(Consumer):
     async def _handle(self, batch: Batch, run: Sequence[int], free: asyncio.Semaphore) -> None:
         try:
             for place in run:
+                if batch.may_have_ended and not self._is_ended:
+                    async with self._extending:
+                        if batch.may_have_ended:  # and no other task has extended them meanwhile
+                            await _do(self._make_sure(batch), lambda call: call(self._store))
                 if not self._is_ended and batch.states[place] is State.WAITS:
                     await self._handle_one(batch, place)
         except Exception as error:  # the store could not be told; what is behind it must not wait under leases that are extended

@@ -70,6 +70,11 @@ FINAL: Final = (
 """Errors behind which no later attempt would go better."""
 
 
+def now_s() -> float:
+    """Return the time of a clock that only goes forward, and does so while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Retry(Exception):
     """Raised by a handler: the message shall come again ``after`` this time, and the attempt counts."""
 
@@ -119,16 +124,26 @@ class Batch:
     """What one pop gave: each message under the receipt that counts, and how far it is.
 
     Attributes:
-        extend_s: when its leases are to be extended, by the clock that only goes forward.
+        extend_s: when its leases are to be extended (:func:`now_s`).
+        until_s: so long they hold for certain, whatever happens to this process or its machine.
         is_unsure: they may have been extended by a call whose answer did not come, and then there are other receipts that count.
     """
 
-    def __init__(self, messages: Sequence[PoppedMessage] = (), extend_s: float = 0.0) -> None:
-        self.extend_s = extend_s
+    def __init__(self, messages: Sequence[PoppedMessage] = ()) -> None:
+        self.extend_s = self.until_s = 0.0
         self.is_unsure = False
         self.messages = messages
         self.leased: list[PoppedMessage | ChangeResult] = list(messages)
         self.states = [State.WAITS] * len(messages)
+
+    def note_leases(self, given_s: float, invisible_s: float) -> None:
+        """Note that its leases were given, or extended, at this time or later."""
+        self.extend_s, self.until_s = given_s + invisible_s / 3, given_s + invisible_s
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether its leases may be over, as when this process or its machine stood still."""
+        return now_s() >= self.until_s
 
     def places(self, *states: State) -> list[int]:
         """Return the places of the messages that are so far."""
@@ -224,7 +239,8 @@ class Consumer:
             if type(number) is not int or not 1 <= number <= most:
                 raise IllegalArgumentError(f"{what} must be an int of 1 to {most}, not {number!r}")
         self._invisible = timedelta(milliseconds=timedelta_ms("invisible", invisible, minimum=1000))
-        self._every_s = self._invisible / timedelta(seconds=3)
+        self._invisible_s = self._invisible / timedelta(seconds=1)
+        self._every_s = self._invisible_s / 3
         self._timeout_s = None if timeout is None else timedelta_ms("timeout", timeout, minimum=1) / 1000
         self._group = group
         self._order = order
@@ -253,11 +269,14 @@ class Consumer:
 
     def _pop(self, topic: str, before: Iterable[Batch]) -> Steps[Batch]:
         """Pop, and ack what is done of the batches before; that is in the store's hands with the first step."""
+        begun_s = now_s()
         done = held(before, State.DONE)
         with _telling(done, State.DONE):
             popped = yield lambda store: store.pop(topic, self._group, wait=WAIT, acks=_receipts(done), **self._asked)
         self._note_acks(popped.acks)
-        return Batch(popped, time.monotonic() + self._every_s)
+        batch = Batch(popped)
+        batch.note_leases(begun_s, self._invisible_s)
+        return batch
 
     def _pause_s(self, error: RmqstoreError, before_s: float) -> float:
         """Return how long to wait before the next pop when one has failed, and those before it for so long; 0 for the first one."""
@@ -334,19 +353,30 @@ class Consumer:
 
     def _extend(self, batches: Iterable[Batch], ahead_s: float) -> Steps[None]:
         """Extend leases that are due for it within ``ahead_s`` seconds."""
-        due_s = time.monotonic() + ahead_s + self._every_s / 4
+        due_s = now_s() + ahead_s + self._every_s / 4
         due = held([batch for batch in batches if batch.extend_s <= due_s], State.WAITS, State.RUNS)
         if not due:
             return
-        begun_s = time.monotonic()
+        begun_s = now_s()
         results = yield from _twice(self._change, due)
         for (batch, place), result in zip(due, results, strict=True):
-            batch.extend_s = begun_s + self._every_s
+            batch.note_leases(begun_s, self._invisible_s)
             if result.outcome is ChangeOutcome.CHANGED:
                 batch.leased[place] = result
             elif batch.states[place] in (State.WAITS, State.RUNS, State.DONE):
                 batch.states[place] = State.GONE
                 self._count("lost")
+
+    def _make_sure(self, batch: Batch) -> Steps[None]:
+        """Before a handler begins, extend leases that may have ended. What others have by now is theirs; all is, when nobody can say."""
+        try:
+            yield from self._extend([batch], 0.0)
+        except FINAL:
+            raise
+        except RmqstoreError as error:
+            _log.warning("a worker of group %s leaves messages whose leases may have ended: %s", self._group, error)
+            for place in batch.places(State.WAITS):
+                batch.states[place] = State.GONE
 
     def _change(self, due: Sequence[Held]) -> Steps[Sequence[ChangeResult]]:
         """Extend leases, under the receipts that count."""

@@ -183,6 +183,8 @@ class Worker(Consumer):
             with hand.lock:
                 if self._ended.is_set():
                     return
+                if batch.may_have_ended:
+                    self._do(self._make_sure(batch))
                 if batch.states[place] is not State.WAITS:
                     continue
                 message = batch.begin(place)

@@ -127,6 +127,29 @@ def test_leases_whose_extension_was_not_answered_are_kept(served: Served) -> Non
     with_client(served, work)
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_worker_that_stood_still_begins_on_nothing_that_others_have(
+    served: Served, asleep_s: list[float], is_taken: bool, at_once: int
+) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(5))
+        gate = Gate()
+        handled = Handled(gate)
+        async with store.consume("t", "g", handled, invisible=MINUTE, at_once=at_once) as worker:
+            await soon(handled.seen(at_once))
+            asleep_s[0] = 61
+            served.clock.advance(61_000)
+            if is_taken:
+                assert served.store.tick().retried == 5
+                assert len(served.store.pop("t", "g", invisible=MINUTE)) == 5
+            gate.go_on.set()
+            await soon(lambda: worker.stats.lost + worker.stats.done == 5)
+        assert (worker.stats.done, worker.stats.lost, len(handled.messages)) == ((0, 5, at_once) if is_taken else (5, 0, 5))
+
+    with_client(served, work)
+
+
 def test_on_uvloop(served: Served) -> None:
     uvloop = pytest.importorskip("uvloop")
 

@@ -372,6 +372,55 @@ def test_the_lease_of_another_is_not_taken_for_one_whose_extension_was_not_answe
     served.close()
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_worker_that_stood_still_begins_on_nothing_that_others_have(
+    store: Store, clock: ManualClock, asleep_s: list[float], is_taken: bool
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(message: PoppedMessage) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    store.send_batch(bodies(3))
+    handled = Handled(wait)
+    with store.consume("t", "g", handled, invisible=MINUTE) as worker:
+        assert begun.wait(10)
+        asleep_s[0] = 61
+        clock.advance(61_000)
+        if is_taken:
+            assert store.tick().retried == 3
+            assert len(store.pop("t", "g", invisible=MINUTE)) == 3
+        go_on.set()
+        soon(lambda: worker.stats.lost + worker.stats.done == 3)
+    assert (worker.stats.done, worker.stats.lost, len(handled.messages)) == ((0, 3, 1) if is_taken else (3, 0, 3))
+
+
+def test_a_worker_that_cannot_ask_whether_it_still_has_messages_leaves_them(
+    store: Store, clock: ManualClock, asleep_s: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(message: PoppedMessage) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    store.send_batch(bodies(3))
+    handled = Handled(wait)
+    monkeypatch.setattr(store, "change_invisible", raising(StoreFullError("no room")))
+    with store.consume("t", "g", handled, invisible=MINUTE) as worker:
+        assert begun.wait(10)
+        asleep_s[0] = 61
+        go_on.set()
+        soon(lambda: worker.stats.done == 1)
+        store.send(Message("t", b"3"))
+        soon(handled.seen(2))
+    assert [each.body for each in handled.messages] == [b"0", b"3"]
+    assert "leaves messages whose leases may have ended: no room" in caplog.text
+    clock.advance(61_000)
+    assert store.tick().retried == 2
+
+
 def test_what_is_done_is_acked_while_another_handler_runs(store: Store) -> None:
     begun, go_on = threading.Event(), threading.Event()
 

@@ -31,6 +31,7 @@ from rmqstore.digests import TableDigest
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.late import pa
 from rmqstore.message import Message, PoppedMessage
+from rmqstore.server.arrow_frames import stream_of, table_in
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.health import GroupHealth, Health
 from rmqstore.store.lookup import Whereabouts
@@ -157,14 +158,7 @@ def _pack_error(packer: _Packer, error: BaseException) -> _Packable:
 
 
 def _pack_batch(packer: _Packer, batch: MessageBatch) -> _Packable:
-    return Ext(_BATCH, _ipc_bytes(batch.columns))
-
-
-def _ipc_bytes(data: pa.RecordBatch | pa.Table) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, data.schema) as writer:
-        writer.write(data)
-    return memoryview(sink.getvalue())
+    return Ext(_BATCH, stream_of(batch.columns))
 
 
 def _pack_sent(packer: _Packer, sent: SendReceipt) -> _Packable:
@@ -230,7 +224,7 @@ def _handler_of_base(kind: type) -> _Pack:
     if issubclass(kind, PurePath):
         return lambda packer, value: str(value)
     if kind.__module__.startswith("pyarrow") and kind.__name__ in ("RecordBatch", "Table"):
-        return lambda packer, value: Ext(_ARROW, _ipc_bytes(value))
+        return lambda packer, value: Ext(_ARROW, stream_of(value))
     return _pack_dict if issubclass(kind, Mapping) else _pack_stranger
 
 
@@ -314,9 +308,7 @@ def _unpack_popped(data: memoryview) -> PoppedMessages:
 
 
 def _unpack_arrow(data: memoryview) -> pa.Table:
-    table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-    table.validate(full=True)  # else its offsets may lead anywhere in memory
-    return table
+    return table_in(data, MAX_FRAME_BYTES)
 
 
 def _unpack_batch(data: memoryview) -> MessageBatch:

@@ -173,6 +173,60 @@ def test_arrow_data_whose_offsets_lead_elsewhere_is_refused() -> None:
             unpack(pack(value))
 
 
+def in_a_frame(data: pa.Table, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write(data)
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(wire._ARROW, sink.getvalue().to_pybytes()))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("body", [pa.array([b"x" * 50_000] * 2), pa.array([b"x" * 50_000] * 2).dictionary_encode()])
+def test_compressed_arrow_data_is_refused(body: pa.Array, compression: str) -> None:
+    """A frame of 33 KB held a gigabyte."""
+    data = pa.table({"topic": ["t", "t"], "body": body})
+    assert len(in_a_frame(data, compression)) < 5000
+    with pytest.raises(errors.IllegalArgumentError, match="buffers compressed; send them as they are"):
+        unpack(in_a_frame(data, compression))
+    assert unpack(in_a_frame(data)).equals(data)
+
+
+def views_of_one(count: int) -> pa.Array:
+    views = np.zeros((count, 4), np.int32)
+    views[:, 0], views[:, 1] = 1 << 20, int.from_bytes(b"xxxx", "little")
+    return pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), pa.py_buffer(b"x" * (1 << 20))])
+
+
+@pytest.mark.parametrize(
+    "wide",
+    [
+        {"topic": ["t"] * 300, "body": views_of_one(300)},
+        {"topic": pa.nulls(1 << 27), "body": pa.nulls(1 << 27)},
+        {"topic": ["t"], "body": [b"x"], "keys": pa.ListArray.from_arrays(pa.array([0, 1 << 27], pa.int32()), pa.nulls(1 << 27))},
+        {"topic": ["t"], "properties": pa.MapArray.from_arrays(pa.array([0, 300], pa.int32()), pa.array(["p"] * 300), views_of_one(300))},
+    ],
+)
+def test_arrow_data_that_stands_for_more_than_a_frame_is_refused(wide: dict[str, Any]) -> None:
+    with pytest.raises(errors.IllegalArgumentError, match=r"stand for \d+ bytes, and one call takes 268435456; send less"):
+        unpack(in_a_frame(pa.table(wide)))
+
+
+def test_views_and_nulls_come_in() -> None:
+    data = pa.table(
+        {
+            "topic": pa.array(["t"] * 3, pa.string_view()),
+            "body": views_of_one(3),
+            "tag": pa.nulls(3),
+            "keys": pa.array([["a"], [], None], pa.list_(pa.string_view())),
+            "properties": pa.array([{"a": "b"}, {}, None], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    came = unpack(in_a_frame(data))
+    assert came.equals(data)
+    assert len(MessageBatch.from_arrow(came)) == 3
+    assert unpack(in_a_frame(data.slice(0, 0))).num_rows == 0
+
+
 def test_receipts_of_sends() -> None:
     timers = TimerReceipts(WriteStatus.REPEATED, 7, 2, 40, [1000, 2000])
     one = unpack(pack(SendReceipt("id", True, timers, 1)))

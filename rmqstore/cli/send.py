@@ -61,7 +61,7 @@ def send(
         list[str] | None, typer.Option("--key", "-k", metavar="KEY", help="A word to find or cancel it by; may be given again.")
     ] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be given again.")] = None,
-    group_key: Annotated[str | None, typer.Option(metavar="KEY", help="Message group, for FIFO; not with a time.")] = None,
+    message_group: Annotated[str | None, typer.Option(metavar="NAME", help="Its message group, for FIFO; not with a time.")] = None,
     message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Its id; made when left out.")] = None,
     queue: Annotated[int | None, typer.Option(metavar="N", min=0, help="Queue of the topic; chosen when left out.")] = None,
     delay: Annotated[
@@ -118,7 +118,7 @@ def send(
         if body is not None:
             raise typer.BadParameter("BODY and --from-file exclude each other; give one", param_hint="BODY")
         single: dict[str, object] = {"body_file": body_file, "tag": tag, "key": key, "property": properties}
-        single |= {"group_key": group_key, "id": message_id, "queue": queue is not None}
+        single |= {"message_group": message_group, "id": message_id, "queue": queue is not None}
         for name, value in single.items():
             refuse_together(from_file=True, **{name: value})
         names = json.dumps(
@@ -137,7 +137,7 @@ def send(
         tag,
         tuple(key or ()),
         _pairs(properties or ()),
-        group_key,
+        message_group,
         due.deliver_ms(stores.now_ms()),
         message_id,
         queue_id=queue,

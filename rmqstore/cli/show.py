@@ -237,5 +237,5 @@ def words(message: Message | PoppedMessage) -> list[str]:
     """Return tag, keys, message group and properties as ``name=value``, those that there are."""
     found = [f"tag={plain(message.tag)}"] if message.tag else []
     found += [f"keys={plain(','.join(message.keys))}"] if message.keys else []
-    found += [f"group-key={plain(message.message_group)}"] if message.message_group else []
+    found += [f"message-group={plain(message.message_group)}"] if message.message_group else []
     return found + [f"{plain(name)}={plain(value)}" for name, value in message.properties.items()]

@@ -125,7 +125,7 @@ REFUSED = [
     (1, "send data a -f rows.csv", "rows.csv cannot be read: No such file"),
     (1, "send data a x --set precision_ms=100", "was made with precision_ms = 1000"),
     (1, "send new a x --create --tag 'a b'", "tag 'a b' holds a blank"),
-    (1, "send new a x --create --group-key g --delay 5m", "exclude each other"),
+    (1, "send new a x --create --message-group g --delay 5m", "exclude each other"),
     (1, "send new a x --create --set precision_ms", "write key=value"),
     (1, "send new a x --create --set precisoin_ms=100", "did you mean precision_ms?"),
     (1, "send new a x --create --set precision_ms=7", "precision_ms must be"),

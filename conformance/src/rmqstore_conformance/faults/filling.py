@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ class SmallDisk:
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise
+
+    def leave(self, size: int) -> None:
+        """Give so many bytes of the room back."""
+        os.truncate(self._filler, self._filler.stat().st_size - size)
 
     def free(self) -> None:
         """Give the room back."""

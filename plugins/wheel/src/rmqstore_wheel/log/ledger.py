@@ -515,8 +515,8 @@ class Ledger(CommittedKV):
                 restart=self.restart,
             )
             check_point.write(self.disk, self._own, found, keep_before=not self._rebuild_reasons)
-            self.queues.release()
             self.timers.release()
+            self.queues.release()
             if self._rebuild_reasons == {RebuildReason.REWRITTEN}:
                 self.disk.remove(self._own / _REBUILD)
                 # Should the name come back with a crash, an open only takes longer.

@@ -436,7 +436,7 @@ class TimerIndex:
         )
 
     def release(self) -> None:
-        self.wheel.units.release()
+        self.wheel.release()
         self.facts.release()
         self.keys.release()
 

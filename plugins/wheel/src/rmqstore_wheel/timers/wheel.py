@@ -8,8 +8,9 @@ or whose slot is more than a span back, is told to its owner, which keeps it asi
 A slot's units are a chain in the timer log (``slot_chains``).
 
 The slots are in memory and on disk as a snapshot, ``timerwheel`` and the one before it as ``timerwheel.bak``. It is written under another
-name and renamed when it is on disk; a check point names the one that belongs to it by its CRC-32. Units are appended to the timer log,
-which a check point vouches for.
+name and renamed when it is on disk; a check point names the one that belongs to it by its CRC-32. One that belongs to none, as its check
+point found no room, is replaced by the next one, and ``timerwheel.bak`` stays. Units are appended to the timer log, which a check point
+vouches for.
 """
 
 from __future__ import annotations
@@ -451,8 +452,13 @@ class WheelIndex:
         self._last = -1
 
     def check_point(self) -> tuple[Sums, int]:
-        """Write a snapshot, the one before it being kept; returns what a check point has to know."""
+        """Write a snapshot, that of the last check point being kept; returns what a check point has to know."""
         return self.units.sync(), self._snapshot.write(self.slots, self._pages)
+
+    def release(self) -> None:
+        """Let go of what the check point written last needs no more."""
+        self._snapshot.is_named = True
+        self.units.release()
 
     def first_needed(self) -> int:
         """Return the number of the oldest unit that a live slot needs."""
@@ -481,12 +487,17 @@ PAGE_SLOTS: Final = 4096 // SLOT_BYTES
 
 
 class WheelSnapshot:
-    """The file at ``path``, of the length that ``ring`` asks for."""
+    """The file at ``path``, of the length that ``ring`` asks for.
+
+    Attributes:
+        is_named: a check point names what is at ``path``, so another one must not take its place before a check point names that.
+    """
 
     def __init__(self, disk: Disk, path: Path, ring: Ring) -> None:
         self._disk = disk
         self._path = path
         self._ring = ring
+        self.is_named = False
 
     def read(self, crc: int) -> tuple[Slots, Flags]:
         """Return the slots that have this CRC-32, and which pages of them were ever used.
@@ -500,6 +511,7 @@ class WheelSnapshot:
                     if path.stat().st_size == self._ring.file_bytes:
                         slots, pages = self._filled(file)
                         if _crc_of(slots, pages) == crc:
+                            self.is_named = path == self._path
                             return slots, pages
             except OSError as error:
                 if error.errno in NO_ROOM:
@@ -527,7 +539,7 @@ class WheelSnapshot:
         return slots, pages
 
     def write(self, slots: Slots, pages: Flags) -> int:
-        """Write a snapshot, the one before it being kept; returns its CRC-32."""
+        """Write a snapshot, the last one that a check point names being kept; returns its CRC-32."""
         new = self._path.with_suffix(".new")
         used = np.flatnonzero(pages)
         bounds = [
@@ -537,8 +549,9 @@ class WheelSnapshot:
         ]
         pieces = [(begin * SLOT_BYTES, slots[begin:stop].view(np.uint8).data) for begin, stop in bounds]
         self._disk.write_new(new, self._ring.file_bytes, pieces)
-        if self._path.exists():
+        if self.is_named and self._path.exists():
             self._disk.rename(self._path, self._path.with_suffix(".bak"))
+        self.is_named = False
         self._disk.rename(new, self._path)
         self._disk.sync_directory(self._path.parent)
         return _crc_of(slots, pages)

@@ -10,7 +10,7 @@ import msgspec
 
 from rmqstore.config import Config
 from rmqstore.contract import Expired, Flush, PopStore, Side, Ticket, TimerStore
-from rmqstore.errors import ClockStepError
+from rmqstore.errors import ClockStepError, LostCallsError, StoreFullError
 from rmqstore.store.handover import HandOver
 from rmqstore.store.pauses import Held
 from rmqstore.store.schedules import Scheduler
@@ -91,23 +91,33 @@ class Ticking:
         self._check_step(now_ms)
         if self._held.look() is not self._scheduler.seen:
             self._scheduler.look()
-        moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
-        report = TickReport(handed_over=moved)
-        if self._revive_turn.take(now_ms) or always:
-            report, ticket = self._revive(report, now_ms, ticket)
-        if ticket is not None:
-            self._settle(self._pops, ticket)
-            self._timers.forget(self._pops.durable_cursor())
-            self._keeps_handed_over = self._is_async
-        elif self._keeps_handed_over:
-            self._timers.forget(durable := self._pops.durable_cursor())
-            self._keeps_handed_over = durable != self._pops.timer_cursor()
-            self.made_room = not self._keeps_handed_over
+        full: StoreFullError | None = None
+        report = TickReport()
+        try:
+            moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
+            report = TickReport(handed_over=moved)
+            if self._revive_turn.take(now_ms) or always:
+                report, ticket = self._revive(report, now_ms, ticket)
+            if ticket is not None:
+                self._settle(self._pops, ticket)
+                self._timers.forget(self._pops.durable_cursor())
+                self._keeps_handed_over = self._is_async
+            elif self._keeps_handed_over:
+                self._timers.forget(durable := self._pops.durable_cursor())
+                self._keeps_handed_over = durable != self._pops.timer_cursor()
+                self.made_room = not self._keeps_handed_over
+        except LostCallsError:
+            raise
+        except StoreFullError as error:
+            # What upkeep takes away makes room, for which all that moves waits.
+            full = error
         if self._upkeep_turn.take(now_ms) or self._has_more or always:
             expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
             if expired:
                 _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
                 report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
+        if full is not None:
+            raise full
         self._last_ms = now_ms
         if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and self._held.is_moving:
             scheduled, ticket, failed = self._scheduler.run(now_ms)

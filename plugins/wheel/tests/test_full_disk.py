@@ -1,4 +1,4 @@
-"""A disk that is really full (F1): what is left of a check point that found no room.
+"""A disk that is really full (F1): what is left of a check point that found no room, and files of the log that go all the same.
 
 It is a small file system in memory, so these tests need the right to mount one.
 """
@@ -13,26 +13,30 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore import ManualClock, Message, PoppedMessage, Store, StoreFullError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
 
 START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     with ExitStack() as ending:
         try:
-            made = ending.enter_context(small_disk(tmp_path / "disk"))
+            made = ending.enter_context(small_disk(tmp_path / "disk", size_mib=60))
         except OSError as error:
             pytest.skip(f"not run: {error.strerror}")
         yield made
 
 
-def opened(path: Path, **settings: Any) -> Store:
-    return rmqstore.open(path, engine="wheel", services=False, clock=ManualClock(START_MS), **settings)
+def opened(path: Path, clock: ManualClock | None = None, **settings: Any) -> Store:
+    return rmqstore.open(path, engine="wheel", services=False, clock=clock or ManualClock(START_MS), **settings)
 
 
 def ledger_of(store: Store) -> Ledger:
@@ -70,3 +74,141 @@ def test_check_points_that_find_no_room_leave_the_wheel_of_the_one_before(
             assert store.pending().total == 1003
             assert store.verify() == []
     assert fits == [True, True]
+
+
+# ---------------------------------------------------------------- files that go
+
+
+class Full:
+    """A store whose log has filled the disk, to the last small message."""
+
+    def __init__(self, disk: SmallDisk, **settings: Any) -> None:
+        self.disk, self.clock, self.settings = disk, ManualClock(START_MS), {"wheel__log_file_mib": 8, **settings}
+        self.store = self.opened()
+        self.far = self.store.send(Message("far", b"x", message_id="far"), delay_ms=100 * HOUR_MS)
+        self.store.send(Message("late", b"x", message_id="late"), delay_ms=2 * HOUR_MS)
+        self.sent = 0
+        for size in (20_000, 1):
+            with pytest.raises(StoreFullError):
+                self._fill(size)
+        assert self.files[0] == 0
+        assert len(self.files) > 3
+
+    def _fill(self, size: int) -> None:
+        while True:
+            self.store.send(Message("t", bytes(size)))
+            self.sent += 1
+            if self.sent % 20 == 0:
+                self.clock.advance(1000)
+                self.store.tick()
+
+    def opened(self) -> Store:
+        return opened(self.disk.store, self.clock, **self.settings)
+
+    @property
+    def files(self) -> list[int]:
+        """The numbers of the log's files."""
+        log = ledger_of(self.store).log
+        return [start // log.file_bytes for start in log.chain.starts]
+
+    def consume(self) -> None:
+        """Pop and ack all messages; a call that finds no room is made again."""
+        left, refused = self.sent, 0
+        held: list[PoppedMessage] = []
+        while left and refused < 10:
+            try:
+                held = held or self.store.pop("t", "g", max_messages=32)
+                self.store.ack(held)
+                left, held = left - len(held), []
+            except StoreFullError:
+                refused += 1
+        assert left == 0
+
+    def upkeep(self, rounds: int = 20) -> list[StoreFullError]:
+        """Let time pass for everything to be looked at; returns what ticks said."""
+        errors = []
+        for _ in range(rounds):
+            self.clock.advance(AGAIN_MS // 4)
+            try:
+                self.store.tick()
+            except StoreFullError as error:
+                errors.append(error)
+        return errors
+
+    def check(self) -> None:
+        """See whether all goes on, though nothing else made room."""
+        assert self.files[0] > 2
+        assert len(self.files) == 1
+        for _ in range(100):
+            self.store.send(Message("t", bytes(20_000)))
+        self.store.close()
+        self.store = self.opened()
+        assert self.store.verify() == []
+        assert [each.message.message_id for each in self.store.scan().timers] == ["far"]
+        assert [each.message_id for each in self.store.pop("late", "g")] == ["late"]
+        self.store.close()
+
+
+@pytest.mark.parametrize("due", [False, True], ids=["nothing due", "a timer is due"])
+def test_what_was_consumed_goes_though_the_log_has_filled_the_disk(disk: SmallDisk, due: bool) -> None:
+    """A timer that is due waits for room, and what makes it does not wait for the timer. A far one is copied out of the way."""
+    full = Full(disk)
+    full.consume()
+    if due:
+        full.clock.advance(2 * HOUR_MS)
+    errors = full.upkeep()
+    assert bool(errors) is due
+    full.clock.advance(2 * HOUR_MS)
+    full.store.tick()
+    full.check()
+
+
+def test_what_is_too_old_goes_though_the_log_has_filled_the_disk(disk: SmallDisk) -> None:
+    full = Full(disk, reclaim="age", retention_ms=HOUR_MS)
+    full.clock.advance(HOUR_MS)
+    full.upkeep(1)
+    full.clock.advance(2 * HOUR_MS)
+    full.upkeep()
+    full.check()
+
+
+def test_what_is_lent_is_not_for_messages(disk: SmallDisk) -> None:
+    """They would take it each time, until nothing of it is left when it would do."""
+    other = disk.path / "other"
+    other.write_bytes(bytes(12_000_000))
+    full = Full(disk)
+    ledger = ledger_of(full.store)
+    assert ledger.spare.lend(to_upkeep=True)
+    for _ in range(3):
+        with pytest.raises(StoreFullError):
+            full.store.send(Message("t", b"x"))
+    full.store.lag("t", "g")
+    other.unlink()
+    for _ in range(3):
+        full.store.send(Message("t", b"x"))
+    assert not ledger.spare.is_lent
+    full.store.close()
+
+
+def test_a_spare_comes_and_goes_in_pieces(disk: SmallDisk) -> None:
+    path = disk.path / "spare"
+
+    def opened() -> Spare:
+        return Spare(Disk(), path, 10_000_000, 4_000_000)
+
+    spare = opened()
+    assert [(spare.grow(), path.stat().st_size) for _ in range(4)] == [
+        (True, 4_000_000), (True, 8_000_000), (True, 10_000_000), (True, 10_000_000)
+    ]  # fmt: skip
+    spare.close()
+    spare = opened()
+    assert [(spare.lend(to_upkeep=False), path.stat().st_size) for _ in range(3)] == [
+        (True, 6_000_000), (True, 2_000_000), (False, 2_000_000)
+    ]  # fmt: skip
+    assert [(spare.lend(to_upkeep=True), path.stat().st_size) for _ in range(2)] == [(True, 0), (False, 0)]
+    disk.fill()
+    assert not spare.grow()
+    assert path.stat().st_size == 0
+    disk.free()
+    assert [spare.grow() for _ in range(3)] == [False, False, True]
+    spare.close()

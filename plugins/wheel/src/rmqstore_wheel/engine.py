@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import UpkeepReport
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
-from rmqstore.engine.pops.store import LogFactory, OrderedPops
+from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.session import SharedSession, check_layout
 from rmqstore.engine.shared import Shared
-from rmqstore.errors import system_error
+from rmqstore.errors import LostCallsError, StoreFullError, system_error
 from rmqstore_wheel.broker.files import BrokerFiles, OpenMarks
 from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
@@ -96,7 +97,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         shared = Shared(ledger, options)
         upkeep = Upkeep(ledger, index)
         timers = WheelTimers(shared, ledger, index, upkeep.go_on)
-        pops = WheelPops(shared, lambda _: WheelQueueLog(ledger), upkeep.go_on)
+        pops = WheelPops(shared, ledger, upkeep.go_on)
         stack.pop_all()
         return SharedSession(shared, timers, pops)
 
@@ -131,12 +132,18 @@ class Upkeep:
 class WheelPops(OrderedPops):
     """The pop side, whose upkeep is also that of the log."""
 
-    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int, UpkeepReport], UpkeepReport]) -> None:
-        super().__init__(shared, open_log)
+    def __init__(self, shared: Shared, ledger: Ledger, upkeep: Callable[[int, UpkeepReport], UpkeepReport]) -> None:
+        super().__init__(shared, lambda _: WheelQueueLog(ledger))
+        self._ledger = ledger
         self._upkeep = upkeep
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock:
-            report = super().maintain(now_ms, budget)
+            try:
+                report = super().maintain(now_ms, budget)
+            except LostCallsError:
+                raise
+            except StoreFullError:
+                report = self._ledger.in_spare(partial(super().maintain, now_ms, budget))
             with self._call:
                 return self._upkeep(now_ms, report)

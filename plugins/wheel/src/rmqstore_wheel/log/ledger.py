@@ -15,11 +15,12 @@ durable, and older ones are gone (``files.units.RebuildReason``): a crash in bet
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
@@ -27,15 +28,16 @@ from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.group_commit import CommittedKV, is_from_outside
 from rmqstore.engine.pops.state import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, LEASES, META
-from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
+from rmqstore.errors import NO_ROOM, CorruptStoreError, LostCallsError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats import commit_log as log_format, index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
 from rmqstore_wheel.log.call import BrokerRecords, Call, LogBatch, Messages, One, gathered
 from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
-from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.commit_log import FILL_BYTES, CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import KEPT_SPACES, BufferedPops, Change, Copied, State
 from rmqstore_wheel.log.replay import Replay
@@ -43,6 +45,13 @@ from rmqstore_wheel.log.store_copy import StoreCopy
 
 _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be rebuilt."""
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_SPARE: Final = "spare"
+_SPARE_PARTS: Final = 16
+"""This part of a file of the log is set aside for what leads to room, but at least twice as much as the log sets aside at a time."""
+
+T = TypeVar("T")
 
 
 class Sizes(NamedTuple):
@@ -143,6 +152,7 @@ class Ledger(CommittedKV):
         brokers: what is written for brokers, once it is there.
         logged_lease: returns what the log says of the key of a lease, which is what the state says unless a pop or an ack is held.
         reopened: called once all was opened again after an interrupt, to begin again too.
+        spare: room that is set aside for what leads to more of it.
         copying: held while the files are copied: check points and removals that can wait do.
         rewrites: grows before files change otherwise than behind what the check point vouches for.
     """
@@ -169,6 +179,8 @@ class Ledger(CommittedKV):
         self._home = home
         self._own = root / check_point.DIRECTORY
         self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
+        piece = min(FILL_BYTES, sizes.log_file_bytes)
+        self.spare = Spare(disk, home.directory / _SPARE, max(sizes.log_file_bytes // _SPARE_PARTS, 2 * piece), piece)
         self._rebuild_reasons: set[RebuildReason] = set()
         self.queues = self._new_queues()
         self.state = State()
@@ -211,6 +223,8 @@ class Ledger(CommittedKV):
         if isinstance(batch, LogBatch):
             consumes_at_ms = batch.consumes_at_ms
             if batch.parts:
+                if self.spare.is_lent:
+                    self._take_back_spare()
                 messages, others = gathered(batch.parts)
                 changes = [*others, *changes] if others else changes
         buffered = self.buffered
@@ -267,6 +281,8 @@ class Ledger(CommittedKV):
         try:  # as ``translated`` does, without its generator: every call runs this
             journal_records = call.commit()
         except OSError as error:
+            if not messages:
+                self._lend(error, to_upkeep=False)
             raise self._refusal(error) from error
         with self.lock:
             if changes and (others := self.state.apply(changes)):
@@ -536,6 +552,32 @@ class Ledger(CommittedKV):
 
     # ------------------------------------------------------------ files that go
 
+    def in_spare(self, work: Callable[[], T]) -> T:
+        """Do some work of upkeep. Where it finds no room, the spare is lent to it; it changed nothing then, and is done again."""
+        while True:
+            try:
+                return work()
+            except LostCallsError:
+                raise
+            except StoreFullError as error:
+                if not self._lend(error.__cause__, to_upkeep=True):
+                    raise
+
+    def _lend(self, error: BaseException | None, *, to_upkeep: bool) -> bool:
+        """Lend a piece of the spare to who met an error, if it was for want of room on the disk; says whether there was one."""
+        with self.translated():
+            return isinstance(error, OSError) and error.errno in _NO_SPACE and self.spare.lend(to_upkeep=to_upkeep)
+
+    def grow_spare(self) -> None:
+        """Set a piece of the spare aside, if there is room."""
+        with self.translated():
+            self.spare.grow()
+
+    def _take_back_spare(self) -> None:
+        with self.translated():
+            if not self.spare.grow():
+                raise StoreFullError(f"{self.name}: what room is left is for pops, acks and upkeep; make room and try again")
+
     def bytes_to_release(self, upto: int) -> int:
         """Return about how much :meth:`release_log` would write."""
         return self.state.bytes if self.restart < upto else 0
@@ -580,4 +622,5 @@ class Ledger(CommittedKV):
             self.timers.close()
             self.queues.close()
             self.log.close()
+            self.spare.close()
             self._home.close()

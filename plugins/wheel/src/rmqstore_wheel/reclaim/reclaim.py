@@ -28,12 +28,14 @@ Why no crash point loses or doubles anything here. The log alone says everything
   everything from the log (``files.units.RebuildReason``). A crash behind it leaves some of the files, the newest; the check point
   needs none of those that went, and neither does rebuilding everything.
 
+- **A full disk.** What needs room, copies of a little, the state, a check point, gets it from the spare (``files.spare``).
 - **Damage.** What is not live is not read. Of what is live, every record is checked before any is copied; if one is damaged, its file
   and all behind it stay until no consume queue leads to it (T12).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -53,6 +55,9 @@ AGAIN_MS: Final = 10 * 60_000
 
 _MOST_LIVE_BYTES: Final = 256 * 1024 * 1024
 """Of files in which more is live, the records are not noted at the same time."""
+
+_SHARE_OF_SPARE: Final = 4
+"""On a full disk so much of the spare may be taken by copies."""
 
 _STATE_PERCENT: Final = 30
 """The state is copied as live records are, or when it is less than this, where live records are not copied."""
@@ -85,6 +90,8 @@ class Reclaim:
         # Of the files that are to go and did not yet, how much is live.
         self._live: dict[int, int] = {}
         self._copied_upto = self._free_upto = 0
+        self._most_live_bytes = _MOST_LIVE_BYTES
+        self._fits_spare = False
         self._again_upto = 0
         self._looked_ms: int | None = None
         self._tail = ledger.log.tail
@@ -102,6 +109,7 @@ class Reclaim:
         if len(self._ledger.log.chain.starts) < 2:
             # The last file stays in any case.
             return UpkeepReport()
+        self._ledger.grow_spare()
         slice_bytes = self._ledger.sizes.slice_bytes
         self._owed_bytes = min(self._owed_bytes + _TIMES_OWED * written, _MOST_OWED_BYTES)
         self._turn_bytes += written
@@ -113,18 +121,26 @@ class Reclaim:
                 done = self._step(slice_bytes, now_ms)
                 self._tail = self._ledger.log.tail  # copies are owed already
                 self._owed_bytes = self._owed_bytes - done if done else 0
-            return UpkeepReport(self._release(), more=self._owed_bytes > 0)
         except StoreFullError:
-            # What was done so far stays, and is gone on with once there is room.
+            # What was done so far stays. It is begun again with less, for which the spare has room.
+            self._owed_bytes = 0
+            self._copies, self._live = [], {}
+            self._most_live_bytes = self._ledger.spare.size // _SHARE_OF_SPARE
+        try:
+            return UpkeepReport(self._ledger.in_spare(self._release), more=self._owed_bytes > 0)
+        except StoreFullError:
             self._owed_bytes = 0
             return UpkeepReport()
 
     def _step(self, slice_bytes: int, now_ms: int) -> int:
         """Look at a slice, or copy one; returns its bytes, 0 when there is none."""
         if self._copies:
-            return self._copy(slice_bytes)
-        if self._live:
-            return self._find_records(slice_bytes, now_ms)
+            copy = partial(self._copy, slice_bytes)
+            return self._ledger.in_spare(copy) if self._fits_spare else copy()
+        return self._ledger.in_spare(partial(self._find_records if self._live else self._count, slice_bytes, now_ms))
+
+    def _count(self, slice_bytes: int, now_ms: int) -> int:
+        """Look at a slice of the queues for how much is live in each file."""
         # Whatever ends a look before its end, a signal handler for one, it is begun anew: it may have missed a page.
         census, self._census = self._census, None
         if census is None:
@@ -182,9 +198,10 @@ class Reclaim:
         if records is None:
             begin = end = min(self._live)
             live = 0
-            while end in self._live and (live + self._live[end] <= _MOST_LIVE_BYTES or end == begin):
+            while end in self._live and (live + self._live[end] <= self._most_live_bytes or end == begin):
                 live += self._live[end]
                 end += self._ledger.log.file_bytes
+            self._fits_spare = live <= self._most_live_bytes < _MOST_LIVE_BYTES
             if not live:
                 return self._let_go(end)
             records = Records(self._ledger, self._liveness, begin, end)
@@ -227,6 +244,7 @@ class Reclaim:
         before = len(self._ledger.log.chain.starts)
         if self._free_upto > self._ledger.log.chain.first:
             self._ledger.release_log(self._free_upto)
+            self._most_live_bytes = _MOST_LIVE_BYTES
             self._index.keys.drop_before(self._ledger.log.chain.first)
         return before - len(self._ledger.log.chain.starts)
 

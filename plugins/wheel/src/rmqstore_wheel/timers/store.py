@@ -48,7 +48,7 @@ from rmqstore.engine.shared import Shared
 from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, reached
-from rmqstore.errors import IllegalArgumentError, StoreFullError
+from rmqstore.errors import IllegalArgumentError, LostCallsError, StoreFullError
 from rmqstore.late import pa
 from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
@@ -585,7 +585,12 @@ class WheelTimers(TimerSide):
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock:
-            report = super().maintain(now_ms, budget)
+            try:
+                report = super().maintain(now_ms, budget)
+            except LostCallsError:
+                raise
+            except StoreFullError:
+                report = self._ledger.in_spare(partial(super().maintain, now_ms, budget))
             with self._call:
                 done = report.done
                 if all(record.is_complete for record in self._adopted.values()):

@@ -13,6 +13,8 @@ if (_ROOT := str(Path(__file__).parents[3])) not in sys.path:
     sys.path.insert(0, _ROOT)
 
 from plugins.wheel.tests.breaking import WheelStores
+from plugins.wheel.tests.power.builds import make_small
+from plugins.wheel.tests.small_log import AGAIN_MS, SMALL, Run
 from rmqstore_conformance.stores import directory
 
 
@@ -25,6 +27,20 @@ def stores() -> Iterator[WheelStores]:
             yield factory
         finally:
             factory.close()
+
+
+@pytest.fixture
+def small_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files for stores that are opened from now on."""
+    make_small(monkeypatch, SMALL, slots=4096, roll_window=1024, again_ms=AGAIN_MS)
+
+
+@pytest.fixture
+def run(tmp_path: Path, small_log: None) -> Iterator[Run]:
+    """A store with small files."""
+    one = Run(tmp_path / "store")
+    yield one
+    one.store.close()
 
 
 @pytest.fixture(params=[100, 1000], ids=["100ms", "1000ms"])

@@ -2,137 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rmqstore
-from plugins.wheel.tests.power.builds import make_small
-from rmqstore import CancelOutcome, ManualClock, Message, Store
-from rmqstore.contract import TimerHandle
-from rmqstore.engine.kv import directory as tree_copy
+from plugins.wheel.tests.small_log import AGAIN_MS, FAR_MS, FILE_BYTES, HOUR_MS, SMALL, START_MS, Run, drop_check_points, handle_of
+from rmqstore import CancelOutcome, CorruptStoreError, Message
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log import check_point, journal, store_copy
+from rmqstore_wheel.log import check_point, journal
 from rmqstore_wheel.log.check_point import CheckPoint
-from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.reclaim import liveness, reclaim
-from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
 
-START_MS = 1_700_000_000_000
-HOUR_MS = 3_600_000
-FAR_MS = START_MS + 1000 * HOUR_MS
-FILE_BYTES = 16 * 1024
-SMALL = Sizes(
-    log_file_bytes=FILE_BYTES,
-    queue_file_units=64,
-    timer_file_units=64,
-    check_point_calls=40,
-    slice_bytes=2 * FILE_BYTES,
-    index_slots=64,
-    index_entries=64,
-)
-
-
-@pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_small(monkeypatch, SMALL, slots=4096, roll_window=1024, again_ms=AGAIN_MS)
-
-
-class Run:
-    """A store of short memory whose queues go as they are consumed."""
-
-    def __init__(self, path: Path, **settings: Any) -> None:
-        self.path = path
-        self.clock = ManualClock(START_MS)
-        self.settings = {
-            "reclaim": "consumed",
-            "cancel_memory_ms": 600_000,
-            "retention_ms": 100 * HOUR_MS,
-            "group_expiry_ms": 0,
-            **settings,
-        }
-        self.calls = 0
-        self.store = self.opened()
-
-    def opened(self, path: Path | None = None) -> Store:
-        return rmqstore.open(path or self.path, engine="wheel", services=False, clock=self.clock, **self.settings)
-
-    @property
-    def ledger(self) -> Ledger:
-        session: Any = self.store.engine.sessions["wheel"]
-        ledger: Ledger = session._shared.kv
-        return ledger
-
-    @property
-    def files(self) -> list[int]:
-        """The numbers of the log's files."""
-        return [start // FILE_BYTES for start in self.ledger.log.chain.starts]
-
-    def reopen(self, *, rebuild: bool = False) -> None:
-        self.store.close()
-        if rebuild:
-            drop_check_points(self.path)
-        self.store = self.opened()
-
-    def fill(self, files: int = 1, *, topic: str = "t", consume: bool = True) -> None:
-        """Write messages until so many more files of the log are full, popped and acked as they come."""
-        upto = self.ledger.log.tail + files * FILE_BYTES
-        while self.ledger.log.tail < upto:
-            self.store.send(Message(topic, b"x" * 700, message_id=f"f{self.calls}"))
-            self.calls += 1
-            if consume:
-                self.consume(topic)
-
-    def consume(self, topic: str = "t") -> list[str]:
-        taken = self.store.pop(topic, "g", max_messages=32)
-        if taken:
-            self.store.ack([each.receipt for each in taken])
-        return [each.message_id for each in taken]
-
-    def far(self, *names: str, size: int = 100, due_ms: int = FAR_MS, **fields: Any) -> list[Any]:
-        """Put timers for a far time; returns their handles."""
-        rows = [Message("late", b"y" * size, message_id=name, keys=(f"k-{name}",), deliver_at_ms=due_ms, **fields) for name in names]
-        return [self.store.send(row).handle for row in rows]
-
-    def upkeep(self, rounds: int = 12) -> None:
-        """Let time pass for everything to be looked at."""
-        for _ in range(rounds):
-            self.clock.advance(AGAIN_MS // 4)
-            self.store.tick()
-
-    def take_late(self) -> list[str]:
-        """Go to the far time, and return what comes."""
-        self.clock.set(max(FAR_MS + 1000, self.clock.now_ms()))
-        self.store.tick()
-        found: list[str] = []
-        while taken := self.consume("late"):
-            found += taken
-        return sorted(found)
-
-
-def handle_of(text: str) -> TimerHandle:
-    found = TimerHandle.parse(text)
-    assert found is not None
-    return found
-
-
-def drop_check_points(path: Path) -> None:
-    for found in path.rglob("checkpoint*"):
-        if found.parent.name == "rmqstore" and found.is_file():
-            found.unlink()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    one = Run(tmp_path / "store")
-    yield one
-    one.store.close()
+pytestmark = pytest.mark.usefixtures("small_log")
 
 
 # ---------------------------------------------------------------- going
@@ -557,7 +442,7 @@ def test_a_damaged_page_of_a_queue_keeps_the_files(run: Run) -> None:
         file.write(b"?")
     for _ in range(12):
         run.clock.advance(AGAIN_MS)
-        with pytest.raises(rmqstore.CorruptStoreError, match="open the store again"):
+        with pytest.raises(CorruptStoreError, match="open the store again"):
             run.store.tick()
     assert run.files[0] == 0
 
@@ -567,7 +452,7 @@ def test_a_log_whose_first_files_are_missing_is_refused(run: Run) -> None:
     run.store.close()
     drop_check_points(run.path)
     min(run.path.rglob("commitlog/*")).unlink()
-    with pytest.raises(rmqstore.CorruptStoreError, match="are missing"):
+    with pytest.raises(CorruptStoreError, match="are missing"):
         run.opened()
 
 
@@ -628,119 +513,3 @@ def test_a_store_where_nothing_happens_writes_nothing_in_the_end(tmp_path: Path,
     run.reopen(rebuild=True)
     assert run.store.verify() == []
     run.store.close()
-
-
-# ---------------------------------------------------------------- snapshots, which are copied while other calls go on (R7)
-
-
-def elsewhere(work: Callable[[], None]) -> None:
-    """Do something in another thread, and see to it that it comes to its end."""
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive(), "other calls wait for the copy"
-    assert errors == []
-
-
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_files_that_are_rewritten_meanwhile_are_copied_anew(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:  # fmt: skip
-    """A name that is used again needs a check point at once. A copy that is outrun three times is made while nobody else calls."""
-    store = run.store
-    run.fill(3, consume=False)
-    run.far(*(f"a{number}" for number in range(20)))
-    store.send(Message("again", b"x", message_id="again0"))
-    outrun = 0
-    real = tree_copy.copy_tree
-
-    def use_again() -> None:
-        store.topics.delete("again")
-        store.send(Message("again", b"x", message_id=f"again{outrun}"))
-        store.pop("t", "g", max_messages=5)
-
-    def patched(*arguments: Any, **named: Any) -> None:
-        nonlocal outrun
-        if outrun < times:
-            outrun += 1
-            elsewhere(use_again)
-        real(*arguments, **named)
-
-    monkeypatch.setattr(store_copy, "copy_tree", patched)
-    store.snapshot(tmp_path / "copy")
-    assert outrun == times
-    with run.opened(tmp_path / "copy") as copy:
-        assert copy.verify() == []
-        assert copy.transfer.digest() == store.transfer.digest()
-        assert [each.message_id for each in copy.read("again").messages] == [f"again{times}"]
-
-
-@pytest.mark.parametrize("sends", [0, 3])
-def test_a_look_at_a_name_that_is_used_again_leaves_files_to_the_copy(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: int
-) -> None:  # fmt: skip
-    store = run.store
-    store.send_batch([Message("again", b"old", queue_id=0)] * 10)
-    met: list[str] = []
-    real = tree_copy.copy_file
-
-    def use_again() -> None:
-        store.topics.delete("again")
-        store.topics.create("again", 1)
-        assert not store.read("again").messages
-        for _ in range(sends):
-            store.send(Message("again", b"new and longer", queue_id=0))
-
-    def patched(source: str, *arguments: Any) -> None:
-        if "/again/" in str(source) and not met:
-            met.append(source)
-            elsewhere(use_again)
-        real(source, *arguments)
-
-    monkeypatch.setattr(tree_copy, "copy_file", patched)
-    store.snapshot(tmp_path / "copy")
-    assert met
-    with run.opened(tmp_path / "copy") as copy:
-        assert [each.body for each in copy.read("again").messages] in ([b"old"] * 10, [b"new and longer"] * sends)
-        assert copy.verify() == []
-
-
-def test_what_waited_for_the_copy_is_made_up_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While files are copied no file of the log goes, and no check point is made; afterwards both are."""
-    ledger = run.ledger
-    run.fill(6)
-    kept: list[int] = []
-    seen, rewrites = run.files[0], ledger.rewrites
-    real = tree_copy.copy_file
-
-    def work() -> None:
-        run.fill(1)
-        run.upkeep(8)
-        kept.append(run.files[0])
-
-    def patched(*arguments: Any, **named: Any) -> None:
-        if len(kept) < 2:
-            elsewhere(work)
-        real(*arguments, **named)
-
-    monkeypatch.setattr(store_copy, "copy_file", patched)
-    run.store.snapshot(tmp_path / "copy")
-    assert kept == [seen, seen]
-    assert ledger.rewrites <= rewrites + 1
-    run.upkeep()
-    assert run.files[0] > seen
-    assert ledger.rewrites > rewrites + 1
-    is_quick: list[bool] = []
-    resume = Ledger.resume
-    monkeypatch.setattr(Ledger, "resume", lambda ledger, found: is_quick.append(resume(ledger, found)) or is_quick[-1])
-    with run.opened(tmp_path / "copy") as copy:
-        assert copy.verify() == []
-    assert is_quick == [True], "the copy was made anew from its log"

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from plugins.rocksdb.tests.opened import SPACES, numbers, open_kv, put
-from rmqstore.errors import (
-    CorruptStoreError,
-)
-from rmqstore_rocksdb import wal
+from rmqstore.errors import CorruptStoreError, StoreError
+from rmqstore_rocksdb import log_format, manifest, wal
 from rmqstore_rocksdb.reading import view_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
 
@@ -176,7 +174,7 @@ def put_header(log: Path, offset: int, kind: int, length: int) -> None:
 
 def headers(log: Path) -> list[int]:
     """Return where records begin."""
-    return [header.at for header in wal._headers(log.read_bytes())]
+    return [header.at for header in log_format.headers(log.read_bytes())]
 
 
 @pytest.mark.timeout(60)
@@ -245,7 +243,7 @@ def test_logs_of_batches_that_begin_anywhere_in_a_block_hold_no_trap(tmp_path: P
     for number in range(8000):
         put(kv, number, bytes(number % 61))
     log = log_of(tmp_path)
-    rooms = {BLOCK - header.at % BLOCK for header in wal._headers(log.read_bytes()) if header.first}
+    rooms = {BLOCK - header.at % BLOCK for header in log_format.headers(log.read_bytes()) if header.first}
     assert any(room < 7 + 12 for room in rooms)
     assert wal.trap(log.parent) is None
     kv.close()
@@ -295,7 +293,7 @@ def check_opens_with(image: Path, kept: int) -> None:
 
 def ends(logs: list[Path]) -> list[list[int]]:
     """Return where the records of each log end, but for the last one."""
-    return [[header.at for header in wal._headers(log.read_bytes()) if header.first][1:] for log in logs]
+    return [[header.at for header in log_format.headers(log.read_bytes()) if header.first][1:] for log in logs]
 
 
 @pytest.mark.parametrize("log", [0, 1])
@@ -331,6 +329,71 @@ def test_what_lies_behind_a_lost_end_of_a_log_is_cut(several: Path, tmp_path: Pa
         kv.close()
 
 
+def test_a_first_log_that_is_missing_is_told(several: Path, tmp_path: Path) -> None:
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    first, *others = wal._logs(image / "db")
+    first.rename(tmp_path / first.name)
+    before = [log.read_bytes() for log in others]
+    for _ in range(2):
+        for call in (lambda: open_kv(image), lambda: view_rocksdb(image, SPACES, RocksDBTuning())):
+            with pytest.raises(CorruptStoreError, match="is missing, with what was synced; nothing was changed; put it back") as caught:
+                call()
+            assert caught.value.file == str(others[0])
+    assert [log.read_bytes() for log in others] == before
+    (tmp_path / first.name).rename(first)
+    check_opens_with(image, SEVERAL)
+
+
+@pytest.mark.parametrize("content", [b"", b"MANIFEST-\0\n", b"MANIFEST-999999\n"], ids=["empty", "zero", "gone"])
+def test_without_a_manifest_rocksdb_tells_what_is_wrong(several: Path, tmp_path: Path, content: bytes) -> None:
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    (image / "db" / "CURRENT").write_bytes(content)
+    assert manifest.last_sequence(image / "db") is None
+    with pytest.raises((CorruptStoreError, StoreError), match=r"CURRENT|MANIFEST"):
+        open_kv(image)
+
+
+def test_a_damaged_manifest_is_not_taken_for_a_missing_log(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    kv = open_kv(tmp_path / "made")
+    for number in range(300):
+        put(kv, number, b"v")
+    kv.close()
+    kv = open_kv(tmp_path / "made")
+    kv.sync(put(kv, 300, b"v"))
+    image = Path(shutil.copytree(tmp_path / "made", tmp_path / "engine"))
+    kv.close()
+    known = manifest.last_sequence(image / "db")
+    assert known is not None
+    assert known >= 300
+    (found,) = (image / "db").glob("MANIFEST-*")
+    found.write_bytes(found.read_bytes().replace(bytes((4, 0x80 | known % 128, known // 128)), bytes((4, 0x81, 0))))
+    assert manifest.last_sequence(image / "db") == 1
+    with pytest.raises(CorruptStoreError) as caught:
+        open_kv(image)
+    assert caught.value.file == str(found)
+
+
+def test_a_manifest_of_many_blocks_is_read_to_its_end(tmp_path: Path) -> None:
+    """Of an edit that is cut by the end of a block the rest follows behind a header."""
+    kv = open_kv(tmp_path)
+    for number in range(200):
+        position = put(kv, number, b"v")
+        kv._db.families[1].flush(wait=True)
+    (found,) = (tmp_path / "db").glob("MANIFEST-*")
+    assert manifest.last_sequence(tmp_path / "db") == position
+    assert found.stat().st_size > BLOCK
+    kv.close()
+
+
+def test_what_is_behind_a_first_log_that_a_power_cut_took_is_cut(several: Path, tmp_path: Path) -> None:
+    """Its name was not durable, as nothing in it was synced."""
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    (image / "db" / "SYNCED").unlink()
+    wal._logs(image / "db")[0].unlink()
+    check_opens_with(image, 0)
+
+
 def test_a_hole_is_found_before_a_header_that_rocksdb_does_not_get_past(several: Path, tmp_path: Path) -> None:
     """One power cut takes the end of a log, and leaves something else in a later one."""
     for trapped in (1, 2):
@@ -348,7 +411,7 @@ def test_a_page_that_was_not_written_is_a_hole(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", _WRITER, *arguments], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     whole = log_of(tmp_path).read_bytes()
-    begins = [header.at for header in wal._headers(whole) if header.first]
+    begins = [header.at for header in log_format.headers(whole) if header.first]
     page = next(at for at in range(4096 * 90, len(whole), 4096) if at in begins)
     for pages in (1, 2, 8):
         image = Path(shutil.copytree(tmp_path, tmp_path / f"image{pages}", ignore=shutil.ignore_patterns("image*")))

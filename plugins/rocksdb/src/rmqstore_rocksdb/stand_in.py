@@ -42,16 +42,23 @@ def where_to_cut(path: Path, promised: int, spaces: Sequence[str], tuning: Rocks
     Raises:
         CorruptStoreError: some of what was promised would be cut off.
     """
-    if wal.trap(path) is None:
+    found = wal.trap(path)
+    if found is None:
         return None
-    first_log, _ = _asked(path, wal.all_of(path), spaces, tuning)
+    try:
+        first_log, _ = _asked(path, wal.all_of(path), spaces, tuning)
+    except CorruptStoreError:
+        if found.is_first:
+            # It is the manifest that is damaged, of which RocksDB tells itself.
+            return None
+        raise
     found = wal.trap(path, first_log)
     if found is not None:
         _, kept = _asked(path, found, spaces, tuning)
         if kept < found.kept:
             found = min(found, wal.Trap(*wal.locate(path, kept, first_log), kept), key=lambda each: (int(each.log.stem), each.offset))
         if kept < promised:
-            raise promise_broken(found.log, found.offset)
+            raise log_missing(found.log) if found.is_first else promise_broken(found.log, found.offset)
     return found
 
 
@@ -70,6 +77,12 @@ def _asked(path: Path, trap: wal.Trap, spaces: Sequence[str], tuning: RocksDBTun
 def promise_broken(log: Path, offset: int) -> CorruptStoreError:
     """Return the error of a log that lost what a sync promised."""
     return CorruptStoreError(f"{log} is damaged at offset {offset}, within what was synced", file=str(log), offset=offset)
+
+
+def log_missing(log: Path) -> CorruptStoreError:
+    """Return the error of a database that lost the log before ``log``, and with it what a sync promised."""
+    remedy = "nothing was changed; put it back, or restore a snapshot"
+    return CorruptStoreError(f"the log before {log} is missing, with what was synced; {remedy}", file=str(log), offset=0)
 
 
 class StandIn:

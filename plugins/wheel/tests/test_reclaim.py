@@ -205,6 +205,37 @@ def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
     assert handle_of(run.far("new")[0]).seq > last_seq
 
 
+@pytest.mark.parametrize(("percent", "size"), [(50, 7800), (80, 5200), (80, 3000), (80, 100)])
+def test_copies_are_not_copied_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int, size: int) -> None:
+    """Less than so much is live in files of copies when records of this size leave the ends of files empty."""
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(copy_live_percent=percent))
+    run = Run(tmp_path / "store")
+    names = [f"a{number:03}" for number in range(4 * FILE_BYTES // (size + 330))]
+    run.far(*names, size=size)
+    run.fill(8)
+    run.upkeep(40)
+    tail = run.ledger.log.tail
+    run.upkeep(40)
+    assert run.ledger.log.tail - tail < 2 * FILE_BYTES
+    assert run.files[0] > 0
+    assert run.store.verify() == []
+    assert run.take_late() == names
+    run.store.close()
+
+
+def test_much_that_is_live_is_copied_if_the_settings_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(copy_live_percent=80))
+    run = Run(tmp_path / "store")
+    begun = run.far(*(f"a{number}" for number in range(140)))
+    assert run.store.cancel(begun[::4]) == [CancelOutcome.CANCELLED] * 35
+    run.clock.advance(HOUR_MS)
+    run.fill(1)
+    files = len(run.files)
+    run.upkeep(40)
+    assert run.files[0] >= files - 1
+    run.store.close()
+
+
 # ---------------------------------------------------------------- bounds
 
 

@@ -35,7 +35,7 @@ INFO = EngineInfo(
             default=30,
             doc="when less of the oldest files of the commit log is live, what is live is copied forward and the files go; 0: never copied",
             minimum=0,
-            maximum=50,  # with more, what copies waste at the ends of small files would be copied again and again
+            maximum=80,  # as much at least is live in a file of copies of small messages (``reclaim``)
         ),
         Setting(
             key="wheel.check_point_mib",

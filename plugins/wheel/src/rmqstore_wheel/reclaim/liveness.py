@@ -157,17 +157,20 @@ class Census(Look):
 
     Attributes:
         live: about how many bytes of each of the files.
+        largest: bytes of the largest record of them that is live.
     """
 
     def __init__(self, ledger: Ledger, liveness: Liveness, begin: int, end: int) -> None:
         super().__init__(ledger, liveness, begin, end)
         self.live: Ints = np.zeros((end - begin) // ledger.log.file_bytes, np.int64)
+        self.largest = 0
 
     def _take(self, found: LiveRows) -> int:
         sizes = found.units["size"].astype(np.int64)
         np.minimum(sizes, _SPARE_BYTES, out=sizes, where=found.spare)
         files = (found.units["log_offset"].astype(np.int64) - self.begin) // self._log.file_bytes
         self.live += np.bincount(files, sizes, len(self.live)).astype(np.int64)
+        self.largest = max(self.largest, int(sizes.max()))
         return 0
 
 

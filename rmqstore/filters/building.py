@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lark import Token, Transformer, v_args
@@ -45,20 +45,23 @@ Node: TypeAlias = Property | Text | Number | Constant | Condition
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A node with the place where it starts, in characters from 0, the number of levels below it, and the properties named in it."""
+    """A node with the place where it starts, in characters from 0, the number of levels below it, the properties named in it, and the
+    characters of patterns of LIKE.
+    """
 
     node: Node
     position: int
     depth: int = 0
     names: frozenset[str] = frozenset()
+    like_length: int = 0
 
 
 @v_args(inline=True)
-class Builder(Transformer[Token, tuple[Condition, frozenset[str]]]):
+class Builder(Transformer[Token, tuple[Condition, frozenset[str], int]]):
     """The actions of the grammar; without state, so one serves all threads."""
 
-    def start(self, condition: Built) -> tuple[Condition, frozenset[str]]:
-        return _condition(condition), condition.names
+    def start(self, condition: Built) -> tuple[Condition, frozenset[str], int]:
+        return _condition(condition), condition.names, condition.like_length
 
     # ------------------------------------------------------------ logic
 
@@ -115,7 +118,8 @@ class Builder(Transformer[Token, tuple[Condition, frozenset[str]]]):
             raise Fault(
                 position, "expected %, _ or the escape character behind the escape character", "write it twice to mean itself"
             ) from None
-        return _above([operand], _unless(negated, _on_text(operand, "LIKE", matches)))
+        built = _above([operand], _unless(negated, _on_text(operand, "LIKE", matches)))
+        return replace(built, like_length=built.like_length + len(text))
 
     def is_null(self, operand: Built, negated: Token | None, _: Token) -> Built:
         match operand.node:
@@ -162,7 +166,8 @@ def _above(parts: Sequence[Built], node: Node, position: int | None = None) -> B
     depth = 1 + max(part.depth for part in parts)
     if depth > MAX_DEPTH:
         raise Fault(start, f"expected at most {MAX_DEPTH} levels of parentheses, NOT and comparisons, found more")
-    return Built(node, start, depth, frozenset[str]().union(*(part.names for part in parts)))
+    names = frozenset[str]().union(*(part.names for part in parts))
+    return Built(node, start, depth, names, sum(part.like_length for part in parts))
 
 
 def _unless(negated: Token | None, condition: Condition) -> Condition:

@@ -62,6 +62,9 @@ class TagFilter(Filter):
 class Sql92Filter(Filter):
     """An SQL92 expression; the parser and its library are imported with the first one, since most programs never use any.
 
+    Attributes:
+        like_length: the characters of all patterns of LIKE, each of which may be compared with each place of a property.
+
     Raises:
         Fault: the expression is none.
     """
@@ -70,13 +73,13 @@ class Sql92Filter(Filter):
         from rmqstore.filters.grammar import parse
 
         self.expression = expression
-        self._condition, self.names = parse(expression)
+        self._condition, self.names, self.like_length = parse(expression)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         return self._condition(properties) is True
 
 
-def parse_filter(expression: str) -> Filter:
+def parse_filter(expression: str) -> TagFilter | Sql92Filter:
     """Return the filter that an expression describes.
 
     ``*`` and words joined by ``||`` are tag expressions; everything else is SQL92. Parsed filters are kept for the next call.
@@ -91,7 +94,7 @@ def parse_filter(expression: str) -> Filter:
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(expression: str) -> Filter:
+def _parsed(expression: str) -> TagFilter | Sql92Filter:
     try:
         if len(expression) > MAX_EXPRESSION:
             raise Fault(MAX_EXPRESSION, f"expected at most {MAX_EXPRESSION} characters, found {len(expression)}")

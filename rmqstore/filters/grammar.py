@@ -86,14 +86,14 @@ _OTHER_LANGUAGES = {"==": "=", "!=": "<>", "=<": "<=", "=>": ">=", "&&": "AND", 
 _NO_OPERATOR = re.compile(r"[^'\"<>=()|]+")
 
 
-def parse(expression: str) -> tuple[Condition, frozenset[str]]:
-    """Return what an SQL92 expression says, and the properties that it names.
+def parse(expression: str) -> tuple[Condition, frozenset[str], int]:
+    """Return what an SQL92 expression says, the properties that it names, and how long the patterns of LIKE in it are together.
 
     Raises:
         Fault: the expression breaks the grammar, or puts together what does not belong together.
     """
     try:
-        found: tuple[Condition, frozenset[str]] = _parser().parse(expression)  # type: ignore[assignment]  # what Builder.start gives
+        found: tuple[Condition, frozenset[str], int] = _parser().parse(expression)  # type: ignore[assignment]  # what Builder.start gives
     except UnexpectedToken as error:
         raise _unexpected_token(expression, error) from None
     except UnexpectedCharacters as error:

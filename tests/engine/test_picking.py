@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -51,6 +53,30 @@ def test_picking_takes_the_first_that_pass(sent: list[Message], expression: str,
     if picker is None:
         assert passing == list(range(skip, len(records)))
         return
-    taken, behind = picker.pick(records, skip, wanted)
+    taken, behind, looks = picker.pick(records, skip, wanted, 100)
     assert list(taken) == passing[:wanted]
     assert behind == (passing[wanted - 1] + 1 if len(passing) >= wanted else len(records))
+    assert looks == 100 - (behind - skip)
+    assert picker.pick(records, skip, wanted, 3) == (
+        passing[: min(wanted, bisect(passing, skip + 2))],
+        min(behind, skip + 3),
+        max(looks - 97, 0),
+    )
+
+
+def test_long_properties_and_patterns_take_more_looks() -> None:
+    """A pop holds the lock of its store while it looks."""
+    records = [encode_message(Message("t", b"x", properties={"p": "a" * 30_000}))] * 100
+
+    def looked_at(expression: str, looks: int = 1024) -> int:
+        picker = picker_of(parse_filter(expression), record_format)
+        assert picker is not None
+        taken, behind, left = picker.pick(records, 0, 1000, looks)
+        assert (list(taken) == [] and left == 0) or behind == 100
+        return behind
+
+    assert looked_at("q = 'b' OR TAGS = 'c'") == 100
+    assert looked_at("p = 'b'", 80) == 10
+    assert looked_at("p LIKE '%b%'", 80) == 3
+    hard = f"p LIKE '%{'a_' * 1000}b%'"
+    assert looked_at(hard) == looked_at(f"NOT ({hard} OR p IS NULL) AND q = '1'") == 1

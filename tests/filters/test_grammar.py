@@ -181,7 +181,7 @@ def test_a_parser_is_complete_before_threads_share_it(monkeypatch: pytest.Monkey
     grammar._parser()
     complete = len(made)
     assert complete > 0
-    _, names = grammar.parse("NOT a IS NULL")
+    _, names, _ = grammar.parse("NOT a IS NULL")
     assert names == {"a"}
     assert len(made) == complete
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -16,36 +16,59 @@ from rmqstore.engine.pops.transaction import Beneath, Part, Transaction
 from rmqstore.engine.records import RecordFormat
 from rmqstore.engine.schema import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.filters import Filter, TagFilter
+from rmqstore.filters import Sql92Filter, TagFilter
 from rmqstore.message import retry_topic
 
 
 class Picker:
-    """Picks the records that pass a filter."""
+    """Picks the records that pass a filter. A pop has so many looks at them, and a record takes one."""
 
     def __init__(self, passes: Callable[[bytes], bool]) -> None:
         self._passes = passes
 
-    def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
-        """Return the places of up to ``wanted`` records from ``skip`` on that pass, and the place behind the last one looked at."""
+    def pick(self, records: Sequence[bytes], skip: int, wanted: int, looks: int) -> tuple[Sequence[int], int, int]:
+        """Return the places of up to ``wanted`` records from ``skip`` on that pass, the place behind the last one looked at, and how many
+        looks are left.
+        """
         taken: list[int] = []
         passes = self._passes
-        for at in range(skip, len(records)):
+        stop = min(len(records), skip + looks)
+        for at in range(skip, stop):
             if passes(records[at]):
                 taken.append(at)
                 if len(taken) == wanted:
-                    return taken, at + 1
-        return taken, len(records)
+                    stop = at + 1
+                    break
+        return taken, stop, looks - (stop - skip)
 
 
-def picker_of(filter: Filter, record_format: RecordFormat) -> Picker | None:
+class SqlPicker(Picker):
+    """As :class:`Picker`, by properties, of which long ones take more looks; LIKE reads them as often as its pattern is long."""
+
+    def __init__(self, filter: Sql92Filter, texts_of: Callable[[bytes, Iterable[str]], dict[str, str]]) -> None:
+        self._filter = filter
+        self._texts_of = texts_of
+
+    def pick(self, records: Sequence[bytes], skip: int, wanted: int, looks: int) -> tuple[Sequence[int], int, int]:
+        taken: list[int] = []
+        names, matches, texts_of, readings = self._filter.names, self._filter.matches, self._texts_of, 1 + self._filter.like_length
+        at = skip
+        while at < len(records) and looks > 0 and len(taken) < wanted:
+            texts = texts_of(records[at], names)
+            if matches(texts):
+                taken.append(at)
+            at += 1
+            looks -= 1 + sum(map(len, texts.values())) * readings // _READ_BY_A_LOOK
+        return taken, at, max(looks, 0)
+
+
+def picker_of(filter: TagFilter | Sql92Filter, record_format: RecordFormat) -> Picker | None:
     """Return what picks records of a format by a filter; None when every record passes.
 
     Of a record no more is decoded than the filter asks for: tags are compared as bytes.
     """
-    if not isinstance(filter, TagFilter):
-        texts_of, names, matches = record_format.property_texts, filter.names, filter.matches
-        return Picker(lambda record: matches(texts_of(record, names)))
+    if isinstance(filter, Sql92Filter):
+        return SqlPicker(filter, record_format.property_texts)
     if filter.tags is None:
         return None
     tags, tag_of = frozenset(tag.encode() for tag in filter.tags), record_format.tag_of
@@ -54,6 +77,9 @@ def picker_of(filter: Filter, record_format: RecordFormat) -> Picker | None:
 
 _LOOK_LIMIT = 1024
 """One pop looks at so many messages with its filter, and what is behind them has to wait for the next one (P10)."""
+
+_READ_BY_A_LOOK = 4096
+"""Characters of properties that a look reads, about as long as the rest of it takes."""
 
 _POP_BYTES = 64 * 1024 * 1024
 """One pop ends early once it holds this many bytes, so that memory stays bounded."""
@@ -278,9 +304,7 @@ class Popping(Part):
                 if not want.looks:
                     want.is_cut = True
                     break
-                end = skip + want.looks
-                taken, behind = picker.pick(run.records if end >= len(run.records) else run.records[:end], skip, wanted - len(records))
-                want.looks -= behind - skip
+                taken, behind, want.looks = picker.pick(run.records, skip, wanted - len(records), want.looks)
                 offset = first + behind
                 want.is_cut |= behind < len(run.records) and not want.looks
             passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]

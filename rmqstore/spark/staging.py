@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 from rmqstore import config
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
-from rmqstore.columns import bytes_of, offsets_of
 from rmqstore.delays import batch_without_requests
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, DelayTooLongError, IllegalArgumentError, system_error
@@ -135,8 +134,7 @@ def rows_sum(batch: pa.RecordBatch) -> int:
         keys = pc.binary_join(keys.cast(pa.list_(pa.string())), "\0")
     parts = [column.cast(pa.binary()) for column in (batch.column("topic"), keys, batch.column("body"))]
     rows = pc.binary_join_element_wise(*parts, b"\0", null_handling="replace")
-    data, bounds = memoryview(bytes_of(rows)), offsets_of(rows)
-    return sum(crc32(data[begin:end]) for begin, end in pairwise((bounds - bounds[0]).tolist()))
+    return sum(map(crc32, rows.to_pylist()))
 
 
 def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:

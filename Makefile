@@ -120,7 +120,7 @@ bench-peers: $(DEV)  ## beside Redis, beanstalkd, PostgreSQL, SQLite, litequeue,
 
 load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every message accounted for; options by ARGS="..."
 	@echo "== load test"
-	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--served --engine wheel --engine rocksdb --messages 4000 --shards 2)
+	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--served --engine wheel --messages 4000 --shards 2)
 
 soak: $(DEV)  ## kill a served store and its clients, account for every message; SECONDS_EACH=60 ENGINES="wheel lmdb" SEED=7
 	@$(BIN)/python -m tests.soak.run --seconds-each $(SECONDS_EACH) --engines $(ENGINES) $(if $(SEED),--seed $(SEED))

@@ -65,7 +65,7 @@ def test_chunks_leave_every_round_some_work() -> None:
 
 
 def test_failures_have_their_rounds_also_when_there_are_few() -> None:
-    assert [{failure.value for failure in of_round(tuple(Failure), round_, 3)} - {"consumer"} for round_ in range(4)] == [
+    assert [{failure.value for failure in of_round(tuple(Failure), round_, 3)} - {"consumer", "owner"} for round_ in range(4)] == [
         {"task"},
         {"worker", "twin"},
         {"task", "executor"},
@@ -74,7 +74,7 @@ def test_failures_have_their_rounds_also_when_there_are_few() -> None:
     for rounds in (1, 2, 5):
         assert {failure for round_ in range(rounds + 1) for failure in of_round(tuple(Failure), round_, rounds)} == set(Failure)
     assert of_round((), 0, 3) == ()
-    assert of_round((Failure.CONSUMER,), 3, 3) == (Failure.CONSUMER,)
+    assert of_round((Failure.CONSUMER, Failure.OWNER), 3, 3) == (Failure.CONSUMER, Failure.OWNER)
 
 
 def test_a_task_fails_once_whatever_attempt_it_is(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ It is a small file system in memory, so these tests need the right to mount one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message, PoppedMessage, Store, StoreFullError
+from rmqstore import ManualClock, Message, Store, StoreFullError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
 from rmqstore_wheel.files.disk import Disk
@@ -112,17 +112,16 @@ class Full:
         return [start // log.file_bytes for start in log.chain.starts]
 
     def consume(self) -> None:
-        """Pop and ack all messages; a call that finds no room is made again."""
-        left, refused = self.sent, 0
-        held: list[PoppedMessage] = []
-        while left and refused < 10:
-            try:
-                held = held or self.store.pop("t", "g", max_messages=32)
-                self.store.ack(held)
-                left, held = left - len(held), []
-            except StoreFullError:
-                refused += 1
-        assert left == 0
+        """Pop and ack all messages, while others try to send and time goes on."""
+        left = self.sent
+        while left:
+            held = self.store.pop("t", "g", max_messages=32)
+            with suppress(StoreFullError):
+                self.store.send(Message("other", b"x"))
+            self.clock.advance(1000)
+            self.store.tick()
+            self.store.ack(held)
+            left -= len(held)
 
     def upkeep(self, rounds: int = 20) -> list[StoreFullError]:
         """Let time pass for everything to be looked at; returns what ticks said."""

@@ -1,8 +1,8 @@
 """``Spare``: room on the disk that is set aside for what leads to more of it, and needs some before: upkeep, pops and acks (F1).
 
-It is a file of zeros. Where one of these finds no room, a piece of the file is given back to the disk. Upkeep then does its work again, and
-sets the piece aside again behind it; a pop or an ack fails, and its caller's next one finds the room. Pops and acks leave half of the file
-to upkeep. As long as something is lent, the log takes no messages, which would be in the place of all that.
+It is a file of zeros. Where one of these finds no room, a piece of the file is given back to the disk, and it is done again at once: a send
+or upkeep that came between would set the piece aside again. Upkeep does so behind its work. Pops and acks leave half of the file to upkeep.
+As long as something is lent, the log takes no messages, which would be in the place of all that.
 """
 
 from __future__ import annotations

@@ -281,9 +281,9 @@ class Ledger(CommittedKV):
         try:  # as ``translated`` does, without its generator: every call runs this
             journal_records = call.commit()
         except OSError as error:
-            if not messages:
-                self._lend(error, to_upkeep=False)
-            raise self._refusal(error) from error
+            if messages or not self._lend(error, to_upkeep=False):
+                raise self._refusal(error) from error
+            journal_records = self._commit_in_spare(call)
         with self.lock:
             if changes and (others := self.state.apply(changes)):
                 self._apply_others(others)
@@ -297,6 +297,18 @@ class Ledger(CommittedKV):
         if for_brokers is not None and for_brokers.store_ms > self.store_ms:
             self.store_ms = for_brokers.store_ms
         return position
+
+    def _commit_in_spare(self, call: Call) -> int:
+        """Write a call again that appends no messages and found no room, for which a piece of the spare is lent by now.
+
+        It is done at once: until its caller made it again, sends and upkeep would have set the piece aside again.
+        """
+        while True:
+            try:
+                return call.commit()
+            except OSError as error:
+                if not self._lend(error, to_upkeep=False):
+                    raise self._refusal(error) from error
 
     def _free_names(self, messages: Sequence[Messages | One]) -> None:
         if any((each.topic, each.queue) in self.queues.dropped for each in messages):

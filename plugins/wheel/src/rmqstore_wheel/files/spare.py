@@ -44,20 +44,21 @@ class Spare:
         return True
 
     def grow(self) -> bool:
-        """Set another piece aside, if one is missing and there is room; says whether nothing is lent any more."""
+        """Set another piece aside, if one is missing and there is room; says whether there was."""
         file = self._opened()
         upto = min(self._length + self._piece, self.size)
-        if self._length < upto:
-            try:
-                file.zero_fill(self._length, upto - self._length)
-            except OSError as error:
-                file.truncate(self._length)
-                if error.errno not in NO_ROOM:
-                    raise
-                return not self.is_lent
-            self._length = upto
+        if self._length == upto:
+            return False
+        try:
+            file.zero_fill(self._length, upto - self._length)
+        except OSError as error:
+            file.truncate(self._length)
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        self._length = upto
         self.is_lent = self.is_lent and self._length < self._wanted
-        return not self.is_lent
+        return True
 
     def _opened(self) -> DiskFile:
         if self._file is None:

@@ -587,8 +587,9 @@ class Ledger(CommittedKV):
 
     def _take_back_spare(self) -> None:
         with self.translated():
-            if not self.spare.grow():
-                raise StoreFullError(f"{self.name}: what room is left is for pops, acks and upkeep; make room and try again")
+            while self.spare.is_lent:
+                if not self.spare.grow():
+                    raise StoreFullError(f"{self.name}: what room is left is for pops, acks and upkeep; make room and try again")
 
     def bytes_to_release(self, upto: int) -> int:
         """Return about how much :meth:`release_log` would write."""

@@ -5,6 +5,8 @@ It is a small file system in memory, so these tests need the right to mount one.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 import pytest
 
 import rmqstore
+from plugins.wheel.tests.small_log import Run
 from rmqstore import ManualClock, Message, Store, StoreFullError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
-from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
@@ -189,6 +192,22 @@ def test_what_is_lent_is_not_for_messages(disk: SmallDisk) -> None:
         full.store.send(Message("t", b"x"))
     assert not ledger.spare.is_lent
     full.store.close()
+
+
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EMFILE])
+def test_upkeep_goes_on_where_nothing_can_be_set_aside(run: Run, monkeypatch: pytest.MonkeyPatch, why: int) -> None:
+    """What it takes away makes room, on the disk and among the open files, and what comes behind it in a tick is done."""
+    create = Disk.create
+
+    def refused(disk: Disk, path: Path, length: int = 0) -> DiskFile:
+        if path.name == "spare":
+            raise OSError(why, os.strerror(why))
+        return create(disk, path, length)
+
+    monkeypatch.setattr(Disk, "create", refused)
+    run.fill(3)
+    run.upkeep()
+    assert len(run.files) == 1
 
 
 def test_a_spare_comes_and_goes_in_pieces(disk: SmallDisk) -> None:

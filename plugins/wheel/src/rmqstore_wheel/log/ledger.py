@@ -581,8 +581,8 @@ class Ledger(CommittedKV):
             return isinstance(error, OSError) and error.errno in _NO_SPACE and self.spare.lend(to_upkeep=to_upkeep)
 
     def grow_spare(self) -> None:
-        """Set a piece of the spare aside, if there is room."""
-        with self.translated():
+        """Set a piece of the spare aside, if there is room, also for the file itself."""
+        with suppress(StoreFullError), self.translated():
             self.spare.grow()
 
     def _take_back_spare(self) -> None:

@@ -165,6 +165,23 @@ def test_what_was_consumed_goes_though_the_log_has_filled_the_disk(disk: SmallDi
     full.check()
 
 
+def test_what_is_lent_stays_so_when_the_store_is_opened_anew(disk: SmallDisk) -> None:
+    """Else each open would have messages in the place of what pops and upkeep need, until nothing of it is left."""
+    full = Full(disk)
+    for _ in range(3):
+        full.store.ack(full.store.pop("t", "g", max_messages=32))
+        full.sent -= 32
+        full.store.close()
+        full.store = full.opened()
+        with pytest.raises(StoreFullError):
+            full.store.send(Message("t", b"x"))
+    full.consume()
+    full.upkeep()
+    full.clock.advance(2 * HOUR_MS)
+    full.store.tick()
+    full.check()
+
+
 def test_what_is_too_old_goes_though_the_log_has_filled_the_disk(disk: SmallDisk) -> None:
     full = Full(disk, reclaim="age", retention_ms=HOUR_MS)
     full.clock.advance(HOUR_MS)

@@ -18,7 +18,7 @@ class Spare:
 
     Attributes:
         size: bytes of all of it.
-        is_lent: less is set aside than there was when the disk was not full.
+        is_lent: less is set aside than there was when the disk was not full; in a file of an earlier open, than there shall be.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, piece: int) -> None:
@@ -27,8 +27,9 @@ class Spare:
         self.size = size
         self._piece = piece
         self._file: DiskFile | None = None
-        self._length = self._wanted = 0
-        self.is_lent = False
+        self._length, self._wanted = 0, size
+        # Else messages would take what is left of it whenever the store is opened.
+        self.is_lent = path.is_file() and path.stat().st_size < size
 
     def lend(self, *, to_upkeep: bool) -> bool:
         """Give a piece back to the disk; False when none is left."""

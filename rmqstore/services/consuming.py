@@ -126,12 +126,12 @@ class Batch:
     Attributes:
         extend_s: when its leases are to be extended (:func:`now_s`).
         until_s: so long they hold for certain, whatever happens to this process or its machine.
-        is_unsure: they may have been extended by a call whose answer did not come, and then there are other receipts that count.
+        unsure: places of messages whose leases an extension without an answer (yet) may have changed: then other receipts count.
     """
 
     def __init__(self, messages: Sequence[PoppedMessage] = ()) -> None:
         self.extend_s = self.until_s = 0.0
-        self.is_unsure = False
+        self.unsure: set[int] = set()
         self.messages = messages
         self.leased: list[PoppedMessage | ChangeResult] = list(messages)
         self.states = [State.WAITS] * len(messages)
@@ -272,6 +272,7 @@ class Consumer:
         begun_s = now_s()
         done = held(before, State.DONE)
         with _telling(done, State.DONE):
+            yield from self._find(done)
             popped = yield lambda store: store.pop(topic, self._group, wait=WAIT, acks=_receipts(done), **self._asked)
         self._note_acks(popped.acks)
         batch = Batch(popped)
@@ -307,6 +308,7 @@ class Consumer:
 
     def _tell(self, batch: Batch, place: int, error: BaseException) -> Steps[bool]:
         """Reject a message, or give it back for another attempt; says whether it is gone for good."""
+        yield from self._find([(batch, place)])
         if isinstance(error, Reject):
             is_rejected = (yield lambda store: store.reject(batch.leased[place], reason=_text(error))) is RejectOutcome.REJECTED
             self._count("rejected" if is_rejected else "lost")
@@ -331,12 +333,14 @@ class Consumer:
     def _ack(self, done: Sequence[Held]) -> Steps[None]:
         if done:
             with _telling(done, State.DONE):
+                yield from self._find(done)
                 outcomes = yield lambda store: store.ack(_receipts(done))
             self._note_acks(outcomes)
 
     def _release(self, waiting: Sequence[Held]) -> Steps[None]:
         if waiting:
             with _telling(waiting, State.WAITS):
+                yield from self._find(waiting)
                 yield lambda store: store.release(_receipts(waiting))
 
     def _note_acks(self, outcomes: Sequence[AckOutcome]) -> None:
@@ -380,20 +384,20 @@ class Consumer:
 
     def _change(self, due: Sequence[Held]) -> Steps[Sequence[ChangeResult]]:
         """Extend leases, under the receipts that count."""
-        if unsure := [each for each in due if each[0].is_unsure]:
-            yield from self._find(unsure)
-        for batch, _ in due:
-            batch.is_unsure = True
+        yield from self._find(due)
+        for batch, place in due:
+            batch.unsure.add(place)
         results: Sequence[ChangeResult] = yield lambda store: store.change_invisible(_receipts(due), self._invisible)
-        for batch, _ in due:
-            batch.is_unsure = False
+        for batch, place in due:
+            batch.unsure.discard(place)
         return results
 
-    def _find(self, unsure: Sequence[Held]) -> Steps[None]:
-        """Find under which receipts messages are leased by now.
+    def _find(self, messages: Sequence[Held]) -> Steps[None]:
+        """Find under which receipts messages are leased by now, of those of which that is unsure.
 
         Where the store has their lease no more, they stay under receipts that it does not take.
         """
+        unsure = [(batch, place) for batch, place in messages if place in batch.unsure]
         found: dict[tuple[object, ...], Receipt] = {}
         for topic in dict.fromkeys(batch.messages[place].topic for batch, place in unsure):
             leases: Sequence[LeaseInfo] = yield operator.methodcaller("leases", topic, self._group)
@@ -407,6 +411,7 @@ class Consumer:
                 first_pop_ms = given.pop_time_ms if message.first_pop_ms is None else message.first_pop_ms
                 if (receipt := found.get(_of_lease(given, message.attempt, first_pop_ms))) is not None:
                     batch.leased[place] = msgspec.structs.replace(message, proof=receipt)
+            batch.unsure.discard(place)
 
     def _keep_failed(self, error: Exception) -> None:
         """Note that a round of the keeper failed; the next one may do better, or nothing can."""

@@ -23,6 +23,7 @@ from rmqstore import (
     RmqstoreError,
     StoreClosedError,
     StoreFullError,
+    StoreUnavailableError,
     aio,
 )
 from rmqstore.aio import AsyncStore
@@ -122,6 +123,23 @@ def test_leases_whose_extension_was_not_answered_are_kept(served: Served) -> Non
             await soon(lambda: worker.stats.done == 3)
         assert worker.stats.lost == 0
         assert [each.body for each in handled.messages] == [b"0", b"1", b"2"]
+        assert nothing_left(served.store)
+
+    with_client(served, work)
+
+
+def test_leases_are_kept_when_an_extension_and_its_repeat_were_not_answered(served: Served) -> None:
+    async def work(store: AsyncStore) -> None:
+        await store.send_batch(bodies(3))
+        gate = Gate()
+        async with store.consume("t", "g", Handled(gate), invisible=MINUTE) as worker:
+            await gate.begun.wait()
+            lose_answer(served, "change_invisible", lambda: lose_answer(served, "change_invisible"))
+            with pytest.raises(StoreUnavailableError):
+                await worker.keep(ahead_s=1000)
+            gate.go_on.set()
+            await soon(lambda: worker.stats.done + worker.stats.lost == 3)
+        assert worker.stats.lost == 0
         assert nothing_left(served.store)
 
     with_client(served, work)

@@ -28,6 +28,7 @@ from rmqstore import (
     Store,
     StoreClosedError,
     StoreFullError,
+    StoreUnavailableError,
     Worker,
 )
 from tests.pairs import ENGINES
@@ -340,6 +341,35 @@ def test_leases_whose_extension_was_not_answered_are_kept(tmp_path: Path, order:
     assert [(each.body, each.attempt) for each in handled.messages] == [(b"%d" % number, 1 + is_again) for number in range(3)]
     assert worker.stats.lost == 0
     assert nothing_left(served.store)
+    served.close()
+
+
+@pytest.mark.parametrize("does", ["acks", "pops", "retries", "releases"])
+def test_leases_are_kept_when_an_extension_and_its_repeat_were_not_answered(tmp_path: Path, does: str) -> None:
+    """What comes next may be anything that needs the receipts that count."""
+    served = Served(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(message: PoppedMessage) -> None:
+        begun.set()
+        go_on.wait(10)
+        if does == "retries" and message.attempt == 1:
+            raise Retry(timedelta(seconds=1))
+
+    served.store.send_batch(bodies(3))
+    with served.connect().consume("t", "g", wait, invisible=MINUTE, batch=1 if does == "pops" else 3) as worker:
+        assert begun.wait(10)
+        lose_answer(served, "change_invisible", lambda: lose_answer(served, "change_invisible"))
+        with pytest.raises(StoreUnavailableError):
+            worker.keep(ahead_s=1000)
+        if does == "releases":
+            worker._ended.set()
+        go_on.set()
+        soon(lambda: worker.stats.done + worker.stats.retried + worker.stats.lost == (1 if does == "releases" else 3))
+    assert worker.stats.lost == 0
+    lag = served.store.lag("t", "g")
+    assert lag.in_flight == 0
+    assert (lag.ready + lag.retry, lag.backing_off) == {"retries": (0, 3), "releases": (2, 0)}.get(does, (0, 0))
     served.close()
 
 

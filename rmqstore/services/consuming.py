@@ -70,9 +70,13 @@ FINAL: Final = (
 """Errors behind which no later attempt would go better."""
 
 
+_AWAKE_OR_NOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+"""The clock of Linux that counts the time for which the machine sleeps; macOS has none of this name."""
+
+
 def now_s() -> float:
-    """Return the time of a clock that only goes forward, and does so while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Return the time of a clock that only goes forward, and does so while the machine sleeps, where the system has one."""
+    return time.monotonic() if _AWAKE_OR_NOT is None else time.clock_gettime(_AWAKE_OR_NOT)
 
 
 class Retry(Exception):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -449,6 +451,13 @@ def test_a_worker_that_cannot_ask_whether_it_still_has_messages_leaves_them(
     assert "leaves messages whose leases may have ended: no room" in caplog.text
     clock.advance(61_000)
     assert store.tick().retried == 2
+
+
+def test_where_no_clock_counts_the_time_asleep_the_one_that_is_there_is_asked() -> None:
+    """As on macOS, where ``time`` has no CLOCK_BOOTTIME."""
+    program = "import time; vars(time).pop('CLOCK_BOOTTIME', None); from rmqstore.services import consuming; "
+    program += "assert 0 <= time.monotonic() - consuming.now_s() + 1 <= 1"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_what_is_done_is_acked_while_another_handler_runs(store: Store) -> None:

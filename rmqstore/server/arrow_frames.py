@@ -59,7 +59,8 @@ def _plain_bytes(column: pa.Array) -> int:
         return _NULL_BYTES * len(column)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(column.buffers()[1], np.int32)[::_VIEW_FIELDS][column.offset : column.offset + len(column)]
-        return int(views.sum(dtype=np.int64))
+        # Where there is none, a view may say anything.
+        return int(views[column.is_valid().to_numpy(zero_copy_only=False)].sum(dtype=np.int64))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _plain_bytes(column.values)
     if pa.types.is_map(kind):

@@ -191,16 +191,19 @@ def test_compressed_arrow_data_is_refused(body: pa.Array, compression: str) -> N
     assert unpack(in_a_frame(data)).equals(data)
 
 
-def views_of_one(count: int) -> pa.Array:
-    views = np.zeros((count, 4), np.int32)
-    views[:, 0], views[:, 1] = 1 << 20, int.from_bytes(b"xxxx", "little")
-    return pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), pa.py_buffer(b"x" * (1 << 20))])
+def views_of_one(count: int, nulls: int = 0, null_bytes: int = 0) -> pa.Array:
+    views = np.zeros((count + nulls, 4), np.int32)
+    views[:count, 0], views[:count, 1] = 1 << 20, int.from_bytes(b"xxxx", "little")
+    views[count:, 0] = null_bytes
+    valid = pa.array([True] * count + [False] * nulls).buffers()[1] if nulls else None
+    return pa.Array.from_buffers(pa.binary_view(), count + nulls, [valid, pa.py_buffer(views), pa.py_buffer(b"x" * (1 << 20))])
 
 
 @pytest.mark.parametrize(
     "wide",
     [
         {"topic": ["t"] * 300, "body": views_of_one(300)},
+        {"topic": ["t"] * 301, "body": views_of_one(300, 1, -(1 << 31))},
         {"topic": pa.nulls(1 << 27), "body": pa.nulls(1 << 27)},
         {"topic": ["t"], "body": [b"x"], "keys": pa.ListArray.from_arrays(pa.array([0, 1 << 27], pa.int32()), pa.nulls(1 << 27))},
         {"topic": ["t"], "properties": pa.MapArray.from_arrays(pa.array([0, 300], pa.int32()), pa.array(["p"] * 300), views_of_one(300))},
@@ -225,6 +228,11 @@ def test_views_and_nulls_come_in() -> None:
     assert came.equals(data)
     assert len(MessageBatch.from_arrow(came)) == 3
     assert unpack(in_a_frame(data.slice(0, 0))).num_rows == 0
+
+
+def test_what_the_view_of_a_null_says_is_not_counted() -> None:
+    data = pa.table({"topic": ["t"] * 4, "body": views_of_one(3, 1, (1 << 31) - 1)})
+    assert unpack(in_a_frame(data)).equals(data)
 
 
 def test_receipts_of_sends() -> None:

@@ -344,6 +344,21 @@ def test_a_first_log_that_is_missing_is_told(several: Path, tmp_path: Path) -> N
     check_opens_with(image, SEVERAL)
 
 
+@pytest.mark.parametrize("byte", [7, 9, 12])
+def test_a_first_sequence_number_that_is_damaged_is_not_taken_for_a_missing_log(several: Path, tmp_path: Path, byte: int) -> None:
+    image = Path(shutil.copytree(several, tmp_path / "engine"))
+    log = wal._logs(image / "db")[0]
+    data = bytearray(log.read_bytes())
+    data[byte] ^= 0x40
+    log.write_bytes(data)
+    assert wal.trap(image / "db") is None
+    with pytest.raises(CorruptStoreError, match="its log is damaged within what was synced"):
+        view_rocksdb(image, SPACES, RocksDBTuning())
+    with pytest.raises(CorruptStoreError, match="is damaged at offset 0, within what was synced") as caught:
+        open_kv(image)
+    assert (caught.value.file, caught.value.offset) == (str(log), 0)
+
+
 @pytest.mark.parametrize("content", [b"", b"MANIFEST-\0\n", b"MANIFEST-999999\n"], ids=["empty", "zero", "gone"])
 def test_without_a_manifest_rocksdb_tells_what_is_wrong(several: Path, tmp_path: Path, content: bytes) -> None:
     image = Path(shutil.copytree(several, tmp_path / "engine"))

@@ -18,6 +18,7 @@ BLOCK_BYTES: Final = 32 * 1024
 HEADER: Final = struct.Struct("<IHB")
 _BATCH: Final = struct.Struct("<QI")
 FULL, FIRST, LAST = 1, 2, 4
+_CASTAGNOLI: Final = 0x82F63B78
 
 
 class Header(msgspec.Struct, gc=False):
@@ -59,3 +60,16 @@ def headers(data: bytes | mmap.mmap) -> Iterator[Header]:
         is_sound = kind != 0 and behind <= min(at + left, len(data))
         yield Header(at, behind, kind, first, last, kind in (FULL, LAST), is_sound)
         at = behind if is_sound else at + left
+
+
+def is_whole(data: bytes | mmap.mmap, header: Header) -> bool:
+    """Whether a part of a record is as it was written; slow."""
+    crc = 0xFFFFFFFF
+    for byte in data[header.at + HEADER.size - 1 : header.end]:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (_CASTAGNOLI if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    # It is kept masked, as it may itself be part of what has a checksum (RocksDB ``crc32c.h``).
+    masked = (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+    return header.is_sound and masked == HEADER.unpack_from(data, header.at)[0]

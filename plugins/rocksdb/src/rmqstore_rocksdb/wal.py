@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rmqstore_rocksdb import manifest
-from rmqstore_rocksdb.log_format import headers
+from rmqstore_rocksdb.log_format import headers, is_whole
 
 _ENDLESS: Final = frozenset((5, 6, 7, 8, 11))
 """The types of records in recycled logs (RocksDB ``log_format.h``)."""
@@ -67,7 +67,7 @@ def trap(directory: Path, first_log: int = 0) -> Trap | None:
                             break  # RocksDB takes it for a recycled log, and finds nothing in it
                         return Trap(log, header.at, kept)
                     if header.first:
-                        if not kept and whole is None and written is not None and header.first > written + 1:
+                        if not kept and whole is None and written is not None and header.first > written + 1 and is_whole(data, header):
                             return Trap(log, 0, written, is_first=True)
                         if not kept:
                             # Of a log that is needed and has nothing, one write was lost at least.

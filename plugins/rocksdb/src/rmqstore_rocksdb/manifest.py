@@ -3,9 +3,10 @@
 A MANIFEST is written as a log is (``wal``). A record of it is a version edit: tags, varint32, each with what it says. An edit begins with
 what is short (``VersionEdit::EncodeTo``); behind the last sequence number come the table files, which nobody here asks for.
 
-RocksDB notes with each edit how far writes had come by then (``VersionSet::LogAndApply``). What is in tables was written before the edit
-that lists them, and logs go after the edit that needs them no more. So the first log that is there begins no later than right behind that
-number, or one that is needed is missing.
+The number that RocksDB notes with an edit is no less than that of any write in the tables which are listed by then
+(``VersionEdit::AddFile``; in some versions it is that of the last write of all). A log goes when tables have what was in it, and a table
+has the last write of a log, since this engine makes none that a flush leaves out (a flush keeps deletions; it drops pairs of a write and
+its *single* deletion). So the first log that is there begins no later than right behind that number, or one that is needed is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SHORT_BYTES: Final = 256
 
 
 def last_sequence(directory: Path) -> int | None:
-    """Return how far writes had come with the last version edit, or further; None when no edit says so, or there is no MANIFEST."""
+    """Return the last sequence number that version edits say; None when none says one, or there is no MANIFEST."""
     try:
         name = (directory / "CURRENT").read_text(encoding="ascii", errors="replace").strip()
         data = (directory / name).read_bytes() if _NAME.fullmatch(name) else b""

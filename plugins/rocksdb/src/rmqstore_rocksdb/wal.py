@@ -33,7 +33,7 @@ class Trap(NamedTuple):
         log: the file.
         offset: of the header, or where the hole begins.
         kept: the last sequence number before it, as far as headers tell.
-        is_first: no log that is there has what was before it, and more was than tables can have.
+        is_first: no log that is there has what was before it, nor has a table.
     """
 
     log: Path

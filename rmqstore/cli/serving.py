@@ -144,13 +144,13 @@ async def _serve(
     async with AsyncExitStack() as watches:
         try:
             if all(each.getsockname() != str((path / SOCKET_NAME).absolute()) for each in given):
-                await _had(server.listen_unix(opened.engine.directory.held / SOCKET_NAME), f"the socket {path / SOCKET_NAME}")
+                await _had(server.entrance.listen_unix(opened.engine.directory.held / SOCKET_NAME), f"the socket {path / SOCKET_NAME}")
                 tell(f"serving {path} at {path / SOCKET_NAME}")
             for host, port in places:
-                (taken, *_) = await _had(server.listen(host, port, tls), f"--listen {host}:{port}")
+                (taken, *_) = await _had(server.entrance.listen(host, port, tls), f"--listen {host}:{port}")
                 tell(f"serving {path} at {Address(None, host, taken, tls is not None)}")
             for each in given:
-                await server.listen_at(each, tls)
+                await server.entrance.listen_at(each, tls)
                 name = each.getsockname()
                 where = Address(None, name[0], name[1], tls is not None) if isinstance(name, tuple) else Address(Path(os.fsdecode(name)))
                 tell(f"serving {path} at {where}")

@@ -13,7 +13,6 @@ import atexit
 import functools
 import logging
 import os
-import ssl
 import threading
 import time
 import weakref
@@ -21,8 +20,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from socket import socket
 from typing import Final, NamedTuple
 
 import msgspec
@@ -101,20 +98,6 @@ class Server:
         self._waiting = 0
         self._long: set[asyncio.Future[object]] = set()
         _servers.add(self)
-
-    # ------------------------------------------------------------ listening
-
-    async def listen_unix(self, path: Path) -> None:
-        """Listen on a unix socket, for this user alone."""
-        await self.entrance.listen_unix(path)
-
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[int]:
-        """Listen on a TCP port, 0 for a free one; returns the ports."""
-        return await self.entrance.listen(host, port, tls)
-
-    async def listen_at(self, made: socket, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on a socket that somebody else has bound."""
-        await self.entrance.listen_at(made, tls)
 
     async def stop(self) -> None:
         """Take no more calls, answer those that are under way, and close; waiting pops go on at the next owner."""
@@ -587,7 +570,7 @@ class ServerThread:
     """
 
     def __init__(
-        self, store: Store, listen: Callable[[Server], Awaitable[object]], *, token: str | None = None, limits: Limits | None = None
+        self, store: Store, listen: Callable[[Entrance], Awaitable[object]], *, token: str | None = None, limits: Limits | None = None
     ) -> None:
         self._server = Server(store, token=token, limits=limits)
         self._loop = asyncio.SelectorEventLoop()  # the program's own kind may have other transports, as uvloop has
@@ -596,7 +579,7 @@ class ServerThread:
         self._thread.start()
         _threads.add(self)
         try:
-            self.listening = self._done(listen(self._server))
+            self.listening = self._done(listen(self._server.entrance))
         except BaseException:
             self.stop()
             raise

@@ -158,7 +158,7 @@ class SharedStore(Store):
                 try:
                     if self._home is None:
                         self._stay_in(place)
-                    self._server = ServerThread(mine, lambda server: server.listen_unix(place / SOCKET_NAME))
+                    self._server = ServerThread(mine, lambda entrance: entrance.listen_unix(place / SOCKET_NAME))
                 except BaseException as error:
                     mine.close()
                     if isinstance(error, OSError):  # there is no socket without room, either (F1)

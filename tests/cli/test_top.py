@@ -46,9 +46,9 @@ def busy(cli: Command) -> Command:
 def served(cli: Command, **options: Any) -> Iterator[tuple[Store, int]]:
     """Own the store and serve it, on its socket and on a port."""
 
-    async def listen(server: Any) -> int:
-        await server.listen_unix(cli.data / SOCKET_NAME)
-        (port,) = await server.listen("127.0.0.1", 0)
+    async def listen(entrance: Any) -> int:
+        await entrance.listen_unix(cli.data / SOCKET_NAME)
+        (port,) = await entrance.listen("127.0.0.1", 0)
         return int(port)
 
     with cli.owner() as store:

@@ -37,7 +37,7 @@ class Served:
 
     def start(self) -> None:
         """Serve it."""
-        self.thread = ServerThread(self.store, lambda server: server.listen_unix(self.socket), **self.options)
+        self.thread = ServerThread(self.store, lambda entrance: entrance.listen_unix(self.socket), **self.options)
 
     def connect(self, **options: Any) -> Store:
         """Return a new client."""

@@ -204,7 +204,7 @@ def test_a_delay_counts_from_the_call_and_not_from_its_repeat(tmp_path: Path, mo
     monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0], time=time.time))
     later: dict[str, Any] = {"delay": 60 * SECOND}
     with rmqstore.open(tmp_path / "store", engine=ENGINE, services=False) as store, ThreadPoolExecutor(3) as threads:
-        thread = ServerThread(store, lambda server: server.listen_unix(tmp_path / "socket"))
+        thread = ServerThread(store, lambda entrance: entrance.listen_unix(tmp_path / "socket"))
         client = rmqstore.connect(f"unix:{tmp_path / 'socket'}")
         thread.stop()
         begun_ms = time.time_ns() // 1_000_000
@@ -214,7 +214,7 @@ def test_a_delay_counts_from_the_call_and_not_from_its_repeat(tmp_path: Path, mo
             threads.submit(client.send_batch, [Message("t", b"x", properties={"TIMER_DELAY_MS": "60000"})]),
         ]
         soon(lambda: ahead_s[0] > 0)
-        thread = ServerThread(store, lambda server: server.listen_unix(tmp_path / "socket"))
+        thread = ServerThread(store, lambda entrance: entrance.listen_unix(tmp_path / "socket"))
         for each in sent:
             each.result(10)
         early_ms = [begun_ms + 60_000 - timer.deliver_at_ms for timer in store.scan().timers]

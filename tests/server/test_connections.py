@@ -28,7 +28,7 @@ def test_connections_beyond_the_limit_are_told_so(tmp_path: Path, place: str) ->
     served = Served(tmp_path, limits=Limits(connections=2))
     where = f"unix:{served.socket}"
     if place == "tcp":
-        (port,) = served.thread._done(served.thread._server.listen("127.0.0.1", 0))  # type: ignore[misc]
+        (port,) = served.thread._done(served.thread._server.entrance.listen("127.0.0.1", 0))  # type: ignore[misc]
         where = f"rmqstore://127.0.0.1:{port}"
     first, second = rmqstore.connect(where), rmqstore.connect(where)
 
@@ -113,7 +113,7 @@ from rmqstore.server.serving import ServerThread
 logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
-thread = ServerThread(store, lambda server: server.listen_unix(__import__("pathlib").Path(sys.argv[3])))
+thread = ServerThread(store, lambda entrance: entrance.listen_unix(__import__("pathlib").Path(sys.argv[3])))
 print("ready", flush=True)
 for line in sys.stdin:
     command = line.strip()
@@ -200,7 +200,7 @@ def _frame_from(connection: socket.socket) -> bytes:
 def test_both_ends_of_a_connection_see_when_the_other_machine_is_gone(tmp_path: Path) -> None:
     """Also while something is on its way to it, when the system sends no probes."""
     served = Served(tmp_path)
-    (port,) = served.thread._done(served.thread._server.listen("127.0.0.1", 0))  # type: ignore[misc]
+    (port,) = served.thread._done(served.thread._server.entrance.listen("127.0.0.1", 0))  # type: ignore[misc]
     client = Connection(Address(host="127.0.0.1", port=port), None, None)
     (here,) = served.thread._server.clients
     assert here.transport is not None

@@ -33,8 +33,9 @@ from rmqstore import (
     UnsupportedOperationError,
 )
 from rmqstore.server.connection import Address, Connection, short_name
+from rmqstore.server.listening import Entrance
 from rmqstore.server.requests import Ask
-from rmqstore.server.serving import Server, ServerThread
+from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import ENGINE, NOW, SECOND, Served, answer, asked, soon, waiting
@@ -372,7 +373,7 @@ def test_a_stop_closes_who_is_just_being_let_in(served: Served) -> None:
 
 def test_a_store_of_another_process_cannot_be_served(served: Served) -> None:
     with pytest.raises(UnsupportedOperationError, match="in the process that serves it"):
-        ServerThread(served.connect(), lambda server: server.listen("127.0.0.1", 0))
+        ServerThread(served.connect(), lambda entrance: entrance.listen("127.0.0.1", 0))
 
 
 def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
@@ -392,9 +393,9 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
     store = rmqstore.open(tmp_path / "store", engine=ENGINE, services=False)
     ports: list[int] = []
 
-    async def listen(server: Server) -> None:
-        ports.extend(await server.listen("127.0.0.1", 0))
-        await server.listen_unix(tmp_path / "socket")
+    async def listen(entrance: Entrance) -> None:
+        ports.extend(await entrance.listen("127.0.0.1", 0))
+        await entrance.listen_unix(tmp_path / "socket")
 
     thread = ServerThread(store, listen, token="sesame sesame sesame")
     where = f"rmqstore://127.0.0.1:{ports[0]}"
@@ -539,7 +540,7 @@ def test_many_threads_use_one_client(served: Served) -> None:
 
 
 def test_over_tcp(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = ServerThread(served.store, lambda server: server.listen("127.0.0.1", 0))
+    listening = ServerThread(served.store, lambda entrance: entrance.listen("127.0.0.1", 0))
     (port,) = listening.listening  # type: ignore[misc]
     client = rmqstore.connect(f"rmqstore://127.0.0.1:{port}")
     client.send(NOW)
@@ -582,7 +583,7 @@ def test_an_address_that_is_none(where: str) -> None:
 def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    listening = ServerThread(served.store, lambda server: server.listen_unix(deep / "rmqstore.sock"))
+    listening = ServerThread(served.store, lambda entrance: entrance.listen_unix(deep / "rmqstore.sock"))
     client = rmqstore.connect(deep)
     assert client.topics.list() == []
     client.close()
@@ -604,5 +605,5 @@ def test_the_engine_is_elsewhere(served: Served) -> None:
 def test_a_server_that_cannot_listen_leaves_no_thread(served: Served, tmp_path: Path) -> None:
     before = threading.active_count()
     with pytest.raises(OSError, match=r"."):
-        ServerThread(served.store, lambda server: server.listen_unix(tmp_path / "nowhere" / "socket"))
+        ServerThread(served.store, lambda entrance: entrance.listen_unix(tmp_path / "nowhere" / "socket"))
     assert threading.active_count() == before

@@ -171,7 +171,7 @@ def test_syncs_and_bytes(tmp_path: Path, told: Told) -> None:
 
 def test_calls_of_clients_are_counted(store: Store, told: Told, tmp_path: Path) -> None:
     with observe(store, told.provider):
-        server = ServerThread(store, lambda server: server.listen_unix(tmp_path / "sock"))
+        server = ServerThread(store, lambda entrance: entrance.listen_unix(tmp_path / "sock"))
         try:
             with rmqstore.connect(f"unix:{tmp_path / 'sock'}") as client:
                 client.send(Message("t", b"x"))
@@ -189,7 +189,7 @@ def test_calls_of_clients_are_counted(store: Store, told: Told, tmp_path: Path) 
 
 
 def test_a_store_of_another_process_is_observed_by_its_calls(store: Store, told: Told, tmp_path: Path) -> None:
-    server = ServerThread(store, lambda server: server.listen_unix(tmp_path / "sock"))
+    server = ServerThread(store, lambda entrance: entrance.listen_unix(tmp_path / "sock"))
     try:
         with rmqstore.connect(f"unix:{tmp_path / 'sock'}") as client, observe(client, told.provider):
             client.send(Message("t", b"x"), delay=MINUTE)

@@ -92,7 +92,7 @@ def timers_of(path: Path, **wanted: object) -> list[int]:
 def served(path: Path, now_ms: int = NOW_MS) -> Iterator[rmqstore.Store]:
     """Own a shard and serve it; give it."""
     with rmqstore.open(path, clock=ManualClock(now_ms), services=False) as store:
-        thread = ServerThread(store, lambda server: server.listen_unix(path / SOCKET_NAME))
+        thread = ServerThread(store, lambda entrance: entrance.listen_unix(path / SOCKET_NAME))
         try:
             yield store
         finally:

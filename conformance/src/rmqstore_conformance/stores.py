@@ -86,7 +86,7 @@ class WiredStore(RemoteStore):
     def __init__(self, store: Store) -> None:
         self._store = store
         place = Path(tempfile.mkdtemp(prefix="rmqs-")) / SOCKET_NAME
-        self._server = ServerThread(store, lambda server: server.listen_unix(place))
+        self._server = ServerThread(store, lambda entrance: entrance.listen_unix(place))
         super().__init__(f"unix:{place}", token=None, tls=None, patience=timedelta(seconds=1))
 
     @property

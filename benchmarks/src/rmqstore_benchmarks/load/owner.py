@@ -161,7 +161,7 @@ def _serve(plan: Plan, number: int, now_ms: int) -> None:
     clock = rmqstore.ManualClock(now_ms)
     store, waited = open_store(plan, number, clock)
     place = store.engine.directory.held / SOCKET_NAME
-    served = ServerThread(store, lambda server: server.listen_unix(place))
+    served = ServerThread(store, lambda entrance: entrance.listen_unix(place))
     print("waited" if waited else "opened", flush=True)
     for line in sys.stdin:
         clock.set(int(line))

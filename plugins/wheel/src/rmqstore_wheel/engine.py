@@ -143,7 +143,7 @@ class WheelPops(OrderedPops):
                 report = super().maintain(now_ms, budget)
             except LostCallsError:
                 raise
-            except StoreFullError:
+            except StoreFullError:  # not at once by way of the spare: each tick comes here
                 report = self._ledger.in_spare(partial(super().maintain, now_ms, budget))
             with self._call:
                 return self._upkeep(now_ms, report)

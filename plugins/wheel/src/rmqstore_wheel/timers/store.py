@@ -589,7 +589,7 @@ class WheelTimers(TimerSide):
                 report = super().maintain(now_ms, budget)
             except LostCallsError:
                 raise
-            except StoreFullError:
+            except StoreFullError:  # not at once by way of the spare: each tick comes here
                 report = self._ledger.in_spare(partial(super().maintain, now_ms, budget))
             with self._call:
                 done = report.done

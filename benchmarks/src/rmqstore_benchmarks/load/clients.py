@@ -88,7 +88,7 @@ class Attempt:
         """The simulated time that the store may have reached."""
         return self.now_ms if self.owner is None else self.owner.now_ms
 
-    def deaths(self) -> Callable[[], bool]:
+    def owner_watch(self) -> Callable[[], bool]:
         """Return what tells whether the process that serves the store was killed since, or while, this was called."""
         owner, dead = self.owner, 0 if self.owner is None else self.owner.dead
         return lambda: owner is not None and owner.deaths > dead
@@ -123,7 +123,7 @@ class Attempt:
         One whose owner was killed meanwhile stays in doubt where no answer came, which gives none, and where the answer is to its repeat:
         who acked first is not known then.
         """
-        began, has_died = self.ledger.intend(intent, ids, self.now_ms, attempts), self.deaths()
+        began, has_died = self.ledger.intend(intent, ids, self.now_ms, attempts), self.owner_watch()
         if (answered := self.call_once(op, act)) is None:
             return []
         answers = list(answered)
@@ -134,7 +134,7 @@ class Attempt:
 
     def call_once(self, op: str, act: Callable[[], _Answer]) -> _Answer | None:
         """Make a call that a client does not repeat; None when its owner was killed meanwhile, and it may have been done."""
-        has_died = self.deaths()
+        has_died = self.owner_watch()
         try:
             return self.call(op, act)
         except StoreUnavailableError:

@@ -34,7 +34,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-threads bench-peers grid grid-small load-test soak crash clean
+.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-threads bench-peers grid grid-small load-test soak soak-streams crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -124,6 +124,9 @@ load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every mess
 
 soak: $(DEV)  ## kill a served store and its clients, account for every message; SECONDS_EACH=60 ENGINES="wheel lmdb" SEED=7
 	@$(BIN)/python -m tests.soak.run --seconds-each $(SECONDS_EACH) --engines $(ENGINES) $(if $(SEED),--seed $(SEED))
+
+soak-streams: $(DEV)  ## a million rows through streams of Spark while all that takes part is killed; ARGS="--rows 100000 --seed 7"
+	@$(BIN)/python -m tests.soak.streams $(ARGS)
 
 grid-small: $(DEV)  ## the grid of engines in small, with its report; under two minutes
 	@echo "== grid"

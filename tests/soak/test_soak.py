@@ -18,6 +18,21 @@ def test_no_message_is_lost_or_doubled() -> None:
     assert soak(ENGINES[0], 12, "0") == []
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
+def test_no_row_of_a_stream_is_lost_or_doubled() -> None:
+    streams = pytest.importorskip("tests.soak.streams", reason="needs PySpark", exc_type=ImportError)
+    assert streams.soak(20_000, ENGINES[0], "0", 4) == []
+
+
+def test_the_account_of_streams_tells_what_is_wrong() -> None:
+    streams = pytest.importorskip("tests.soak.streams", reason="needs PySpark", exc_type=ImportError)
+    assert streams.faults([2, 0, 1], 3) == []
+    assert streams.faults([2, 2, 3, -1], 3) == ["2 rows missing", "1 rows there twice", "2 rows unknown"]
+
+
 SENT = ["sending 1 m kept 50", "sent 2 m"]
 DONE = [*SENT, "popped 4 m 3 50 60", "handled 5 m", "acked 6 m ACKED"]
 

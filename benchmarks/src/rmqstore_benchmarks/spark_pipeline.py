@@ -1,4 +1,4 @@
-"""Spark as the data pipeline: ingest and read-out beside a plain loop, one shard and two, and a whole job within bounded memory.
+"""Spark as the data pipeline: ingest and read-out beside a plain loop, one shard and two, a whole job within bounded memory, and a stream.
 
 ``python -m rmqstore_benchmarks.spark_pipeline --timers 1000000 --engine wheel``. Input is a Parquet file of random bodies, read by both
 sides. *Per core* is messages by second of CPU time of all processes together (JVM, Python workers), so that other work on the machine
@@ -238,15 +238,38 @@ def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards
     print(f"whole job: {rows:,} timers in {took_s:.0f} s, each once; peak memory without mapped files: {shown}")
 
 
+def stream(spark: SparkSession, root: Path, source: Path, engine: str, shards: int, batch_rows: int) -> None:
+    """Write all timers by a streaming query, from its start to its end."""
+    path, schema = root / "stream", spark.read.parquet(str(source)).schema
+    found = spark.readStream.schema(schema).option("maxFilesPerTrigger", max(batch_rows // PARQUET_ROWS, 1)).parquet(str(source))
+    options = {"path": path, "checkpointLocation": root / "checkpoint", "engine": engine, "shards": shards, "now_ms": START_MS}
+    writing = found.writeStream.format("rmqstore").options(**{name: str(value) for name, value in options.items()})
+    start_s = time.perf_counter()
+    query = writing.trigger(availableNow=True).start()
+    query.awaitTermination()
+    took_s = time.perf_counter() - start_s
+    batches = pd.DataFrame(
+        [(each["numInputRows"], each["durationMs"]["triggerExecution"]) for each in query.recentProgress], columns=["rows", "ms"]
+    )
+    rates, rows = batches["rows"] / batches["ms"], batches["rows"].sum()
+    print(
+        f"stream, {len(batches)} micro-batches of {batches['rows'].max():,} rows, {shards} shards: {rows / took_s:,.0f}/s; "
+        f"within a micro-batch {rates.median():,.0f} k/s ({rates.min():,.0f} to {rates.max():,.0f})",
+        flush=True,
+    )
+    shutil.rmtree(path)
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--timers", type=int, default=1_000_000)
     parser.add_argument("--engine", default="wheel")
     parser.add_argument("--rounds", type=int, default=1, help="of the comparison")
-    parser.add_argument("--shards", type=int, default=2, help="of the whole job")
+    parser.add_argument("--shards", type=int, default=2, help="of the whole job, and of the stream")
     parser.add_argument("--heap", default="1500m", help="heap of the driver's JVM, in which the executors are threads")
-    parser.add_argument("--parts", default="compare,whole", help="what to run")
+    parser.add_argument("--parts", default="compare,whole", help="what to run: compare, whole, stream")
+    parser.add_argument("--batch-rows", type=int, default=500_000, help="of a micro-batch of the stream")
     parser.add_argument("--directory", type=Path, help="where the stores are made and removed; the system's by default")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rmqstore-pipeline-", dir=given.directory) as scratch:
@@ -261,6 +284,8 @@ def main() -> None:
                 compare(spark, root, root / "input", given.engine, given.rounds)
             if "whole" in given.parts:
                 whole_job(spark, root, root / "input", given.engine, given.shards)
+            if "stream" in given.parts:
+                stream(spark, root, root / "input", given.engine, given.shards, given.batch_rows)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,14 @@ def record(number: int, body_bytes: int = 50) -> bytes:
 
 
 def pieces(numbers: Sequence[int], body_bytes: int = 50) -> list[Encoded]:
-    return [frames.with_room(joined([record(number, body_bytes) for number in numbers]))]
+    return frames.with_room(joined([record(number, body_bytes) for number in numbers]))
+
+
+def append(log: CommitLog, frame: Sequence[Encoded], epoch: int = 1) -> int:
+    """Append one frame; returns where its first record is."""
+    planned = log.plan(frame)
+    log.write(planned, epoch)
+    return planned[0][0]
 
 
 def opened(path: Path) -> CommitLog:
@@ -63,7 +70,7 @@ def test_frames_come_back_whole_over_many_files(path: Path) -> None:
     log = opened(path)
     calls = [[1], [2, 3], list(range(4, 40)), [40], list(range(41, 90)), [90]]
     for numbers in calls:
-        log.append(pieces(numbers), 1)
+        append(log, pieces(numbers))
     log.sync()
     log.close()
     again, found = recovered(path)
@@ -76,7 +83,7 @@ def test_frames_come_back_whole_over_many_files(path: Path) -> None:
 def test_a_frame_that_fits_into_a_file_is_never_cut_in_two(path: Path) -> None:
     log = opened(path)
     for number in range(40):
-        start = log.append(pieces([number, number + 1], 200), 1)
+        start = append(log, pieces([number, number + 1], 200))
         assert start // FILE_BYTES == (log.tail - 1) // FILE_BYTES
 
 
@@ -84,9 +91,9 @@ def test_a_frame_that_fits_into_a_file_is_never_cut_in_two(path: Path) -> None:
 def test_a_torn_frame_is_cut_off_and_what_follows_goes_on(path: Path, lost: int) -> None:
     """Whatever is missing of the last call, all of it goes, and the next one takes its place."""
     log = opened(path)
-    log.append(pieces([1, 2]), 1)
+    append(log, pieces([1, 2]))
     kept = log.tail
-    log.append(pieces(range(3, 30)), 1)
+    append(log, pieces(range(3, 30)))
     end = log.tail
     for start in range(max(end - lost, kept), end):
         log.chain.file(start // FILE_BYTES * FILE_BYTES).write_at(start % FILE_BYTES, b"\0")
@@ -94,7 +101,7 @@ def test_a_torn_frame_is_cut_off_and_what_follows_goes_on(path: Path, lost: int)
     again, found = recovered(path)
     assert bodies(again, found) == [b"1 " * 50, b"2 " * 50]
     assert again.tail == kept
-    again.append(pieces([7]), 2)
+    append(again, pieces([7]), 2)
     again.close()
     assert bodies(*recovered(path)) == [b"1 " * 50, b"2 " * 50, b"7 " * 50]
 
@@ -104,11 +111,11 @@ def test_a_call_that_lacks_a_sector_is_cut_off(path: Path, tmp_path: Path, count
     """Whichever sector of it did not reach the disk, also between a record's sum and its end; nothing passes for a record of a broker."""
     for length in range(1000, 1500, 7):
         log = opened(path)
-        log.append(pieces([1]), 1)
+        append(log, pieces([1]))
         kept = log.tail
         long = encode_record(Record(topic=b"t", body=b"long", properties=b"p\x01" + b"v" * length + b"\x02" + sums.ROOM))
         sealed = sums.sealed(long, len(long) - sums.PROPERTY_BYTES - length - 3)
-        log.append([frames.with_room(joined([sealed, *[record(number) for number in range(2, count + 1)]]))], 1)
+        append(log, frames.with_room(joined([sealed, *[record(number) for number in range(2, count + 1)]])))
         end = log.tail
         log.close()
         for sector in range(kept // 512, -(-end // 512)):
@@ -130,7 +137,7 @@ def test_only_the_last_property_ends_a_frame(path: Path) -> None:
         text = b"xRMQS_FRAME\x01" + b"v" * length + b"\x02UNIQ_KEY\x01k\x02"
         made = [encode_record(Record(topic=b"t", body=b"b" + text[:length], properties=text + sums.ROOM)), record(2)]
         made[0] = sums.sealed(made[0], len(made[0]) - sums.PROPERTY_BYTES - len(text))
-        log.append([frames.with_room(joined(made))], 1)
+        append(log, frames.with_room(joined(made)))
         log.close()
         again, found = recovered(path)
         assert [len(part.starts) for frame in found for part in frame.parts] == [2]
@@ -142,12 +149,12 @@ def test_only_the_last_property_ends_a_frame(path: Path) -> None:
 def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(path: Path, known_by: str) -> None:
     """What is not whole was whole once then; where nothing says so, it goes, and what is behind it too."""
     log = opened(path)
-    log.append(pieces([1]), 1)
+    append(log, pieces([1]))
     first = log.tail
-    log.append(pieces([2]), 1)
+    append(log, pieces([2]))
     if known_by == "a later call":
         log.sync()
-    log.append(pieces([3]), 1)
+    append(log, pieces([3]))
     log.chain.file(0).write_at(first + 100, b"\xff")
     log.close()
     again = opened(path)
@@ -163,11 +170,11 @@ def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(path: Pat
 def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
     """A message may hold a piece of the log; with the end of its own call torn, only a frame that stands where it says is evidence."""
     log = opened(path)
-    log.append(pieces([1]), 1)
+    append(log, pieces([1]))
     log.sync()
     copied = bytes(frames.whole([record(2)], log_format.properties_at(record(2)), 50_000, 1, 40_000, 100_000) or b"")
     found = encode_record(Record(topic=b"t", body=b"x" * 100 + copied, properties=sums.ROOM))
-    log.append([frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)]))], 1)
+    append(log, frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)])))
     end = log.tail
     log.chain.file(0).write_at(end - 30, bytes(30))
     log.close()
@@ -182,7 +189,7 @@ def test_records_of_a_broker_are_never_cut_off(path: Path, properties: bytes, be
     """A log without frames, one that a broker went on with, and one in which it began another file."""
     log = opened(path)
     for number in before:
-        log.append(pieces([number]), 1)
+        append(log, pieces([number]))
     at = log.tail
     if in_next_file:
         log.chain.reserve(FILE_BYTES)
@@ -201,16 +208,16 @@ def test_records_of_a_broker_are_never_cut_off(path: Path, properties: bytes, be
 def test_a_frame_of_an_earlier_life_is_not_taken_for_a_newer_one(path: Path, tmp_path: Path) -> None:
     """Its place and its CRC are right, as the zeros over it never reached the disk; its epoch gives it away."""
     log = opened(path)
-    log.append(pieces([1]), 1)
-    log.append(pieces([2]), 1)
+    append(log, pieces([1]))
+    append(log, pieces([2]))
     end = log.tail
-    log.append(pieces([3]), 1)
+    append(log, pieces([3]))
     whole = bytes(log.chain.view(0))
     log.close()
     shutil.rmtree(path)
     log = opened(path)
-    log.append(pieces([1]), 1)
-    log.append(pieces([9]), 2)
+    append(log, pieces([1]))
+    append(log, pieces([9]), 2)
     assert log.tail == end
     log.chain.file(0).write_at(end, whole[end:])
     log.close()
@@ -224,10 +231,10 @@ def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:
         records = [record(number) for number in numbers]
         frame = frames.whole(records, log_format.properties_at(records[-1]), few.tail, 3, few.durable, few.file_bytes)
         if frame is None:
-            few.append(pieces(numbers), 3)
+            append(few, pieces(numbers), 3)
         else:
             few.write_whole(frame)
-        many.append(pieces(numbers), 3)
+        append(many, pieces(numbers), 3)
         assert few.tail == many.tail
         for log in logs:
             log.sync()
@@ -263,7 +270,7 @@ def test_an_open_reads_nothing_behind_a_map(tmp_path: Path) -> None:
     log = opened(tmp_path)
     list(log.recover(log.chain.first))
     for number in range(3):
-        log.append(pieces([number]), 1)
+        append(log, pieces([number]))
     log.sync()
     command = [sys.executable, "-c", _WITHOUT_NEIGHBOURS, str(tmp_path), str(FILE_BYTES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -276,7 +283,7 @@ def test_an_open_reads_nothing_behind_a_map(tmp_path: Path) -> None:
 def test_a_sync_that_begins_within_a_write_leaves_the_write_to_the_next(path: Path) -> None:
     """R1: what is written while another thread syncs is synced by the next call, whose bytes were not there yet."""
     log = opened(path)
-    log.append(pieces([1]), 1)
+    append(log, pieces([1]))
     write_at, sync = DiskFile.write_at, DiskFile.sync
     events: list[str] = []
 
@@ -290,7 +297,7 @@ def test_a_sync_that_begins_within_a_write_leaves_the_write_to_the_next(path: Pa
         events.append("synced")
 
     with patch.object(DiskFile, "write_at", write_within_sync), patch.object(DiskFile, "sync", noted):
-        log.append(pieces([2]), 1)
+        append(log, pieces([2]))
         log.sync()
     assert events[-1] == "synced"
 
@@ -298,7 +305,7 @@ def test_a_sync_that_begins_within_a_write_leaves_the_write_to_the_next(path: Pa
 def test_a_name_is_durable_when_a_sync_returns_also_behind_one_that_was_interrupted(path: Path) -> None:
     """F4: a sync that ends behind that of the files, before that of their names, leaves the names to the next one."""
     log = opened(path)
-    log.append(pieces([1]), 1)
+    append(log, pieces([1]))
     with patch.object(Disk, "sync_directory", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         log.sync()
     with patch.object(Disk, "sync_directory", autospec=True) as synced:
@@ -341,7 +348,7 @@ def test_a_file_that_found_no_room_is_made_anew(path: Path) -> None:
 def test_a_sync_does_not_pass_over_names_that_another_thread_is_making_durable(path: Path) -> None:
     """R1: a file is begun while a sync is under way; neither takes a name for durable that the other one has not synced yet."""
     log = opened(path)
-    log.append(pieces([1]), 1)
+    append(log, pieces([1]))
     sync_directory = Disk.sync_directory
     events: list[str] = []
 
@@ -356,5 +363,5 @@ def test_a_sync_does_not_pass_over_names_that_another_thread_is_making_durable(p
 
     with patch.object(Disk, "sync_directory", within):
         for number in range(40):
-            log.append(pieces([number], 200), 1)
+            append(log, pieces([number], 200))
     assert events.index("durable") < events.index("answered")

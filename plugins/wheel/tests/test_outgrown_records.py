@@ -8,13 +8,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from plugins.wheel.tests.made_records import FRAME
 from plugins.wheel.tests.summed import ROOM
 from rmqstore.batch import columns_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import PARKED_TOPIC, Message, check_message, dlq_topic
 from rmqstore_wheel.formats import log_columns, messages, properties
-from rmqstore_wheel.formats.log_columns import joined
+from rmqstore_wheel.log import frames
 from rmqstore_wheel.records import addressing, message_records as records, parts as record_parts
 
 
@@ -50,13 +49,13 @@ def test_the_longest_timer_has_room_for_what_waiting_and_popping_add(topic: str)
     )
     text = record_parts.text_of(encoded.data.tobytes())
     assert 32_767 - len(text) == 89  # TIMER_ENQUEUE_MS and TIMER_ROLL_TIMES, which a broker adds, and 15 digits of REAL_QID
-    framed = encoded.with_last_property(FRAME)
+    (framed,) = frames.with_room(encoded)
     due = addressing.for_delivery(framed.data.tobytes(), framed.starts, framed.sizes).records[0]
     popped = records.with_delivery(due, 1, 2**62)
     assert records.decode_message(popped) == message
     assert records.first_pop_of(popped) == 2**62
     assert 32_767 - len(record_parts.text_of(popped)) == 82 + len(topic)
-    joined([popped]).with_last_property(FRAME)
+    assert frames.has_room_in(popped)
 
 
 @pytest.mark.parametrize("topic", ["t", "t" * 127])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
+from plugins.wheel.tests.made_records import MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed
 from rmqstore.batch import MessageBatch, columns_of
 from rmqstore.engine import records as ordered
@@ -20,6 +20,7 @@ from rmqstore.schemas import IN_SCHEMA
 from rmqstore_wheel.formats import commit_log as log, messages, properties
 from rmqstore_wheel.formats.log_columns import Encoded, encode_columns, joined
 from rmqstore_wheel.formats.log_reading import scan
+from rmqstore_wheel.log import frames
 from rmqstore_wheel.records import addressing, message_records as records
 
 BATCH = st.lists(MESSAGE, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGE, st.integers(1, 4))
@@ -134,7 +135,7 @@ def test_a_delivery_is_counted_in_a_copy(message: Message, attempt: int, first_p
     assert records.with_delivery(counted, again, later) == records.encode_message(message, again, later)
     assert records.with_delivery(memoryview(counted), 0, -1) == record
     lying = bytes(addressing.placed_one(counted, message.topic.encode(), message.queue_id or 0, 7, 9, 11))
-    framed = joined([lying]).with_last_property(FRAME).data.tobytes()
+    framed = frames.with_room(joined([lying]))[-1].data.tobytes()
     at_home = msgspec.structs.replace(message, queue_id=message.queue_id or 0)
     assert records.with_delivery(framed, again, later) == records.encode_message(at_home, again, later)
 

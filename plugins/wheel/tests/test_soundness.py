@@ -23,10 +23,10 @@ V6 = bytes(HOST_V6_BYTES)
 
 def written(path: Path, records: list[Record]) -> tuple[CommitLog, np.ndarray, np.ndarray]:
     log = CommitLog(Disk(), path, 64 * 1024)
-    places = log.plan([frames.with_room(joined([encode_record(summed(each)) for each in records]))])
+    places = log.plan(frames.with_room(joined([encode_record(summed(each)) for each in records])))
     log.write(places, 1)
-    _, piece = places[0]
-    return log, piece.starts, piece.sizes
+    starts, sizes = zip(*((offset + piece.starts, piece.sizes) for offset, piece in places), strict=True)
+    return log, np.concatenate(starts), np.concatenate(sizes)
 
 
 def faults(log: CommitLog, starts: np.ndarray, sizes: np.ndarray, topic: bytes = TOPIC, queue: int = 2) -> list[str | None]:

@@ -121,25 +121,6 @@ def test_split_leaves_room_for_a_blank_record() -> None:
             assert np.asarray(read.physical_offset).tolist() == [(1 << 30) + 100 * row for row in range(4 - count)]
 
 
-@settings(max_examples=200)
-@given(batches(min_rows=1), st.binary(max_size=50))
-def test_a_property_of_the_last_record(columns: Columns, text: bytes) -> None:
-    records = rows_of(columns)
-    records[-1].properties += text
-    encoded = encode_columns(columns).with_last_property(text)
-    assert encoded.data.tobytes() == b"".join(map(encode_record, records))
-    assert encoded.sizes.tolist() == [len(encode_record(record)) for record in records]
-    assert count_sound(encoded.data, Scan(encoded.starts, encoded.sizes, len(encoded.data), Stop.END)) == len(records)
-
-
-def test_a_property_that_does_not_fit_into_the_last_record_is_refused() -> None:
-    encoded = encode_columns(Columns(topic=b"T", body=binary([b"a"]), properties=[bytes(32_760)]))
-    with pytest.raises(IllegalArgumentError, match="32768 bytes"):
-        encoded.with_last_property(b"12345678")
-    with pytest.raises(IllegalArgumentError, match="no last record"):
-        encode_columns(Columns(topic=b"T", body=binary([]))).with_last_property(b"x")
-
-
 def test_what_is_read_does_not_hold_the_buffer(tmp_path: Path) -> None:
     """A file's mapping can be closed while what was read from it is still in use."""
     encoded = sample()

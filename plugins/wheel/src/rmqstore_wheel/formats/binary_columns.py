@@ -131,11 +131,10 @@ def blocks(array: Any) -> Measured:
     return Measured(array, array.dtype.itemsize)
 
 
-def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int, spare: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the parts of row 0, one behind the other, then those of row 1, and so on: ``total_bytes`` bytes that may be written to.
 
-    Neighbours whose rows are all equally long are first put together by numpy, which leaves little for Arrow's general join. Where it
-    leaves nothing, ``spare`` bytes follow the last row.
+    Neighbours whose rows are all equally long are first put together by numpy, which leaves little for Arrow's general join.
     """
     merged: list[Any] = []
     run: list[Measured] = []
@@ -148,10 +147,10 @@ def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int, spare: 
             merged.append(_side_by_side(run, rows))
         merged.append(each.part)
         run = []
-    if run and not merged:
-        return _side_by_side(run, rows, spare)
     if run:
         merged.append(_side_by_side(run, rows))
+    if len(merged) == 1 and run:
+        return merged[0]  # type: ignore[no-any-return]
     kind = pa.large_binary() if total_bytes > INT32_MAX else pa.binary()
     joined = pc.binary_join_element_wise(*[_argument(part, rows, kind) for part in merged], pa.scalar(b"", kind))
     data = np.frombuffer(joined.buffers()[2], np.uint8)[:total_bytes]
@@ -165,16 +164,14 @@ def _argument(part: Any, rows: int, kind: pa.DataType) -> Any:
     return column if column.type == kind else column.cast(kind)
 
 
-def _side_by_side(parts: list[Measured], rows: int, spare: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return rows of bytes, one behind the other, and ``spare`` bytes."""
+def _side_by_side(parts: list[Measured], rows: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return rows of bytes, one behind the other."""
     template = b"".join([part if isinstance(part, bytes) else bytes(int(width)) for part, width in parts])
-    data = np.empty(rows * len(template) + spare, np.uint8)
-    matrix = data[: rows * len(template)].reshape(rows, -1)
-    matrix[:] = np.frombuffer(template, np.uint8)
+    matrix = np.tile(np.frombuffer(template, np.uint8), (rows, 1))
     at = 0
     for part, width in parts:
         if not isinstance(part, bytes):
             content = part if isinstance(part, np.ndarray) else np.frombuffer(bytes_of(part), np.uint8)
             block_cells(matrix, at, f"V{width}")[:] = content.view(f"V{width}")
         at += int(width)
-    return data
+    return matrix.reshape(-1)

@@ -28,8 +28,6 @@ from rmqstore_wheel.formats.binary_columns import (
 )
 
 _COPIED_BODY_BYTES: Final = 4096
-_SPARE_BYTES: Final = 128
-"""Set aside behind the last record, for a property that it is given later."""
 
 HEAD: Final = np.dtype(
     {
@@ -64,52 +62,21 @@ class Columns(msgspec.Struct, kw_only=True):
 
 
 class Encoded(NamedTuple):
-    """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes.
-
-    ``buffer``: what ``data`` is the beginning of, when there is something behind it that is of no use yet.
-    """
+    """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     starts: Ints
     sizes: Ints
-    buffer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
     def place(self, physical_offset: int) -> None:
         """Write into every record where it is: the first one at ``physical_offset`` of the log, all without a gap."""
         if len(self.starts):
             cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts
 
-    def with_last_property(self, text: bytes) -> Encoded:
-        """Return the same records, and ``text`` behind the properties of the last one; what a whole batch is told need not stand in each.
-
-        These records are used up: their memory may be that of the new ones.
-
-        Raises:
-            IllegalArgumentError: the properties of the last record become too long, or there is none.
-        """
-        if not len(self.starts):
-            raise IllegalArgumentError("there is no last record to put a property into")
-        start = int(self.starts[-1])
-        at = start + log.properties_at(self.data[start:].tobytes())
-        length = int.from_bytes(self.data[at : at + 2].tobytes()) + len(text)
-        if length > log.MAX_PROPERTIES_BYTES:
-            raise IllegalArgumentError(f"the last record would have {length} bytes of properties; at most {log.MAX_PROPERTIES_BYTES} fit")
-        end = len(self.data)
-        if self.buffer is not None and len(self.buffer) - end >= len(text):
-            data = self.buffer[: end + len(text)]
-            data[end:] = np.frombuffer(text, np.uint8)
-        else:
-            data = np.concatenate((self.data, np.frombuffer(text, np.uint8)))
-        sizes = self.sizes.copy()
-        sizes[-1] += len(text)
-        cells(data, ">i2")[at] = length
-        cells(data, ">i4")[start] = sizes[-1]
-        return Encoded(data, self.starts, sizes)
-
     def split(self, bytes_left: int) -> tuple[Encoded, Encoded]:
         """Return the records that still go into a file with this much room, and the others."""
         count = int(np.searchsorted(self.starts + self.sizes, bytes_left - log.BLANK_BYTES, side="right"))
-        return self._slice(0, count), self._slice(count, len(self.starts))
+        return self.part(0, count), self.part(count, len(self.starts))
 
     def take(self, rows: Ints) -> Encoded:
         """Return copies of some of them, in this order."""
@@ -117,11 +84,12 @@ class Encoded(NamedTuple):
         pieces = pieces_of(self.data, np.append(self.starts, len(self.data)))
         return Encoded(taken(pieces, rows), np.cumsum(sizes) - sizes, sizes)
 
-    def _slice(self, first: int, last: int) -> Encoded:
-        if first == last:
+    def part(self, first: int, behind: int) -> Encoded:
+        """Return those from row ``first`` to before row ``behind``, without a copy."""
+        if first == behind:
             return Encoded(self.data[:0], self.starts[:0], self.sizes[:0])
-        begin, end = int(self.starts[first]), int(self.starts[last - 1] + self.sizes[last - 1])
-        return Encoded(self.data[begin:end], self.starts[first:last] - begin, self.sizes[first:last])
+        begin, end = int(self.starts[first]), int(self.starts[behind - 1] + self.sizes[behind - 1])
+        return Encoded(self.data[begin:end], self.starts[first:behind] - begin, self.sizes[first:behind])
 
 
 # ---------------------------------------------------------------- writing
@@ -158,8 +126,7 @@ def encode_columns(columns: Columns) -> Encoded:
     head["born_host"] = head["store_host"] = np.void(log.LOCAL_HOST)
     ends = np.cumsum(sizes)
     lengths = blocks(properties_bytes.astype(">i2"))
-    buffer = join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1]), _SPARE_BYTES)
-    return Encoded(buffer[: ends[-1]], ends - sizes, sizes, buffer)
+    return Encoded(join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1])), ends - sizes, sizes)
 
 
 def joined(records: Sequence[Bytes]) -> Encoded:

@@ -250,6 +250,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         """As :meth:`commit`, of any call."""
         messages = [each.many() if isinstance(each, One) else each for each in self.messages]
         pieces = [each.records for each in messages]
+        ends = np.cumsum([len(piece.starts) for piece in pieces])
         queue_offsets = [each.offsets for each in messages]
         for each, offsets in zip(messages, queue_offsets, strict=True):
             cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
@@ -261,22 +262,23 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             before = self.for_brokers.records if self.for_brokers is not None and not at else ()
             pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
         if not groups and last is not None:
-            pieces[-1] = frames.with_room(last)
+            pieces[-1:] = frames.with_room(last)
         planned = self.log.plan(pieces)
-        places = [_places_of(piece) for piece in pieces[: len(messages)]]
+        *places, others = np.split(np.concatenate([offset + piece.starts for offset, piece in planned]), ends)
+        *sizes, _ = np.split(np.concatenate([piece.sizes for _, piece in planned]), ends)
         publishers: list[Callable[[], None]] = []
         for name, rows in _by_queue(messages).items():
-            units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+            units = [(queue_offsets[row], places[row], sizes[row], _each(messages[row].codes, places[row])) for row in rows]
             columns = units[0] if len(units) == 1 else [np.concatenate(column) for column in zip(*units, strict=True)]
             publishers.append(self.queues.reserve(*name, *columns))
-        for each, offsets, piece in zip(messages, places, pieces, strict=False):
+        for each, offsets, lengths in zip(messages, places, sizes, strict=True):
             if each.entries is not None:
-                publishers.append(each.entries(offsets, piece.sizes))
+                publishers.append(each.entries(offsets, lengths))
         self.log.write(planned, self.epoch)
         for publish in publishers:
             publish()
         if self.for_brokers is not None:
-            self.for_brokers.publish(_first_places(pieces[len(messages)], self.for_brokers.records))
+            self.for_brokers.publish(others[: len(self.for_brokers.records)].tolist())
         return len(groups)
 
 
@@ -290,15 +292,3 @@ def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
 
 def _each(codes: Ints | int, places: Ints) -> Ints:
     return np.full(len(places), codes) if isinstance(codes, int) else codes
-
-
-def _places_of(records: Encoded) -> Ints:
-    """Return where in the log the planned records are."""
-    found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
-    return found
-
-
-def _first_places(piece: Encoded, records: Sequence[bytes]) -> list[int]:
-    """Return where in the log the first records of a piece are, without the price of numpy for few."""
-    starts = accumulate(map(len, records[:-1]), initial=log_format.PHYSICAL_OFFSET_AT)
-    return [int.from_bytes(piece.data[at : at + 8]) for at in starts]

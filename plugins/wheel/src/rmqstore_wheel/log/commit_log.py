@@ -80,18 +80,11 @@ class CommitLog:
 
     # ------------------------------------------------------------ appending
 
-    def append(self, pieces: Sequence[Encoded], epoch: int) -> int:
-        """Append one frame and return where its first record is; its records learn their offsets.
-
-        The last piece has room for the frame's property (``frames.with_room``). Visible to readers at once, durable with the next sync.
-
-        Raises:
-            OSError: the disk failed or has no room; nothing of the frame is there.
-        """
-        return self.write(self.plan(pieces), epoch)
-
     def plan(self, pieces: Sequence[Encoded]) -> list[tuple[int, Encoded]]:
-        """Tell the records of a frame where they will be, if this is the next one; returns the pieces with their offsets."""
+        """Tell the records of a frame where they will be, if this is the next one; returns the pieces with their offsets.
+
+        The last piece has room for the frame's property (``frames.with_room``).
+        """
         total = sum(len(piece.data) for piece in pieces)
         start = self.tail
         left = self.file_bytes - start % self.file_bytes
@@ -99,19 +92,22 @@ class CommitLog:
             start += left
         return self._place(pieces, start)
 
-    def write(self, placed: list[tuple[int, Encoded]], epoch: int) -> int:
-        """Write a frame that was planned; see :meth:`append`."""
+    def write(self, placed: list[tuple[int, Encoded]], epoch: int) -> None:
+        """Append a frame that was planned: visible to readers at once, durable with the next sync.
+
+        Raises:
+            OSError: the disk failed or has no room; nothing of the frame is there.
+        """
         frames.finish([piece for _, piece in placed], epoch, self.durable)
         self._write(placed)
         last_offset, last = placed[-1]
         self.tail = last_offset + len(last.data)
-        return placed[0][0]
 
     def write_whole(self, data: Bytes) -> None:
         """Append a frame that ``frames.whole`` made for the tail.
 
         Raises:
-            OSError: as for :meth:`append`.
+            OSError: as for :meth:`write`.
         """
         try:
             self.chain.write_at(self.tail, data)

@@ -62,15 +62,17 @@ def has_room_in(record: Bytes) -> bool:
     return len(record) <= MOST_TEXT_BYTES or int.from_bytes(record[(at := log.properties_at(record)) : at + 2]) <= MOST_TEXT_BYTES
 
 
-def with_room(records: Encoded) -> Encoded:
-    """Return records whose last one has room for the property, which :func:`finish` fills in."""
-    if len(records.starts) > 1:
-        return records.with_last_property(_ROOM)
-    return one(bytes(records.data))
+def with_room(records: Encoded) -> list[Encoded]:
+    """Return records in pieces of a frame; the last one, which is one by itself, has room for the property."""
+    last = len(records.starts) - 1
+    return [*([records.part(0, last)] if last else []), one(records.part(last, last + 1).data.tobytes())]
 
 
 def one(record: bytes, *, is_last: bool = True, before: Sequence[bytes] = ()) -> Encoded:
-    """Return one record, and others ``before`` it, as a piece of a frame, with room for the property when it is the last one."""
+    """Return one record, and others ``before`` it, as a piece of a frame; if it is the last one, with room for the property.
+
+    :func:`finish` fills that in.
+    """
     data = bytearray(record)
     if is_last:
         data += _ROOM

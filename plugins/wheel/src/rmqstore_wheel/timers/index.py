@@ -123,8 +123,8 @@ class TimerIndex:
 
     def put_cancels(self, seq: int, targets: Ints, epoch: int, offsets: Ints | int, sizes: Ints | int) -> Callable[[], None]:
         """As :meth:`put_many`, of messages from ``seq`` on that are cancels of pending timers."""
-        seqs = np.arange(seq, seq + len(targets))
-        publish_marks = self.facts.reserve(seqs - 1, timer_table.marks_of(epoch, CANCEL, len(targets)))
+        seqs, none = np.arange(seq, seq + len(targets)), np.zeros(len(targets), np.int64)
+        publish_marks = self.facts.reserve(seqs - 1, timer_table.rows_of(none, none, epoch, CANCEL))
         placed = self._reserve_cancels(seqs, targets, np.atleast_1d(offsets), np.atleast_1d(sizes))
 
         def publish() -> None:
@@ -444,15 +444,14 @@ class TimerIndex:
         if not len(starts):
             return
         found = read_timers(view, file_start, starts, sizes, epochs, self.precision_ms)
-        rows = timer_table.rows_of(found.ticks, found.dues, found.epochs)
-        others = found.kinds != TIMER
-        rows[others] = timer_table.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
+        is_timer = found.kinds == TIMER
+        rows = timer_table.rows_of(found.ticks * is_timer, found.dues * is_timer, found.epochs, found.kinds)
         # A message that was copied forward is where it was; it is new when what it is a copy of is gone.
         fresh = np.flatnonzero(self._kinds(found.seqs) == NOTHING)
         if len(fresh):
             fresh = fresh[np.unique(found.seqs[fresh], return_index=True)[1]]
             self.facts.reserve(found.seqs[fresh] - 1, rows[fresh])()
-        timers = np.sort(fresh[~others[fresh]])
+        timers = np.sort(fresh[is_timer[fresh]])
         self._place_all(
             found.seqs[timers],
             found.ticks[timers],

@@ -44,17 +44,10 @@ def new_log(disk: Disk, directory: Path, ask_rebuild: Callable[[RebuildReason], 
     return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, ask_rebuild=ask_rebuild)
 
 
-def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:
-    """Return facts as they are stored."""
+def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: Ints | int = TIMER) -> FactRows:
+    """Return facts as they are stored; tick and due time of what is no timer are 0."""
     rows = np.zeros(len(ticks), FACT)
     rows["tick"], rows["epoch"], rows["early_ms"], rows["kind"] = ticks, epoch, ticks - dues, kind
-    return rows
-
-
-def marks_of(epoch: Ints | int, kind: Ints | int, count: int) -> FactRows:
-    """Return facts of messages that are no timers."""
-    rows = np.zeros(count, FACT)
-    rows["epoch"], rows["kind"] = epoch, kind
     return rows
 
 

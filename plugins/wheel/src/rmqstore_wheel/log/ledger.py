@@ -37,7 +37,7 @@ from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
 from rmqstore_wheel.log.call import BrokerRecords, Call, LogBatch, Messages, One, gathered
 from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
-from rmqstore_wheel.log.commit_log import FILL_BYTES, CommitLog
+from rmqstore_wheel.log.commit_log import FILL_BYTES, CommitLog, Frame
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import KEPT_SPACES, BufferedPops, Change, Copied, State
 from rmqstore_wheel.log.replay import Replay
@@ -446,7 +446,7 @@ class Ledger(CommittedKV):
             if self._is_of_this_log(candidate):
                 try:
                     self._start(candidate)
-                    self._replay(candidate.offset, candidate.epoch)
+                    self._replay(self.log.recover(candidate.offset, candidate.epoch))
                 except (CorruptStoreError, OSError):
                     # If it is the log that is damaged, rebuilding everything says so again.
                     continue
@@ -490,14 +490,15 @@ class Ledger(CommittedKV):
     def rebuild(self) -> None:
         """Rebuild everything from the log."""
         self._start(CheckPoint(offset=self.log.chain.first))
-        self._replay(self.log.chain.first, 0)
+        self._replay(self.log.recover(self.log.chain.first))
         if self.log.chain.first and self.restart < 0:
             path = str(self.log.chain.path_of(self.log.chain.first))
             raise CorruptStoreError(f"{path} is the first file, and no copy of the state follows: files before it are missing", file=path)
 
-    def _replay(self, offset: int, epoch: int) -> None:
+    def _replay(self, frames_of_log: Iterable[Frame]) -> None:
+        """Apply frames that were found in the log."""
         replay = Replay(self)
-        for frame in self.log.recover(offset, epoch):
+        for frame in frames_of_log:
             replay.add(frame)
             self._calls += 1
         replay.finish()

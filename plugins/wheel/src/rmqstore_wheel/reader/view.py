@@ -27,7 +27,6 @@ from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
-from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.reader.log import ReadDisk, ReadLog
 from rmqstore_wheel.reader.units import OutrunError, ReadUnits
 from rmqstore_wheel.timers.index import TimerIndex
@@ -71,11 +70,7 @@ class ReadLedger(Ledger):
         """
         self.is_whole = False
         self.log.look(self.seal)
-        replay = Replay(self)
-        for frame in self.log.recover(self.log.tail, self.log.epoch):
-            replay.add(frame)
-            self._calls += 1
-        replay.finish()
+        self._replay(self.log.recover(self.log.tail, self.log.epoch))
         self.settle()
 
     def refuse_cut_log(self, candidates: Iterable[CheckPoint]) -> None:
@@ -94,11 +89,7 @@ class ReadLedger(Ledger):
             CorruptStoreError: the log no longer goes so far.
         """
         self._start(CheckPoint(offset=self.log.chain.first))
-        replay = Replay(self)
-        for frame in self.log.recover(self.log.chain.first, limit=limit):
-            replay.add(frame)
-            self._calls += 1
-        replay.finish()
+        self._replay(self.log.recover(self.log.chain.first, limit=limit))
         if self.log.tail != limit:
             path = str(self.log.chain.path_of(self.log.tail))
             raise CorruptStoreError(f"{path}: the call at offset {self.log.tail} is damaged", file=path, offset=self.log.tail)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -54,6 +54,7 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
 
 
 Units = np.ndarray[Any, np.dtype[np.void]]
+Numbers = TypeVar("Numbers", int, Ints)
 
 
 class UnitLog:
@@ -99,13 +100,9 @@ class UnitLog:
 
     # ------------------------------------------------------------ numbers and places
 
-    def position(self, number: int) -> int:
-        """Return the byte at which a unit is."""
-        return number // self.per_file * self.chain.file_bytes + number % self.per_file * self.unit.itemsize
-
-    def positions(self, numbers: Ints) -> Ints:
-        """Return the bytes at which units are."""
-        found: Ints = numbers // self.per_file * self.chain.file_bytes + numbers % self.per_file * self.unit.itemsize
+    def position(self, number: Numbers) -> Numbers:
+        """Return the byte at which a unit is, or those of many."""
+        found: Numbers = number // self.per_file * self.chain.file_bytes + number % self.per_file * self.unit.itemsize
         return found
 
     def numbers(self, positions: Ints) -> Ints:

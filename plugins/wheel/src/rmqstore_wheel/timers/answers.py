@@ -207,7 +207,7 @@ def differences_in(index: TimerIndex) -> list[str]:
     for piece in index.live():
         total += len(piece)
         own = ~index.rolled.get_many(piece.seqs)
-        slots, counts = np.unique(index.wheel.slots_of(piece.ticks[own]), return_counts=True)
+        slots, counts = np.unique(index.wheel.slot_of(piece.ticks[own]), return_counts=True)
         in_slots.update(dict(zip(slots.tolist(), counts.tolist(), strict=True)))
     differences = [] if total == index.pending else [f"{total} timers are pending, the counter says {index.pending}"]
     for slot, count in sorted(in_slots.items()):

@@ -191,7 +191,7 @@ class TimerIndex:
         rolled = self.rolled.get_many(seqs)
         own = ~rolled
         if True in own:
-            self.wheel.count_off(self.wheel.slots_of(ticks[own]))
+            self.wheel.count_off(self.wheel.slot_of(ticks[own]))
         if self.aside:
             for seq in seqs[rolled].tolist():
                 self.aside.pop(seq, None)
@@ -219,7 +219,7 @@ class TimerIndex:
         numbers, owners = self.wheel.walk(slots)
         seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
         ticks = self.facts.gather(seqs - 1)["tick"]
-        away = (self.wheel.slots_of(ticks) != owners) & self.rolled.get_many(seqs)
+        away = (self.wheel.slot_of(ticks) != owners) & self.rolled.get_many(seqs)
         order = np.argsort(seqs[away], kind="stable")
         seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
         return seqs, ticks, owners, ~self.cancelled.get_many(seqs)
@@ -311,7 +311,7 @@ class TimerIndex:
         seqs = units["reserved"].astype(np.int64)
         facts = self.facts.gather(seqs - 1)
         ticks = facts["tick"].astype(np.int64)
-        keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slots_of(ticks) == owners)
+        keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slot_of(ticks) == owners)
         keep &= ((units["flags"] & timer_log.DELETE) == 0) & ~self.cancelled.get_many(seqs)
         return Due(ticks[keep], seqs[keep], timer_table.dues_of(facts.compress(keep)))
 
@@ -348,7 +348,7 @@ class TimerIndex:
         seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
         facts = self.facts.gather(seqs - 1)
         ticks = facts["tick"].astype(np.int64)
-        ticks = np.where(self.wheel.slots_of(ticks) == slot, ticks, end)
+        ticks = np.where(self.wheel.slot_of(ticks) == slot, ticks, end)
         found: Ints = ticks[(facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)]
         return found
 

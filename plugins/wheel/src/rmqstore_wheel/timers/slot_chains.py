@@ -103,7 +103,7 @@ def _read_back(units: UnitLog, number: int, first: int) -> tuple[Ints, int]:
     while begin - 1 > first:
         low = max(begin - step, first + 1)
         before = units.read(low, begin - low)["previous"]
-        breaks = np.flatnonzero(before != units.positions(np.arange(low - 1, begin - 1)))
+        breaks = np.flatnonzero(before != units.position(np.arange(low - 1, begin - 1)))
         if len(breaks):
             start = low + int(breaks[-1])
             following = units.number(int(before[start - low]))

@@ -28,7 +28,7 @@ from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import NO_ROOM, CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
+from rmqstore_wheel.files.units import Numbers, RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, counted, put_rows
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
@@ -138,14 +138,9 @@ class WheelIndex:
 
     # ------------------------------------------------------------ numbers
 
-    def slot_of(self, tick: int) -> int:
-        """Return the slot of a tick."""
+    def slot_of(self, tick: Numbers) -> Numbers:
+        """Return the slot of a tick, or those of many."""
         return -(-tick // self.ring.precision_ms) - 1
-
-    def slots_of(self, ticks: Ints) -> Ints:
-        """Return the slots of ticks."""
-        found: Ints = -(-ticks // self.ring.precision_ms) - 1
-        return found
 
     # ------------------------------------------------------------ putting
 
@@ -155,7 +150,7 @@ class WheelIndex:
         """Write timers for their slots, as of ``write_ms``, where no reader sees them before :meth:`publish`."""
         precision = self.ring.precision_ms
         now = write_ms // precision
-        own = self.slots_of(ticks)
+        own = self.slot_of(ticks)
         slots = own
         ahead = own - now
         rolled = ahead >= self.window
@@ -185,7 +180,7 @@ class WheelIndex:
     def reserve_cancels(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints) -> Placement:
         """Write the cancels of timers that are in their own slots behind them, for a broker; they count for nothing here."""
         now = write_ms // self.ring.precision_ms
-        slots = self.slots_of(ticks)
+        slots = self.slot_of(ticks)
         held = self.slots.take(slots % self._length)
         rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
         none = np.zeros(len(rows), np.int64)
@@ -285,7 +280,7 @@ class WheelIndex:
         firsts = np.flatnonzero(starts)
         lasts = np.append(firsts[1:], count) - 1
         numbers = self.units.count + np.arange(count)
-        positions = self.units.positions(numbers)
+        positions = self.units.position(numbers)
         places = in_order[firsts] % self._length
         held = self.slots.take(places)
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])

@@ -17,7 +17,7 @@ from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns, Encoded, encode_columns
-from rmqstore_wheel.formats.log_reading import Scan, Stop, count_sound, decode_columns, scan
+from rmqstore_wheel.formats.log_reading import Stop, count_sound, decode_columns, scan
 
 V6 = bytes.fromhex("20010db800000000000000000000000100002a9f")
 NUMBERS = {"queue_id": 32, "queue_offset": 64, "born_ms": 64, "store_ms": 64, "reconsume_times": 32}
@@ -102,7 +102,7 @@ def test_what_is_written_is_read(columns: Columns, before: bytes, data: st.DataO
     found = scan(buffer, len(before))
     assert found.sizes.tolist() == [len(piece) for piece in pieces]
     assert (found.end, found.stop) == (len(buffer), Stop.END)
-    assert count_sound(buffer, found) == len(columns)
+    assert count_sound(buffer, found.starts, found.sizes) == len(columns)
     order = data.draw(st.lists(st.integers(0, len(columns) - 1), max_size=8) if len(columns) else st.just([]))
     read = decode_columns(buffer, found.starts[order], found.sizes[order])
     assert rows_of(read) == [record(columns, row) for row in order]
@@ -127,7 +127,7 @@ def test_what_is_read_does_not_hold_the_buffer(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(encoded.data.tobytes())
     with (tmp_path / "log").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
         found = scan(mapping)
-        assert count_sound(mapping, found, log_offset=1000) == 3
+        assert count_sound(mapping, found.starts, found.sizes, log_offset=1000) == 3
         read = decode_columns(mapping, found.starts, found.sizes, log_offset=1000)
         one = log.decode_record(mapping, log_offset=1000)
     assert mapping.closed
@@ -139,7 +139,7 @@ def test_batches_beyond_2_gib_take_wider_offsets(monkeypatch: pytest.MonkeyPatch
     columns = Columns(topic=binary([b"T", b"UU"]), body=binary([b"a", b"bbb"]), properties=[b"p", binary([b"", b"q"])])
     expected = encode_columns(columns).data.tobytes()
     monkeypatch.setattr("rmqstore_wheel.formats.binary_columns.INT32_MAX", 10)
-    monkeypatch.setattr("rmqstore_wheel.formats.log_reading.INT32_MAX", 10)
+    monkeypatch.setattr("rmqstore.columns.INT32_MAX", 10)
     encoded = encode_columns(columns)
     assert encoded.data.tobytes() == expected
     read = decode_columns(expected, encoded.starts, encoded.sizes)
@@ -219,9 +219,9 @@ def test_damage_is_found_as_record_by_record(columns: Columns, data: st.DataObje
     assert [[getattr(each, name) for name in (*READ, "properties")] for each in rows_of(read)] == [
         [getattr(each, name) for name in (*READ, "properties")] for each in alone
     ]
-    assert count_sound(damaged, Scan(encoded.starts, encoded.sizes, len(damaged), Stop.END), log_offset=1000) == sound
+    assert count_sound(damaged, encoded.starts, encoded.sizes, log_offset=1000) == sound
     scanned = scan(damaged)
-    assert count_sound(damaged, scanned, log_offset=1000) == sound <= len(scanned.starts)
+    assert count_sound(damaged, scanned.starts, scanned.sizes, log_offset=1000) == sound <= len(scanned.starts)
     if sound < len(columns):
         with pytest.raises(CorruptStoreError) as caught:
             decode_columns(damaged, encoded.starts, encoded.sizes, log_offset=1000)

@@ -21,7 +21,6 @@ Part: TypeAlias = "pa.Array | bytes"
 Piece: TypeAlias = "Part | np.ndarray[Any, np.dtype[np.void]]"
 """A part, or a numpy array of equally long blocks."""
 
-_CLOSE: Final = 10_000
 _MAX_PIECE_BYTES: Final = 4096
 _MAX_BLOCK_BYTES: Final = 64 * 1024
 
@@ -35,12 +34,12 @@ def fixed_column(blocks: Any) -> pa.Array:
 
 
 def stretches_of(data: Any, starts: Ints, ends: Ints) -> pa.Array:
-    """Return a binary column of copies of stretches of ``data`` that do not overlap."""
+    """Return a binary column of copies of stretches of ``data``, of which two are the same or do not overlap."""
     if not len(starts):
         return pa.array([], pa.binary())
-    order = np.argsort(starts)
+    order = np.argsort(starts, kind="stable")
     pieces = pieces_of(data, np.stack((starts[order], ends[order]), axis=1).reshape(-1))
-    return pieces.take(pa.array(2 * np.argsort(order))).cast(pa.binary())
+    return pieces.take(pa.array(2 * np.argsort(order, kind="stable"))).cast(pa.binary())
 
 
 def taken(pieces: pa.Array, picks: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -94,18 +93,6 @@ def crcs_of(data: Any, starts: Ints, ends: Ints, before: Ints | int = 0) -> np.n
         view = memoryview(data)
         pieces = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     return np.fromiter(map(crc32, pieces, firsts), np.uint32, len(starts))
-
-
-def counted(values: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct ones of some integers, rising, and how often each is there; without sorting where they are close."""
-    if not len(values):
-        return values, values
-    low = int(values.min())
-    if int(values.max()) - low > max(_CLOSE, len(values)):
-        return np.unique(values, return_counts=True)
-    counts = np.bincount(values - low)
-    found = np.flatnonzero(counts)
-    return found + low, counts[found]
 
 
 class Measured(NamedTuple):

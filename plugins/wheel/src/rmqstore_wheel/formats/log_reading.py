@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqstore.columns import INT32_MAX
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
@@ -132,7 +131,8 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
         CorruptStoreError: a record is damaged; ``offset`` is the place of the first such row in the log.
     """
     layout = _sound_layout(buffer, starts, sizes, log_offset)
-    body, topic, properties = _pieces(buffer, layout)
+    ends = ((layout.body, layout.body_end), (layout.topic, layout.topic_end), (layout.properties, layout.end))
+    body, topic, properties = (stretches_of(buffer, begin, end) for begin, end in ends)
     data = np.frombuffer(buffer, np.uint8)
     i32, i64 = cells(data, ">i4"), cells(data, ">i8")
     if verify:
@@ -155,11 +155,7 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
 
 
 def _sound_layout(buffer: Bytes, starts: Ints, sizes: Ints, log_offset: int | None) -> Layout:
-    """Lay out records.
-
-    Raises:
-        CorruptStoreError: as :func:`decode_columns`.
-    """
+    """Lay out records; see :func:`decode_columns`."""
     data = np.frombuffer(buffer, np.uint8)
     outside = (starts < 0) | (sizes < log.MIN_BYTES) | (starts + sizes > len(data))
     if outside.any():
@@ -177,32 +173,6 @@ def _refuse(buffer: Bytes, start: int, size: int, log_offset: int | None) -> Non
         log.decode_record(memoryview(buffer)[: start + max(size, 0)], start, log_offset=log_offset)
     place = start + (log_offset or 0)
     raise CorruptStoreError(f"no sound record at offset {place}: it does not have {size} bytes, as its index says", offset=place)
-
-
-def _pieces(buffer: Bytes, layout: Layout) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return bodies, topics and properties.
-
-    One binary column is laid over the buffer, whose elements are in turn a body, the gap behind it, a topic, a gap, properties, and the
-    gap up to the next body; then every sixth is taken.
-    """
-    columns = (layout.body, layout.body_end, layout.topic, layout.topic_end, layout.properties, layout.end)
-    bounds = np.stack(columns, axis=1)
-    rows = np.arange(len(bounds))
-    if (np.diff(bounds.reshape(-1)) < 0).any():
-        order = np.argsort(layout.body, kind="stable")
-        bounds, rows = bounds[order], np.argsort(order, kind="stable")
-        if (np.diff(bounds.reshape(-1)) < 0).any():  # a record that is asked for twice
-            return tuple(_cut(buffer, columns[part], columns[part + 1]) for part in (0, 2, 4))
-    large = len(buffer) > INT32_MAX
-    flat = np.ascontiguousarray(bounds.reshape(-1), np.int64 if large else np.int32)
-    kind = pa.large_binary() if large else pa.binary()
-    over = pa.Array.from_buffers(kind, max(0, len(flat) - 1), [None, pa.py_buffer(flat), pa.py_buffer(buffer)])
-    return tuple(over.take(pa.array(rows * 6 + part)).cast(pa.binary()) for part in (0, 2, 4))
-
-
-def _cut(buffer: Bytes, starts: Ints, ends: Ints) -> pa.Array:
-    view = memoryview(buffer)
-    return pa.array([bytes(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)], pa.binary())
 
 
 class QueueRows(NamedTuple):
@@ -232,17 +202,17 @@ def queues_of(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int) -> t
     return by_queue(topics, cells(data, ">i4")[starts + 12]), offsets
 
 
-def count_sound(buffer: Bytes, found: Scan, *, log_offset: int | None = None) -> int:
-    """Return how many records of a scan, from its first on, are sound to the last byte: what a recovery keeps."""
+def count_sound(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int | None = None) -> int:
+    """Return how many of some records, from the first one on, are sound to the last byte: what a recovery keeps."""
     data = np.frombuffer(buffer, np.uint8)
-    if not len(found.starts):
+    if not len(starts):
         return 0
-    layout = layout_of(data, found.starts, found.sizes, log_offset)
+    layout = layout_of(data, starts, sizes, log_offset)
     count = len(layout.sound) if layout.sound.all() else int((~layout.sound).argmax())
-    crcs = cells(data, ">i4")[found.starts[:count] + 8].tolist()
+    crcs = cells(data, ">i4")[starts[:count] + 8].tolist()
     view = memoryview(buffer)
-    starts, ends = layout.body[:count].tolist(), layout.body_end[:count].tolist()
-    for row, (start, end, crc) in enumerate(zip(starts, ends, crcs, strict=True)):
+    bodies = zip(layout.body[:count].tolist(), layout.body_end[:count].tolist(), crcs, strict=True)
+    for row, (start, end, crc) in enumerate(bodies):
         if log.body_crc(view[start:end]) != crc:
             return row
     return count

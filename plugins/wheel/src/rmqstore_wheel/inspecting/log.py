@@ -72,7 +72,7 @@ class LogReader(ChainReader[_Found]):
 
     def look(self, window: bytes, base: int) -> _Found:
         found = log_reading.scan(window)
-        return _Found(found, log_reading.count_sound(window, found, log_offset=base))
+        return _Found(found, log_reading.count_sound(window, found.starts, found.sizes, log_offset=base))
 
     def is_sound(self, found: _Found) -> bool:
         return found.sound == len(found.scan.starts)
@@ -112,7 +112,7 @@ class LogReader(ChainReader[_Found]):
             report.stop(base + start, DAMAGED)
             report.unsound += 1
             row += 1
-            row += log_reading.count_sound(window, Scan(starts[row:], sizes[row:], found.end, found.stop), log_offset=base)
+            row += log_reading.count_sound(window, starts[row:], sizes[row:], log_offset=base)
         keep[row:] = False
         starts, sizes = starts[keep], sizes[keep]
         if not len(starts):

@@ -269,8 +269,7 @@ class CommitLog:
             return None
         for part in (*carried, last):
             view = self._looked_at(part.file_start)
-            found = log_reading.Scan(part.starts, part.sizes, 0, Stop.END)
-            if log_reading.count_sound(view, found, log_offset=part.file_start) < len(part.starts):
+            if log_reading.count_sound(view, part.starts, part.sizes, log_offset=part.file_start) < len(part.starts):
                 return None
             if sums.wrong_rows(np.frombuffer(view, np.uint8), part.starts, part.sizes).any():
                 return None
@@ -322,7 +321,7 @@ class CommitLog:
         while (start := at // self.file_bytes * self.file_bytes) in self.chain.starts:
             view = self._looked_at(start)
             found = log_reading.scan(view, at - start)
-            sound = log_reading.count_sound(view, found, log_offset=start)
+            sound = log_reading.count_sound(view, found.starts, found.sizes, log_offset=start)
             data, starts, ends = np.frombuffer(view, np.uint8), found.starts[:sound], (found.starts + found.sizes)[:sound]
             texts = text_places(data, starts)
             for row in np.flatnonzero((sums.places_of(data, texts, ends) < 0) & ((data[ends - 1] != 0) | (texts == ends))).tolist():

@@ -21,7 +21,6 @@ import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format, consume_queue, log_reading
 from rmqstore_wheel.formats.binary_columns import Flags, Ints
-from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import journal
 from rmqstore_wheel.log.ledger import Ledger
@@ -204,7 +203,7 @@ class Records(Look):
         view = self._log.chain.view(file_start)
         if (sizes < log_format.MIN_BYTES).any() or (starts + sizes > len(view)).any():
             return False
-        if log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=file_start) < len(starts):
+        if log_reading.count_sound(view, starts, sizes, log_offset=file_start) < len(starts):
             return False
         if sums.wrong_rows(np.frombuffer(view, np.uint8), starts, sizes).any():
             return False

@@ -30,7 +30,7 @@ from rmqstore.errors import NO_ROOM, CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Numbers, RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
-from rmqstore_wheel.formats.binary_columns import Flags, Ints, counted, put_rows
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, put_rows
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
 from rmqstore_wheel.timers.slot_chains import walk
 
@@ -314,7 +314,7 @@ class WheelIndex:
 
     def count_off(self, slots: Ints) -> None:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
-        distinct, counts = counted(slots) if len(slots) > 1 else (slots, 1)
+        distinct, counts = np.unique(slots, return_counts=True) if len(slots) > 1 else (slots, 1)
         places = distinct % self._length
         rows = self.slots.take(places)
         ours = rows["tick"] == distinct

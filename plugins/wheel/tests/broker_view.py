@@ -121,6 +121,11 @@ def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
     return found
 
 
+def offsets_in(point: CheckPoint) -> list[int]:
+    """Return the queue offsets of the messages of a check point."""
+    return [point.start_offset + distance for distance in point.distances or range(point.count)]
+
+
 def running(root: Path) -> dict[Held, int]:
     """Return the leases that run by the revive log alone, with their ends: what a broker's ``PopReviveService`` would go by."""
     behind = passed(root)
@@ -143,6 +148,6 @@ def running(root: Path) -> dict[Held, int]:
     return {
         Held(point.topic, point.group, point.queue_id, offset): point.revive_ms
         for point in points.values()
-        for index, offset in enumerate(point.offsets())
+        for index, offset in enumerate(offsets_in(point))
         if not point.acked_bits >> index & 1
     }

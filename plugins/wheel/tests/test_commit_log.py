@@ -17,12 +17,12 @@ from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_blank
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames
 from rmqstore_wheel.log.commit_log import CommitLog, Frame
 from rmqstore_wheel.records import sums
+from rmqstore_wheel.records.parts import parts_of
 
 FILE_BYTES = 4096
 
@@ -172,7 +172,7 @@ def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
     log = opened(path)
     append(log, pieces([1]))
     log.sync()
-    copied = bytes(frames.whole([record(2)], log_format.properties_at(record(2)), 50_000, 1, 40_000, 100_000) or b"")
+    copied = bytes(frames.whole([record(2)], parts_of(record(2))[3], 50_000, 1, 40_000, 100_000) or b"")
     found = encode_record(Record(topic=b"t", body=b"x" * 100 + copied, properties=sums.ROOM))
     append(log, frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)])))
     end = log.tail
@@ -229,7 +229,7 @@ def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:
     few, many = logs
     for numbers in ([1], [2, 3], [4], [5, 6, 7], *([number] for number in range(8, 60))):
         records = [record(number) for number in numbers]
-        frame = frames.whole(records, log_format.properties_at(records[-1]), few.tail, 3, few.durable, few.file_bytes)
+        frame = frames.whole(records, parts_of(records[-1])[3], few.tail, 3, few.durable, few.file_bytes)
         if frame is None:
             append(few, pieces(numbers), 3)
         else:

@@ -145,7 +145,7 @@ def test_no_records() -> None:
     assert {name: len(column) for name, column in columns.items()} == dict.fromkeys([*IN_SCHEMA.names, "attempt", "first_pop_ms"], 0)
     assert records.encode_columns(columns_of([])) == []
     assert records.tag_column([]).to_pylist() == []
-    assert records.LogRecords.of([]).routes.topics == []
+    assert records.LogRecords([]).routes.topics == []
     assert len(addressing.placed([], b"t", 0, 0, 0).data) == 0
     assert len(addressing.for_delivery(b"", np.zeros(0, np.int64), np.zeros(0, np.int64))) == 0
 
@@ -182,7 +182,7 @@ def test_records_of_other_brokers_read_alike_by_both_ways(made: list[log.Record]
     encoded = [encode_record(record) for record in made]
     fields = [records.decode_fields(record) for record in encoded]
     assert by_rows(records.decode_columns(encoded)) == fields
-    log_records = records.LogRecords.of(encoded)
+    log_records = records.LogRecords(encoded)
     topics, numbers, queue_ids = log_records.routes
     for row, (record, found) in enumerate(zip(encoded, fields, strict=True)):
         queue_id = -1 if found["queue_id"] is None else found["queue_id"]
@@ -205,7 +205,7 @@ def test_records_of_other_brokers_read_alike_by_both_ways(made: list[log.Record]
 
 def test_a_batch_of_records_is_taken_as_it_is() -> None:
     made = [Message("t", b"b", message_id="m", born_ms=1), Message("u", b"c", message_id="n", born_ms=2, queue_id=3)]
-    source = records.LogRecords.of([records.encode_message(message) for message in made])
+    source = records.LogRecords([records.encode_message(message) for message in made])
     batch = MessageBatch(source=source)
     assert records.encode_batch(batch) is source.records
     assert list(batch.messages) == made
@@ -226,7 +226,7 @@ def test_records_are_grouped_by_where_they_go(routes: list[tuple[str, int | None
     for row, (topic, queue_id) in enumerate(routes * times):
         made.append(records.encode_message(Message(topic, b"b" * (row % 3), message_id=str(row), queue_id=queue_id)))
         expected.setdefault((topic.encode(), -1 if queue_id is None else queue_id), []).append(made[-1])
-    source = records.LogRecords.of(made)
+    source = records.LogRecords(made)
     found = source.by_route()
     assert {(topic, queue_id): list(group) for topic, queue_id, group in found} == expected
     assert [(topic, queue_id) for topic, queue_id, _ in found] == list(expected)
@@ -265,7 +265,7 @@ def test_records_are_addressed(batch: list[Message], topic: bytes, times: int, s
     for record in expected:
         record.physical_offset = at
         at += len(encode_record(record))
-    source = records.LogRecords.of(made)
+    source = records.LogRecords(made)
     for given_records in (made, source, source):
         assert lie(addressing.placed(given_records, topic, 3, 2**40, 2**41)) == expected
     alone = [addressing.placed_one(made[row], topic, 3, 2**40 + row, 2**41, record.physical_offset) for row, record in enumerate(expected)]

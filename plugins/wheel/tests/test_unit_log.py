@@ -22,11 +22,11 @@ PER_FILE = 5000
 """No multiple of a block of sums, as the number of units in a file of a consume queue is none."""
 
 SIZE = consume_queue.UNIT_BYTES
-FILL = consume_queue.decode(consume_queue.encode_fill(1))[0]
+FILL = consume_queue.decode(consume_queue.FILL)[0]
 NUMBERS = st.one_of(st.integers(0, 3 * PER_FILE), st.integers(10**6, 10**6 + 3 * PER_FILE), st.integers(2**32, 2**32 + PER_FILE))
 KINDS = st.sampled_from(["place", "follow", "append", "refused", "check point", "reopen", "trim"])
 CALLS = st.lists(st.tuples(KINDS, st.sets(NUMBERS, min_size=1, max_size=12)), max_size=12)
-OPTIONS: Any = {"fill": consume_queue.encode_fill(1), "fill_bytes": 4096}
+OPTIONS: Any = {"fill": consume_queue.FILL, "fill_bytes": 4096}
 
 
 def _log(place: Path, sums: Sums, kind: type[UnitLog] = UnitLog) -> UnitLog:

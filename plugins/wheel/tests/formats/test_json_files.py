@@ -226,10 +226,8 @@ def test_more_messages_than_bits_are_refused() -> None:
 
 
 def test_offsets_of_check_points_with_and_without_gaps() -> None:
-    assert POINT.offsets() == [100, 101, 104]
     assert [POINT.index_of(offset) for offset in (99, 100, 101, 102, 104, 105)] == [None, 0, 1, None, 2, None]
     old = CheckPoint("t", "g", 0, 100, 0, 0, 3)
-    assert old.offsets() == [100, 101, 102]
     assert [old.index_of(offset) for offset in (99, 100, 102, 103)] == [None, 0, 2, None]
     assert POINT.revive_ms == 1_700_000_060_000
     assert [INFO.is_acked(place) for place in range(3)] == [False, True, False]
@@ -238,7 +236,6 @@ def test_offsets_of_check_points_with_and_without_gaps() -> None:
 def test_keys() -> None:
     assert POINT.unique_key() == "%RETRY%g+orders@3@100@g@1700000000000@broker-a@ck"
     assert ACK.unique_key() == "orders@3@104@g@1700000000000@broker-a@ack"
-    assert BATCH.unique_key() == "orders@3@[100, 104]@g@1700000000000@bAck"
     assert CheckPoint("t", "g", 0, 1, 2, 3, 1).unique_key() == "t@0@1@g@2@null@ck"
     assert config_files.offsets_key("t", "g") == "t@g"
     assert config_files.split_offsets_key("t@g") == ("t", "g")

@@ -69,7 +69,7 @@ def test_one_and_many_have_the_same_bytes() -> None:
 
 def test_sizes_of_rocketmq() -> None:
     assert (wheel.Ring().length, wheel.Ring().file_bytes) == (1_209_600, 38_707_200)
-    assert cq.FILE_BYTES == 6_000_000
+    assert cq.FILE_UNITS * cq.UNIT_BYTES == 6_000_000
     assert index_file.file_bytes() == 40 + 5_000_000 * 4 + 20_000_000 * 20
 
 
@@ -84,8 +84,8 @@ def test_no_tag_is_0() -> None:
 
 
 def test_fill_units() -> None:
-    assert cq.encode_fill(2) == bytes.fromhex("0000000000000000 7fffffff 0000000000000000") * 2
-    units = cq.decode(cq.encode_fill(1) + MESSAGE + TAGGED + bytes(20) + struct.pack(">qiq", -1, 5, 0))
+    assert bytes.fromhex("0000000000000000 7fffffff 0000000000000000") * 2 == cq.FILL * 2
+    units = cq.decode(cq.FILL + MESSAGE + TAGGED + bytes(20) + struct.pack(">qiq", -1, 5, 0))
     assert cq.is_message(units).tolist() == [False, True, True, False, False]
 
 

@@ -87,10 +87,6 @@ class CheckPoint(_OfPop):
         """When what is not acked is given again."""
         return self.pop_ms + self.invisible_ms
 
-    def offsets(self) -> list[int]:
-        """Return the queue offsets of its messages."""
-        return [self.start_offset + distance for distance in self.distances or range(self.count)]
-
     def index_of(self, offset: int) -> int | None:
         """Return which of its messages has this queue offset; None when none has."""
         distance = offset - self.start_offset
@@ -119,11 +115,6 @@ class BatchAck(_OfPop):
 
     ack_offsets: list[Long] = []
     broker: str | None = None
-
-    def unique_key(self) -> str:
-        """Return the ``UNIQ_KEY`` of its message (``PopMessageProcessor.genBatchAckUniqueId``)."""
-        offsets = ", ".join(map(str, self.ack_offsets))
-        return f"{self.topic}@{self.queue_id}@[{offsets}]@{self.group}@{self.pop_ms}@{BATCH_ACK_TAG}"
 
 
 # ---------------------------------------------------------------- writing
@@ -162,29 +153,17 @@ def encode_ack(ack: Ack | BatchAck) -> bytes:
 
 
 def decode_check_point(data: Bytes) -> CheckPoint:
-    """Read the body of a check point; what is missing is 0, or none.
-
-    Raises:
-        CorruptStoreError: it is none.
-    """
+    """Read the body of a check point; what is missing is 0, or none."""
     point = fastjson.read(data, CheckPoint, "a check point")
     point.acked_bits &= 0xFFFF_FFFF
     return point
 
 
 def decode_ack(data: Bytes) -> Ack:
-    """Read the body of an ack.
-
-    Raises:
-        CorruptStoreError: it is none.
-    """
+    """Read the body of an ack."""
     return fastjson.read(data, Ack, "an ack", _OLD_NAMES)
 
 
 def decode_batch_ack(data: Bytes) -> BatchAck:
-    """Read the body of a batch ack.
-
-    Raises:
-        CorruptStoreError: it is none.
-    """
+    """Read the body of a batch ack."""
     return fastjson.read(data, BatchAck, "a batch ack", _OLD_NAMES)

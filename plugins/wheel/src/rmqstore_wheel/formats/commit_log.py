@@ -223,15 +223,6 @@ def _decode(data: memoryview, physical_offset: int | None) -> Record:
     )
 
 
-def properties_at(record: Bytes) -> int:
-    """Return where the length of the properties is in a sound record; the properties are its last part."""
-    magic, sys_flag = _I32.unpack_from(record, 4)[0], _I32.unpack_from(record, 36)[0]
-    at = FIXED_BYTES + (HOST_V6_BYTES - HOST_V4_BYTES) * int(sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)).bit_count()
-    at += int(_I32.unpack_from(record, at - 4)[0])
-    width = 1 if magic == MAGIC_V1 else 2
-    return at + width + int.from_bytes(record[at : at + width])
-
-
 def _piece(data: memoryview, at: int, length: int, what: str) -> tuple[bytes, int]:
     """Return ``length`` bytes at ``at``, and where they end."""
     if length < 0 or at + length > len(data):

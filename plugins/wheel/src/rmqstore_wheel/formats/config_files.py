@@ -94,11 +94,7 @@ def encode_offsets(offsets: ConsumerOffsets) -> bytes:
 
 
 def decode_offsets(data: Bytes) -> ConsumerOffsets:
-    """Read the file.
-
-    Raises:
-        CorruptStoreError: it is no such file.
-    """
+    """Read the file."""
     return fastjson.read(data, ConsumerOffsets, OFFSETS_FILE)
 
 
@@ -159,11 +155,7 @@ def _to_json(info: OrderInfo) -> dict[str, Any]:
 
 
 def decode_orders(data: Bytes) -> OrderTable:
-    """Read the file.
-
-    Raises:
-        CorruptStoreError: it is no such file.
-    """
+    """Read the file."""
     table = fastjson.read(data, _Orders, ORDERS_FILE).table
     for info in (info for queues in table.values() for info in queues.values()):
         info.acked_bits &= 0xFFFF_FFFF_FFFF_FFFF
@@ -189,11 +181,7 @@ class TimerMetrics(msgspec.Struct, rename={"counts": "timingCount", "version": "
 
 
 def decode_metrics(data: Bytes) -> TimerMetrics:
-    """Read the file.
-
-    Raises:
-        CorruptStoreError: it is no such file.
-    """
+    """Read the file."""
     return fastjson.read(data, TimerMetrics, METRICS_FILE)
 
 

@@ -25,7 +25,6 @@ from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 
 UNIT_BYTES: Final = 20
 FILE_UNITS: Final = 300_000
-FILE_BYTES: Final = UNIT_BYTES * FILE_UNITS
 _MAX_NAME_BYTES: Final = 255
 
 FILL_SIZE: Final = 2**31 - 1
@@ -70,9 +69,8 @@ encode_one: Final = struct.Struct(">qiq").pack
 """Returns one unit, of the offset in the log, the size and the code of the tag."""
 
 
-def encode_fill(count: int) -> bytes:
-    """Return units that fill the space before the first kept offset."""
-    return rows_of(np.zeros(count, np.int64), np.full(count, FILL_SIZE)).tobytes()
+FILL: Final = encode_one(0, FILL_SIZE, 0)
+"""A unit that fills the space before the first kept offset."""
 
 
 def decode(buffer: Bytes) -> Units:

@@ -19,7 +19,7 @@ A queue id of -1 stands for one that was not chosen. ``reconsume_times`` counts 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -27,7 +27,6 @@ import numpy as np
 from rmqstore.late import pa, pc, schemas
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece
-from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.property_columns import Properties, decode_column
 
@@ -90,28 +89,6 @@ def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> 
 
 
 # ---------------------------------------------------------------- reading
-
-
-def decode_fields(record: Record) -> dict[str, Any]:
-    """Return the fields of a record by name: those of ``Message``, and queue_offset, store_ms, first_pop_ms, reconsume_times."""
-    return fields_of(record.topic, record.queue_id, record.properties) | {
-        "body": record.body,
-        "born_ms": record.born_ms,
-        "queue_offset": record.queue_offset,
-        "store_ms": record.store_ms,
-        "reconsume_times": record.reconsume_times,
-    }
-
-
-def fields_of(topic: bytes, queue_id: int, text: bytes) -> dict[str, Any]:
-    """Return by name those of :func:`decode_fields` that topic, queue id and properties of a record tell."""
-    found = texts.decode(text)
-    name = topic.decode()
-    if name in WAITING_TOPICS and texts.REAL_TOPIC in found:
-        name = found[texts.REAL_TOPIC]
-        real = texts.integer(found.get(texts.REAL_QUEUE_ID))
-        queue_id = NO_QUEUE if real is None else real
-    return {"topic": name, "queue_id": None if queue_id < 0 else queue_id} | msgspec.structs.asdict(told_by(found))
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):

@@ -33,7 +33,6 @@ from rmqstore_wheel.formats.log_reading import Stop
 
 UNIT_BYTES: Final = 52
 BLANK_BYTES: Final = 16
-FILE_BYTES: Final = 100 * 1024**2
 NO_POSITION: Final = -1
 
 DEFAULT: Final = 1

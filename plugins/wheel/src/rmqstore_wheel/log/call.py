@@ -20,9 +20,8 @@ from rmqstore_wheel.log import frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import Change, ClearOffsets, DropQueue
-from rmqstore_wheel.records import message_records
+from rmqstore_wheel.records import message_records, parts as record_parts
 from rmqstore_wheel.records.addressing import placed, placed_one
-from rmqstore_wheel.records.parts import text_places
 
 _FEW = 32
 
@@ -164,7 +163,7 @@ def tags_codes(found: Sequence[bytes]) -> Ints | int:
 def _texts_of(encoded: Encoded) -> bytes:
     """Return all that properties of records are in: the records themselves, unless most of that are bodies."""
     starts, ends = encoded.starts, encoded.starts + encoded.sizes
-    begins = text_places(encoded.data, starts)
+    begins = record_parts.text_places(encoded.data, starts)
     if _WITH_BODIES * int((ends - begins).sum()) > len(encoded.data):
         return encoded.data.tobytes()
     return stretches_of(encoded.data, begins, ends).buffers()[2].to_pybytes()  # type: ignore[no-any-return]
@@ -221,7 +220,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             records += self.for_brokers.records
         text_at = -1
         if one is not None:
-            text_at = log_format.properties_at(one.record) if one.text_at < 0 else one.text_at
+            text_at = record_parts.parts_of(one.record)[3] if one.text_at < 0 else one.text_at
         in_journal = 0
         if self.changes or one is None or len(one.record) - text_at - 2 > frames.MOST_TEXT_BYTES:
             in_journal = 1

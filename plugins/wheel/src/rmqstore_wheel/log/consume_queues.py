@@ -19,7 +19,6 @@ _SHARE_OF_DESCRIPTORS: Final = 8
 """No more queues have their files open than this part of what the process may open."""
 
 _FILL_BYTES: Final = 256 * 1024
-_FILL: Final = consume_queue.encode_fill(1)
 
 QueueName = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -74,9 +73,10 @@ class ConsumeQueues:
         name = (topic, queue)
         log = self._logs.get(name)
         if log is None:
+            path = self._path_of(topic, queue)
             log = self._unit_log(
-                self._disk, self._path_of(topic, queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
-                made_above=3, ask_rebuild=self._ask_rebuild
+                self._disk, path, consume_queue.UNIT, self._per_file, fill=consume_queue.FILL, fill_bytes=_FILL_BYTES, made_above=3,
+                ask_rebuild=self._ask_rebuild
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
@@ -125,7 +125,7 @@ class ConsumeQueues:
             return offset, units
         gone = [at - offset for at in cleared if offset <= at < offset + len(units)]
         units = units.copy()
-        units[gone] = np.frombuffer(_FILL, consume_queue.UNIT)[0]
+        units[gone] = np.frombuffer(consume_queue.FILL, consume_queue.UNIT)[0]
         return offset, units
 
     def units_at(

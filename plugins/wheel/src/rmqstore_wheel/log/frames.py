@@ -32,6 +32,7 @@ from rmqstore_wheel.formats import commit_log as log, log_reading
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.records import sums
+from rmqstore_wheel.records.parts import parts_of
 
 _FORM: Final = b"%08x %010x %08x %016x "
 _I64: Final = struct.Struct(">q")
@@ -59,7 +60,7 @@ class Trailer(NamedTuple):
 
 def has_room_in(record: Bytes) -> bool:
     """Say whether a record can be the last one of a frame."""
-    return len(record) <= MOST_TEXT_BYTES or int.from_bytes(record[(at := log.properties_at(record)) : at + 2]) <= MOST_TEXT_BYTES
+    return len(record) <= MOST_TEXT_BYTES or int.from_bytes(record[(at := parts_of(record)[3]) : at + 2]) <= MOST_TEXT_BYTES
 
 
 def with_room(records: Encoded) -> list[Encoded]:
@@ -76,7 +77,7 @@ def one(record: bytes, *, is_last: bool = True, before: Sequence[bytes] = ()) ->
     data = bytearray(record)
     if is_last:
         data += _ROOM
-        at = log.properties_at(record)
+        at = parts_of(record)[3]
         data[at : at + 2] = (int.from_bytes(record[at : at + 2]) + PROPERTY_BYTES).to_bytes(2)
         data[:4] = len(data).to_bytes(4)
     if before:

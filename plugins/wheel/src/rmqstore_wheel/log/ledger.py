@@ -32,7 +32,7 @@ from rmqstore.errors import NO_ROOM, CorruptStoreError, LostCallsError, StoreErr
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
-from rmqstore_wheel.formats import commit_log as log_format, index_file
+from rmqstore_wheel.formats import commit_log as log_format, consume_queue, index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
 from rmqstore_wheel.log.call import BrokerRecords, Call, LogBatch, Messages, One, gathered
@@ -65,7 +65,7 @@ class Sizes(NamedTuple):
     """
 
     log_file_bytes: int = log_format.FILE_BYTES
-    queue_file_units: int = 300_000
+    queue_file_units: int = consume_queue.FILE_UNITS
     timer_file_units: int = 2_016_492
     check_point_bytes: int = 64 * 1024 * 1024
     check_point_calls: int = 50_000

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, overload
 
+import msgspec
 import numpy as np
 
 from rmqstore.batch import MessageBatch
@@ -105,15 +106,10 @@ def _form_of(topic: str) -> log.Form:
 
 def encode_columns(columns: pa.RecordBatch) -> list[bytes]:
     """Return one record per row of a batch of ``IN_SCHEMA``, column-wise."""
-    return LogRecords(encode_log(columns)).records
-
-
-def encode_log(columns: pa.RecordBatch) -> Encoded:
-    """Return the records of a batch of ``IN_SCHEMA`` one behind the other, column-wise."""
     try:
-        return log_columns.encode_columns(messages.encode_batch(columns, store_ms=0, system=sums.ROOM))
+        return LogRecords(log_columns.encode_columns(messages.encode_batch(columns, store_ms=0, system=sums.ROOM))).records
     except IllegalArgumentError:  # a row is too long for a record: one by one, what may give way does
-        return log_columns.joined([encode_message(message) for message in MessageBatch(columns=columns).messages])
+        return [encode_message(message) for message in MessageBatch(columns=columns).messages]
 
 
 def with_delivery(record: Bytes, attempt: int, first_pop_ms: int) -> bytes:
@@ -203,17 +199,19 @@ def decode_message(record: Bytes) -> Message:
 
 def decode_fields(record: Bytes) -> dict[str, Any]:
     """Return every field of a record by its column name."""
-    body, at, start, end = parts_of(record)
-    fields = messages.fields_of(bytes(record[start:end]), _I32.unpack_from(record, 12)[0], bytes(record[end + 2 :]))
-    fields["body"] = bytes(record[body:at])
-    fields["born_ms"] = _I64.unpack_from(record, 40)[0]
-    fields["attempt"] = _I32.unpack_from(record, body - 16)[0]
-    if fields["message_id"] is None:
-        fields["message_id"] = ""
-    for name in _TIMES:
-        if fields[name] is not None and fields[name] < 0:
-            fields[name] = None
-    return fields
+    body, at, _, end = parts_of(record)
+    topic, queue_id = route_of(record)
+    told = msgspec.structs.asdict(messages.told_by(texts.decode(bytes(record[end + 2 :]))))
+    return {
+        **told,
+        **{name: None for name in _TIMES if (told[name] or 0) < 0},
+        "topic": topic.decode(),
+        "queue_id": None if queue_id < 0 else queue_id,
+        "body": bytes(record[body:at]),
+        "born_ms": _I64.unpack_from(record, 40)[0],
+        "attempt": _I32.unpack_from(record, body - 16)[0],
+        "message_id": told["message_id"] or "",
+    }
 
 
 def popped_message(record: Bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
@@ -285,11 +283,6 @@ class LogRecords(Sequence[bytes]):
         self._count = len(encoded.starts if isinstance(encoded, Encoded) else encoded)
         self.may_have_tags = may_have_tags
         self._routes = routes
-
-    @classmethod
-    def of(cls, records: Sequence[Bytes]) -> LogRecords:
-        """Wrap records that are each for itself."""
-        return cls(log_columns.joined(records))
 
     @classmethod
     def merged(cls, parts: Sequence[LogRecords], places: Ints) -> LogRecords:
@@ -384,7 +377,7 @@ class LogRecords(Sequence[bytes]):
 
 def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""
-    return columns_of(LogRecords.of(records)._read())
+    return columns_of(LogRecords(log_columns.joined(records))._read())
 
 
 def columns_of(read: log_columns.Columns) -> dict[str, pa.Array]:
@@ -402,5 +395,5 @@ def columns_of(read: log_columns.Columns) -> dict[str, pa.Array]:
 
 def tag_column(records: Sequence[Bytes]) -> pa.Array:
     """Return the tags of the records, null where there is none."""
-    (text,) = LogRecords.of(records)._read().properties
+    (text,) = LogRecords(log_columns.joined(records))._read().properties
     return decode_column(text).column(texts.TAG)

@@ -18,7 +18,7 @@ from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log_format, log_reading, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, stretches_of
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells, stretches_of
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.log.commit_log import CommitLog
@@ -35,7 +35,7 @@ _FEW: Final = 8
 _LOOK: Final = 65_536
 """So many places of messages are looked at together."""
 
-_NONE: Final = LogRecords.of([])
+_NONE: Final = LogRecords([])
 _TOPIC: Final = WHEEL_TOPIC.encode()
 
 
@@ -75,14 +75,14 @@ class Fetcher:
             return MessageBatch(
                 source=found[0] if len(found) == 1 else LogRecords.merged(found, np.concatenate([rows for rows, _ in parts]))
             )
-        made: list[Bytes] = [b""] * len(seqs)
+        made: list[bytes] = [b""] * len(seqs)
         for rows, (data, starts, sound) in parts:
             good = rows[sound]
             for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
                 made[row] = record
             for row in rows[~sound].tolist():
                 made[row] = self._message(int(seqs[row]), int(offsets[row]), int(sizes[row]))
-        return MessageBatch(source=LogRecords.of(made))
+        return MessageBatch(source=LogRecords(made))
 
     def _message(self, seq: int, offset: int, size: int) -> bytes:
         """Return the message of one timer as it goes to its topic, or what parks it."""

@@ -43,7 +43,7 @@ def letter(message: Message, group: str, topic: str, attempts: int = 2**31 - 1) 
 def test_the_longest_timer_has_room_for_what_waiting_and_popping_add(topic: str) -> None:
     message = full(topic, "m" * 255, deliver_at_ms=2**62, queue_id=1023)
     columns = columns_of([message])
-    waiting = [*messages.timer_parts(columns, 1023), *properties.property_part("TIMER_OUT_MS", pa.array([2**62], pa.int64())), ROOM]
+    waiting = [*messages.timer_parts(columns), *properties.property_part("TIMER_OUT_MS", pa.array([2**62], pa.int64())), ROOM]
     encoded = log_columns.encode_columns(
         messages.encode_batch(columns, store_ms=1, topic="rmq_sys_wheel_timer", queue_id=0, system=waiting)
     )

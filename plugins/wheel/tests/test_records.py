@@ -91,8 +91,8 @@ def test_records_tell_the_same_as_those_of_other_engines(batch: list[Message], d
 @settings(max_examples=100)
 @given(BATCH)
 def test_timers_wait_in_a_topic_of_their_own_and_tell_where_they_go(batch: list[Message]) -> None:
-    columns, queue_ids = columns_of(batch), np.arange(len(batch), dtype=np.int32)
-    system = messages.timer_parts(columns, queue_ids)
+    columns = columns_of([msgspec.structs.replace(message, queue_id=at) for at, message in enumerate(batch)])
+    system = messages.timer_parts(columns)
     encoded = encode_columns(messages.encode_batch(columns, store_ms=77, topic=WHEEL.decode(), queue_id=0, system=system))
     alone = [
         record_of(

@@ -107,15 +107,10 @@ def measure(part: Piece) -> Measured:
     if isinstance(part, bytes):
         return Measured(part, len(part))
     if isinstance(part, np.ndarray):
-        return blocks(part)
+        return Measured(part, part.dtype.itemsize)
     lengths = lengths_of(part)
     first = int(lengths[0])
     return Measured(part, first if (lengths == first).all() else lengths.astype(np.int64))
-
-
-def blocks(array: Any) -> Measured:
-    """Return equally long blocks, a contiguous numpy array, as a part."""
-    return Measured(array, array.dtype.itemsize)
 
 
 def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

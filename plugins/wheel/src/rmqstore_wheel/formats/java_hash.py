@@ -40,16 +40,10 @@ def java_hashes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
     lengths = np.diff(bounds)
     # The unit at distance d from the end of its text counts 31**d times; 32-bit sums wrap as Java's do.
     distance = np.repeat(bounds[1:], lengths) - 1 - np.arange(len(units))
-    weighted = units * _powers(int(lengths.max()))[distance]
+    weighted = units * (np.uint32(31) ** np.arange(lengths.max(), dtype=np.uint32))[distance]
     sums = np.zeros(len(units) + 1, np.uint32)
     np.cumsum(weighted, dtype=np.uint32, out=sums[1:])
     return (sums[bounds[1:]] - sums[bounds[:-1]]).view(np.int32)
-
-
-def _powers(count: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    powers = np.full(count, 31, np.uint32)
-    powers[0] = 1
-    return np.cumprod(powers, dtype=np.uint32)
 
 
 def _utf16(data: np.ndarray[Any, np.dtype[np.uint8]], bounds: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Any]:

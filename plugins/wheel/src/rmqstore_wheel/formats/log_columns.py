@@ -20,7 +20,6 @@ from rmqstore_wheel.formats.binary_columns import (
     Measured,
     Part,
     Piece,
-    blocks,
     cells,
     join_columns,
     measure,
@@ -125,8 +124,8 @@ def encode_columns(columns: Columns) -> Encoded:
             head[name] = value
     head["born_host"] = head["store_host"] = np.void(log.LOCAL_HOST)
     ends = np.cumsum(sizes)
-    lengths = blocks(properties_bytes.astype(">i2"))
-    return Encoded(join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1])), ends - sizes, sizes)
+    lengths = measure(properties_bytes.astype(">i2"))
+    return Encoded(join_columns([measure(head), body, topic, lengths, *properties], rows, int(ends[-1])), ends - sizes, sizes)
 
 
 def joined(records: Sequence[Bytes]) -> Encoded:

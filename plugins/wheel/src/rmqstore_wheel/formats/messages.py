@@ -80,11 +80,9 @@ def _filled(column: pa.Array, absent: int) -> Ints:
     return column.to_numpy()  # type: ignore[no-any-return]
 
 
-def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> list[Piece]:
+def timer_parts(columns: pa.RecordBatch) -> list[Piece]:
     """Return the properties that let a timer find home: ``REAL_TOPIC`` and ``REAL_QID`` of every row."""
-    queue = pa.array(
-        np.broadcast_to(_filled(columns.column("queue_id"), NO_QUEUE) if queue_id is None else queue_id, len(columns)), pa.int32()
-    )
+    queue = pc.fill_null(columns.column("queue_id"), NO_QUEUE)
     return [*texts.property_part(texts.REAL_TOPIC, columns.column("topic")), *texts.property_part(texts.REAL_QUEUE_ID, queue)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,72 +12,51 @@ from rmqstore.late import pa, schemas
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.properties import decode, is_hidden
 
-_MAX_REGULAR = 32
+_MAX_REGULAR: Final = 32
+_NONE: Final = np.zeros(0, np.int64)
+_STEP: Final = 4
+"""Pieces of an entry: a name, U+0001, a value, U+0002."""
 
 
-class Regular(msgspec.Struct):
-    """Every row has the same names in the same order: entry ``row * len(names) + place``.
+class Properties(msgspec.Struct):
+    """The properties of a batch: entry i is of row ``rows[i]`` and has the name ``names[ids[i]]``; its value is ``values[i * step]``.
 
-    In ``pieces``, each entry takes four elements: name, U+0001, value, U+0002.
+    No row has a name twice. When ``is_regular``, each row has all names, in their order, and ``ids`` and ``rows`` are not needed.
     """
-
-    names: list[str]
-    pieces: pa.Array
-    row_count: int
-
-    def column(self, name: str) -> pa.Array:
-        """Return one property of every row, as texts; null where a row does not have it."""
-        if name not in self.names:
-            return pa.nulls(self.row_count, pa.string())
-        return self._values(np.arange(self.row_count) * len(self.names) + self.names.index(name))
-
-    def visible(self) -> pa.Array:
-        """Return the properties that a user sees as a map column, null where a row has none."""
-        places = [place for place, name in enumerate(self.names) if not is_hidden(name)]
-        if not places:
-            return pa.nulls(self.row_count, schemas.PROPERTIES)
-        shown = np.array(places)
-        entries = (np.arange(self.row_count)[:, None] * len(self.names) + shown).reshape(-1)
-        names = pa.array(self.names, pa.string()).take(pa.array(np.tile(shown, self.row_count)))
-        offsets = pa.array(np.arange(0, len(entries) + 1, len(places)), pa.int32())
-        return pa.MapArray.from_arrays(offsets, names, self._values(entries))
-
-    def _values(self, entries: Ints) -> pa.Array:
-        return self.pieces.take(pa.array(entries * 4 + 2))
-
-
-class Mixed(msgspec.Struct):
-    """Any rows: entry i is of row ``rows[i]`` and has the name ``names[ids[i]]`` and the value ``values[i]``. No row has a name twice."""
 
     names: list[str]
     ids: Ints
     rows: Ints
     values: pa.Array
     row_count: int
+    step: int = 1
+    is_regular: bool = False
 
     def column(self, name: str) -> pa.Array:
-        """See :meth:`Regular.column`."""
+        """Return one property of every row, as texts; null where a row does not have it."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
-        mine = np.flatnonzero(self.ids == self.names.index(name))
+        at = self.names.index(name)
+        if self.is_regular:
+            return self.values.take(pa.array((np.arange(self.row_count) * len(self.names) + at) * self.step))
+        mine = np.flatnonzero(self.ids == at)
         picked = np.full(self.row_count, -1, np.int64)
-        picked[self.rows[mine]] = mine
+        picked[self.rows[mine]] = mine * self.step
         return self.values.take(pa.array(picked, mask=picked < 0))
 
     def visible(self) -> pa.Array:
-        """See :meth:`Regular.visible`."""
+        """Return the properties that a user sees as a map column, null where a row has none."""
         shown = np.array([not is_hidden(name) for name in self.names], bool)
-        mine = np.flatnonzero(shown[self.ids]) if len(self.names) else np.zeros(0, np.int64)
-        if not len(mine):
+        if not shown.any():
             return pa.nulls(self.row_count, schemas.PROPERTIES)
-        counts = np.bincount(self.rows[mine], minlength=self.row_count)
+        ids, rows = self.ids, self.rows
+        if self.is_regular:
+            ids, rows = np.tile(np.arange(len(self.names)), self.row_count), np.arange(self.row_count).repeat(len(self.names))
+        mine = np.flatnonzero(shown[ids])
+        counts = np.bincount(rows[mine], minlength=self.row_count)
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32(), mask=np.append(counts == 0, False))
-        names = pa.array(self.names, pa.string()).take(pa.array(self.ids[mine]))
-        return pa.MapArray.from_arrays(offsets, names, self.values.take(pa.array(mine)))
-
-
-Properties: TypeAlias = Regular | Mixed
-"""The properties of a batch; ``names`` are those of whatever row."""
+        names = pa.array(self.names, pa.string()).take(pa.array(ids[mine]))
+        return pa.MapArray.from_arrays(offsets, names, self.values.take(pa.array(mine * self.step)))
 
 
 def decode_column(texts: pa.Array) -> Properties:
@@ -85,11 +64,11 @@ def decode_column(texts: pa.Array) -> Properties:
     return _decode_well_formed(texts) or _decode_rows(texts)
 
 
-def _decode_rows(texts: pa.Array) -> Mixed:
+def _decode_rows(texts: pa.Array) -> Properties:
     found = [decode(text) for text in texts.to_pylist()]
     names = list(dict.fromkeys(name for row in found for name in row))
     numbers = {name: number for number, name in enumerate(names)}
-    return Mixed(
+    return Properties(
         names,
         np.array([numbers[name] for row in found for name in row], np.int64),
         np.repeat(np.arange(len(found)), [len(row) for row in found]),
@@ -108,13 +87,21 @@ def _decode_well_formed(texts: pa.Array) -> Properties | None:
     if found is None or not _is_utf8(found.data):
         return None
     if not len(found.starts):
-        return Mixed([], np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), rows)
+        return Properties([], found.starts, found.starts, pa.array([], pa.string()), rows)
     bounds = np.empty(4 * len(found.starts) + 1, np.int32)
     bounds[:-1:4], bounds[1::4], bounds[2::4], bounds[3::4] = found.starts, found.is_at, found.is_at + 1, found.end_at
     bounds[-1] = len(found.data)
     pieces = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(found.data)])
+    values = pieces.slice(2)
     names = _regular_names(found, rows)
-    return _mixed(pieces, found, rows) if names is None else Regular(names, pieces, rows)
+    if names is not None:
+        return Properties(names, _NONE, _NONE, values, rows, _STEP, is_regular=True)
+    coded = pieces.take(pa.array(np.arange(0, len(pieces), _STEP))).dictionary_encode()
+    names, ids = coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
+    owners = np.searchsorted(found.offsets[1:], found.starts, side="right")
+    if np.bincount(owners * len(names) + ids).max() > 1:  # a name stands twice in a row
+        return None
+    return Properties(names, ids, owners, values, rows, _STEP)
 
 
 class _Found(NamedTuple):
@@ -125,11 +112,6 @@ class _Found(NamedTuple):
     starts: Ints
     is_at: Ints
     end_at: Ints
-
-    @property
-    def owners(self) -> Ints:
-        """The row of each entry."""
-        return np.searchsorted(self.offsets[1:], self.starts, side="right")
 
 
 def _find_entries(texts: pa.Array) -> _Found | None:
@@ -182,14 +164,3 @@ def _regular_names(found: _Found, rows: int) -> list[str] | None:
             return None
         names.append(data[starts[place] : is_at[place]].tobytes().decode())
     return names if len(set(names)) == per_row else None
-
-
-def _mixed(pieces: pa.Array, found: _Found, rows: int) -> Mixed | None:
-    places = np.arange(len(found.starts)) * 4
-    coded = pieces.take(pa.array(places)).dictionary_encode()
-    names = coded.dictionary.to_pylist()
-    ids = coded.indices.to_numpy().astype(np.int64)
-    owners = found.owners
-    if np.bincount(owners * len(names) + ids).max() > 1:  # a name stands twice in a row
-        return None
-    return Mixed(names, ids, owners, pieces.take(pa.array(places + 2)), rows)

@@ -55,10 +55,11 @@ class ReadLog(CommitLog):
         epoch: of the last frame that was seen.
     """
 
+    chain: ReadChain
+
     def __init__(self, directory: Path, file_bytes: int = log.FILE_BYTES) -> None:
         super().__init__(ReadDisk(), directory, file_bytes)
-        self.files = ReadChain(ReadDisk(), directory, file_bytes, file_bytes)
-        self.chain = self.files
+        self.chain = ReadChain(ReadDisk(), directory, file_bytes, file_bytes)
         self.epoch = 0
         self._copies: dict[int, mmap.mmap] = {}
         self.look()
@@ -72,23 +73,23 @@ class ReadLog(CommitLog):
         Raises:
             OutrunError: the log is no continuation of what was seen.
         """
-        self.files.look(self.tail)
-        if seal is not None and (self.tail < self.files.first or self.last_seal() != seal):
-            raise OutrunError(f"{self.files.directory} no longer holds the call that ends at {self.tail}")
-        self.tail = self.durable = max(self.tail, self.files.first)
+        self.chain.look(self.tail)
+        if seal is not None and (self.tail < self.chain.first or self.last_seal() != seal):
+            raise OutrunError(f"{self.chain.directory} no longer holds the call that ends at {self.tail}")
+        self.tail = self.durable = max(self.tail, self.chain.first)
 
     def last_seal(self) -> bytes:
         """Return what ends the last frame that was seen, which says how long the frame is and what is in it."""
-        size = min(frames.PROPERTY_BYTES, self.tail - self.files.first)
+        size = min(frames.PROPERTY_BYTES, self.tail - self.chain.first)
         found = bytearray(size)
         if size:
             start = (self.tail - 1) // self.file_bytes * self.file_bytes
-            size = self.files.file(start).read_into(self.tail - size - start, memoryview(found))
+            size = self.chain.file(start).read_into(self.tail - size - start, memoryview(found))
         return bytes(found[:size])
 
     def recover(self, offset: int, epoch: int = 0, limit: int | None = None) -> Iterator[Frame]:
         """Yield the whole frames from ``offset`` on, as far as ``limit``; nothing is cut off."""
-        at = self.tail = max(offset, self.files.first)
+        at = self.tail = max(offset, self.chain.first)
         size = _FIRST_LOOK_BYTES
         suspect = -1
         try:
@@ -119,8 +120,8 @@ class ReadLog(CommitLog):
         """Copy what is between two offsets; returns where the log ends by the lengths of its files."""
         self._copies.clear()
         end = at
-        for start in self.files.starts:
-            file = self.files.file(start)
+        for start in self.chain.starts:
+            file = self.chain.file(start)
             length = file.length
             end = max(end, start + length)
             low, high = max(at - start, 0), min(stop - start, length)

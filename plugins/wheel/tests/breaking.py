@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rmqstore import Store
+import rmqstore
+from rmqstore import ManualClock, Store
 from rmqstore.engine.kv.directory import copy_tree
-from rmqstore_conformance.stores import Pair, Stores, read_ids
+from rmqstore_conformance.stores import START_MS, Pair, Stores, read_ids
 from rmqstore_wheel.files.disk import DiskFile
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
+from rmqstore_wheel.timers.index import TimerIndex
 
 
 class WheelStores(Stores):
@@ -41,9 +43,28 @@ class WheelStores(Stores):
         return self.open(name, **settings)
 
 
+def opened(path: Path, clock: ManualClock | None = None, **settings: Any) -> Store:
+    """Open a store of the wheel engine."""
+    return rmqstore.open(path, engine="wheel", services=False, clock=clock or ManualClock(START_MS), **settings)
+
+
+def ledger_of(store: Store) -> Ledger:
+    """Return what both sides of a store are kept in."""
+    session: Any = store.engine.sessions["wheel"]
+    ledger: Ledger = session._shared.kv
+    return ledger
+
+
+def index_of(store: Store) -> TimerIndex:
+    """Return all that the timer side of a store derives from its log."""
+    timers: Any = store.engine.timers
+    index: TimerIndex = timers._index
+    return index
+
+
 def rolls(store: Store) -> int:
     """Return how many times timers were put into a slot that is not their first, since the timer log was made."""
-    index = store.engine.timers._index  # type: ignore[attr-defined]
+    index = index_of(store)
     puts = sum(int((facts["kind"] == 1).sum()) for facts in [index.facts.read(index.facts.first, index.facts.count - index.facts.first)])
     units = index.wheel.units
     cancels = int(((units.read(units.first, units.count - units.first)["flags"] & timer_log.DELETE) != 0).sum())

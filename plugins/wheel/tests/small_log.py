@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import rmqstore
+from plugins.wheel.tests.breaking import ledger_of, opened
 from rmqstore import ManualClock, Message, Store
 from rmqstore.contract import TimerHandle
 from rmqstore_wheel.log.ledger import Ledger, Sizes
@@ -43,13 +43,11 @@ class Run:
         self.store = self.opened()
 
     def opened(self, path: Path | None = None) -> Store:
-        return rmqstore.open(path or self.path, engine="wheel", services=False, clock=self.clock, **self.settings)
+        return opened(path or self.path, self.clock, **self.settings)
 
     @property
     def ledger(self) -> Ledger:
-        session: Any = self.store.engine.sessions["wheel"]
-        ledger: Ledger = session._shared.kv
-        return ledger
+        return ledger_of(self.store)
 
     @property
     def files(self) -> list[int]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from plugins.wheel.tests.breaking import WheelStores
+from plugins.wheel.tests.breaking import WheelStores, index_of, ledger_of
 from rmqstore import CancelOutcome, Message, Store
 from rmqstore.batch import MessageBatch
 from rmqstore_conformance.stores import DAY_MS, START_MS, message
@@ -37,8 +35,8 @@ def test_one_cancel_is_the_same_as_many(precision_ms: int) -> None:
 
 def chain(store: Store, slot: int) -> list[tuple[str, bool]]:
     """Return (message id, whether it is a cancel) of the units of a slot, the oldest first, as a broker reads them."""
-    index: Any = store.engine.timers._index  # type: ignore[attr-defined]
-    ledger: Any = store.engine.timers._ledger  # type: ignore[attr-defined]
+    index = index_of(store)
+    ledger = ledger_of(store)
     row = index.wheel.slots[slot % index.wheel.ring.length]
     position, found = int(row["last"]), []
     while position != timer_log.NO_POSITION:
@@ -56,7 +54,7 @@ def test_a_broker_finds_the_cancel_of_a_timer_in_its_slot(stores: WheelStores) -
     store = stores.open()
     receipts = [store.send(message(n), deliver_at_ms=START_MS + 5000) for n in range(6)]
     far = store.send(message("far"), deliver_at_ms=START_MS + 9 * DAY_MS)
-    slot = store.engine.timers._index.wheel.slot_of(START_MS + 5000)  # type: ignore[attr-defined]
+    slot = index_of(store).wheel.slot_of(START_MS + 5000)
     timers = [(f"m{n}", False) for n in range(6)]
     assert store.cancel(receipts[2].handle) is CancelOutcome.CANCELLED
     assert store.cancel([receipts[4].handle, receipts[1].handle]) == [CancelOutcome.CANCELLED] * 2
@@ -65,12 +63,12 @@ def test_a_broker_finds_the_cancel_of_a_timer_in_its_slot(stores: WheelStores) -
     assert store.cancel(far.handle) is CancelOutcome.CANCELLED
     expected = [*timers, ("m2", True), ("m4", True), ("m1", True)]
     assert chain(store, slot) == expected
-    assert store.engine.timers._index.wheel.count_in(slot) == 3  # type: ignore[attr-defined]
+    assert index_of(store).wheel.count_in(slot) == 3
     assert store.pending().total == 3
     assert store.next_wake_ms() == 5000
     store = stores.killed(store)
     assert sorted(chain(store, slot)) == sorted(expected)
-    assert store.engine.timers._index.wheel.count_in(slot) == 3  # type: ignore[attr-defined]
+    assert index_of(store).wheel.count_in(slot) == 3
     assert store.verify() == []
     stores.clock.advance(5000)
     assert store.tick().handed_over == 3
@@ -83,7 +81,7 @@ def test_a_slot_that_cancels_emptied_begins_anew(stores: WheelStores) -> None:
     handle = store.send(message(1), deliver_at_ms=START_MS + 5000).handle
     assert store.cancel(handle) is CancelOutcome.CANCELLED
     store.send(message(2), deliver_at_ms=START_MS + 5000)
-    slot = store.engine.timers._index.wheel.slot_of(START_MS + 5000)  # type: ignore[attr-defined]
+    slot = index_of(store).wheel.slot_of(START_MS + 5000)
     assert chain(store, slot) == [("m2", False)]
     stores.clock.advance(5000)
     assert store.tick().handed_over == 1

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.breaking import WheelStores
+from plugins.wheel.tests.breaking import WheelStores, index_of
 from rmqstore.contract import PopTxn
 from rmqstore_conformance.stores import START_MS, message, pop_all
 from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.timer_log import UNIT
 from rmqstore_wheel.timers import index as timer_index, table as timer_table
-from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.records import EncodedTimers
 
 COUNT = 5000
@@ -124,7 +123,7 @@ def test_a_crowded_slot_is_not_read_before_its_first_timers_go(stores: WheelStor
 def test_a_tick_that_is_no_end_of_a_slot_is_told_of_in_time(stores: WheelStores) -> None:
     """Timers of a store with a finer precision keep their ticks."""
     store = stores.open()
-    index: TimerIndex = store.engine.timers._index  # type: ignore[attr-defined]
+    index = index_of(store)
     ticks = np.array([START_MS + 4300, START_MS + 5000])
     none = np.zeros(0, np.int64)
     found = EncodedTimers(joined([]), ticks, ticks, 0, none, none)

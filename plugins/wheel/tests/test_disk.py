@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import rmqstore
+from plugins.wheel.tests.breaking import opened
 from rmqstore import ManualClock
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.reader.log import ReadDisk
@@ -63,7 +63,7 @@ def test_a_reader_never_looks_behind_the_end_of_a_file_that_its_owner_cut_off(fi
 
 def test_a_hand_over_does_not_map_the_log_again_for_each_step(tmp_path: Path) -> None:
     clock, mapped = ManualClock(0), []
-    with rmqstore.open(tmp_path / "store", engine="wheel", clock=clock, services=False) as store:
+    with opened(tmp_path / "store", clock) as store:
         for first in range(0, 20_000, 5000):
             due = pa.array(np.random.default_rng(first).integers(1000, 100_000, 5000))
             store.send_batch(pa.record_batch({"topic": ["t"] * 5000, "body": [b"x" * 2000] * 5000, "deliver_at_ms": due}))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import rmqstore
+from plugins.wheel.tests.breaking import opened
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
 from plugins.wheel.tests.summed import bare, summed, with_room
 from rmqstore import ManualClock
@@ -259,7 +259,7 @@ def test_due_timers_of_several_files_come_in_their_order(tmp_path: Path, monkeyp
         )
         for number in range(400)
     ]
-    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock) as store:
+    with opened(tmp_path / "store", clock) as store:
         store.send_batch(sent)
         clock.advance(200_000)
         store.tick()

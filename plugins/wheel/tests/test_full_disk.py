@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import rmqstore
-from plugins.wheel.tests.small_log import Run
+from plugins.wheel.tests.breaking import ledger_of, opened
+from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run
 from rmqstore import ManualClock, Message, Store, StoreFullError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
@@ -23,9 +23,6 @@ from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
-
-START_MS = 1_700_000_000_000
-HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -36,16 +33,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         except OSError as error:
             pytest.skip(f"not run: {error.strerror}")
         yield made
-
-
-def opened(path: Path, clock: ManualClock | None = None, **settings: Any) -> Store:
-    return rmqstore.open(path, engine="wheel", services=False, clock=clock or ManualClock(START_MS), **settings)
-
-
-def ledger_of(store: Store) -> Ledger:
-    session: Any = store.engine.sessions["wheel"]
-    ledger: Ledger = session._shared.kv
-    return ledger
 
 
 def test_check_points_that_find_no_room_leave_the_wheel_of_the_one_before(

@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-import rmqstore
-from rmqstore import ManualClock, Message, MessageBatch, Store
+from plugins.wheel.tests.breaking import opened
+from rmqstore import Message, MessageBatch, Store
+from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel.files.disk import DiskFile
 from rmqstore_wheel.log.journal import State
 from rmqstore_wheel.log.ledger import Ledger
-
-_START_MS = 1_700_000_000_000
-
-
-def _opened(path: Path) -> Store:
-    return rmqstore.open(path, engine="wheel", services=False, clock=ManualClock(_START_MS))
 
 
 def _broken(*_: Any) -> None:
@@ -48,10 +43,10 @@ def test_a_sync_that_meets_a_log_which_is_being_opened_again_says_only_what_is_t
         synced.append(file.path.parent.name)
         sync(file)
 
-    with _opened(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         pops = store.engine.pops
         # What another thread has written, for which it still waits.
-        _, ticket = pops.append(MessageBatch.of([Message("t", b"written", message_id="m1", born_ms=_START_MS, queue_id=0)]), _START_MS)
+        _, ticket = pops.append(MessageBatch.of([Message("t", b"written", message_id="m1", born_ms=START_MS, queue_id=0)]), START_MS)
         monkeypatch.setattr(DiskFile, "sync", noted)
         _cut_short(store, monkeypatch)
         _interrupted(monkeypatch, Ledger, "open", store.stats)
@@ -63,11 +58,11 @@ def test_a_sync_that_meets_a_log_which_is_being_opened_again_says_only_what_is_t
 def test_a_close_that_is_interrupted_behind_an_interrupted_call_says_nothing_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = _opened(tmp_path / "store")
+    store = opened(tmp_path / "store")
     store.send(Message("t", b"first"))
     _cut_short(store, monkeypatch)
     _interrupted(monkeypatch, Ledger, "_open_again", store.close)
-    with _opened(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         assert store.verify() == []
         store.send(Message("t", b"next"))
         assert [message.body for message in store.read("t").messages] == [b"first", b"cut short", b"next"]

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-import rmqstore
+from plugins.wheel.tests.breaking import index_of, ledger_of, opened
 from plugins.wheel.tests.broker_index import BrokerIndex
-from rmqstore import CancelOutcome, ManualClock, Message, Store
+from rmqstore import CancelOutcome, ManualClock, Message
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError
-from rmqstore_conformance.stores import directory
+from rmqstore_conformance.stores import START_MS, directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import BLOCK, RebuildReason
@@ -35,7 +35,7 @@ from rmqstore_wheel.timers.keys import KeyFileSums, KeyIndex, RecentKeys
 from rmqstore_wheel.timers.store import WheelTimers
 
 SLOTS, ENTRIES = 3000, 40
-NOW_MS = 1_700_000_000_000
+NOW_MS = START_MS
 Entries = Sequence[tuple[int, int]]
 
 
@@ -239,10 +239,7 @@ def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: P
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(index_slots=SLOTS, index_entries=100, check_point_calls=7))
     clock = ManualClock(NOW_MS)
 
-    def opened(name: str) -> Store:
-        return rmqstore.open(tmp_path / name, engine="wheel", services=False, clock=clock)
-
-    store = opened("first")
+    store = opened(tmp_path / "first", clock)
     for number in range(150):
         timers = [Message("t", b"x", keys=(f"one-{number}", f"half-{number // 2}")), Message("t", b"y", keys=("all",))]
         store.send_batch(timers, delay_ms=3_600_000)
@@ -254,12 +251,12 @@ def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: P
     store.close()
     damaged = sorted((tmp_path / "damaged" / "wheel" / "db" / "index").iterdir())[0]
     damaged.write_bytes(b"".join([damaged.read_bytes()[:40], b"\x00\x00\x00\x01" * SLOTS, damaged.read_bytes()[40 + 4 * SLOTS :]]))
-    store = opened("damaged")
+    store = opened(tmp_path / "damaged", clock)
     with pytest.raises(CorruptStoreError, match="open the store again"):
         store.cancel_key("t", "one-3")
     store.close()
     for name in ("first", "killed", "damaged"):
-        store = opened(name)
+        store = opened(tmp_path / name, clock)
         for number in range(0, 150, 6):
             assert store.cancel_key("t", f"one-{number}") == [CancelOutcome.CANCELLED]
             assert store.cancel_key("t", f"half-{number // 2}") == [CancelOutcome.CANCELLED], "the other one is cancelled already"
@@ -299,11 +296,8 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
     """Their messages lie in the log still, and the index leads there, but nothing else is known of them."""
     clock = ManualClock(NOW_MS)
 
-    def opened() -> Store:
-        return rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, cancel_memory_ms=60_000)
-
     monkeypatch.setattr(timer_table, "PER_FILE", BLOCK)
-    store = opened()
+    store = opened(tmp_path / "store", clock, cancel_memory_ms=60_000)
     for _ in range(3):
         store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay_ms=1000)
     clock.advance(1000)
@@ -313,8 +307,8 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
         clock.advance(60_000)
         store.tick()
     store.close()
-    store = opened()
-    index = store.engine.sessions["wheel"]._timers._index  # type: ignore[attr-defined]
+    store = opened(tmp_path / "store", clock, cancel_memory_ms=60_000)
+    index = index_of(store)
     assert index.facts.first >= 2 * BLOCK, "facts of old timers are there"
     assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
     assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
@@ -342,7 +336,7 @@ def test_a_look_at_what_was_never_written_takes_no_room() -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_many_keys_are_looked_up_together_as_each_alone(tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[int, str]]) -> None:
     clock, asked = ManualClock(NOW_MS), [f"key-{number}" for number in (*range(10), 3)]
-    with rmqstore.open(tmp_path_factory.mktemp("keys") / "store", engine="wheel", services=False, clock=clock) as store:
+    with opened(tmp_path_factory.mktemp("keys") / "store", clock) as store:
         timers = store.engine.sessions["wheel"].timers()
         assert isinstance(timers, WheelTimers)
         for number, happens in calls:
@@ -376,7 +370,7 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
     monkeypatch.setattr(KeyIndex, "lookup", lambda index, hashed: (found := lookup(index, hashed), looked.append(len(found)))[0])
     many = KeyIndex.lookup_many
     monkeypatch.setattr(KeyIndex, "lookup_many", lambda index, hashes: (found := many(index, hashes), looked.append(len(found[0])))[0])
-    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=ManualClock(NOW_MS)) as store:
+    with opened(tmp_path / "store") as store:
         store.send(Message("t", b"x", keys=("other",)), delay=timedelta(hours=1))
         costs: list[int] = []
         for number in range(300):
@@ -387,13 +381,13 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
             store.send(Message("t", b"y", keys=("again",)), delay=timedelta(hours=1))
             costs.append(len(reads) + sum(looked))
             if check_points and number % 50 == 49:
-                store.engine.sessions["wheel"]._timers._ledger.make_check_point()  # type: ignore[attr-defined]
+                ledger_of(store).make_check_point()
         assert max(costs[2:]) <= costs[2]
 
 
 def test_a_cancel_by_many_keys_copies_no_body(tmp_path: Path) -> None:
     keys = tuple(f"key-{number}" for number in range(40))
-    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=ManualClock(NOW_MS)) as store:
+    with opened(tmp_path / "store") as store:
         store.send(Message("t", bytes(2_000_000), keys=keys), delay=timedelta(hours=1))
         usual = pa.default_memory_pool()
         pool = pa.proxy_memory_pool(usual)

@@ -7,29 +7,28 @@ from pathlib import Path
 
 import pytest
 
-import rmqstore
+from plugins.wheel.tests.breaking import opened
 from rmqstore import ManualClock, Message
 from rmqstore.errors import CorruptStoreError, FormatVersionError
+from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.log.replay import Replay
-
-_START_MS = 1_700_000_000_000
 
 
 @pytest.mark.parametrize("directory", ["timerlog", "consumequeue/t/0"])
 def test_a_gap_in_the_files_of_a_cache_is_filled_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(queue_file_units=100, timer_file_units=100))
     path = tmp_path / "store"
-    clock = ManualClock(_START_MS)
-    with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
+    clock = ManualClock(START_MS)
+    with opened(path, clock) as store:
         store.send_batch([Message("t", b"x", message_id=f"m{n}") for n in range(500)])
-        store.send_batch([Message("t", b"x", message_id=f"l{n}", deliver_at_ms=_START_MS + 60_000) for n in range(500)])
+        store.send_batch([Message("t", b"x", message_id=f"l{n}", deliver_at_ms=START_MS + 60_000) for n in range(500)])
     files = sorted((path / "wheel" / "db" / directory).iterdir())
     assert len(files) >= 5
     files[2].unlink()
-    with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
+    with opened(path, clock) as store:
         assert store.verify() == []
         assert store.pending().total == 500
         assert len(store.read("t", limit=1000)) == 500
@@ -37,28 +36,28 @@ def test_a_gap_in_the_files_of_a_cache_is_filled_from_the_log(tmp_path: Path, mo
 
 def _made(path: Path, clock: ManualClock) -> list[Path]:
     """Make a store with 10 timers; returns its check points."""
-    with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
-        store.send_batch([Message("t", b"x", deliver_at_ms=_START_MS + 60_000) for _ in range(10)])
+    with opened(path, clock) as store:
+        store.send_batch([Message("t", b"x", deliver_at_ms=START_MS + 60_000) for _ in range(10)])
     files = list((path / "wheel" / "db" / "rmqstore").glob("checkpoint*"))
     assert files
     return files
 
 
 def test_a_check_point_of_another_version_is_refused(tmp_path: Path) -> None:
-    clock = ManualClock(_START_MS)
+    clock = ManualClock(START_MS)
     for file in _made(tmp_path / "store", clock):
         content = bytearray(file.read_bytes())
         content[8:12] = (check_point.VERSION + 1).to_bytes(4, "little")
         file.write_bytes(content)
     with pytest.raises(FormatVersionError, match=f"format version {check_point.VERSION + 1}"):
-        rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock)
+        opened(tmp_path / "store", clock)
 
 
 def test_damage_to_an_early_call_is_told_when_a_cache_is_gone_too(tmp_path: Path) -> None:
     """All is made anew from the log then, which ends at the damage; the check point knows that it went on."""
-    clock = ManualClock(_START_MS)
+    clock = ManualClock(START_MS)
     path = tmp_path / "store"
-    with rmqstore.open(path, engine="wheel", services=False, clock=clock, flush="async") as store:
+    with opened(path, clock, flush="async") as store:
         for number in range(100):
             store.send(Message("t", b"body %d" % number))
     db = path / "wheel" / "db"
@@ -69,7 +68,7 @@ def test_damage_to_an_early_call_is_told_when_a_cache_is_gone_too(tmp_path: Path
     (db / "timerwheel").unlink()
     for _ in range(2):
         with pytest.raises(CorruptStoreError, match="is damaged; a check point says"):
-            rmqstore.open(path, engine="wheel", services=False, clock=clock)
+            opened(path, clock)
         assert log.read_bytes() == content
 
 
@@ -80,27 +79,24 @@ _CACHES = ("rmqstore/checkpoint", "timerwheel", "timerlog", "consumequeue", "ind
 @pytest.mark.parametrize("first", _CACHES)
 def test_a_second_cache_may_be_lost_after_a_first_one(tmp_path: Path, first: str, second: str) -> None:
     """What the check points from before all was made anew say of the caches no longer holds, and none of them is believed."""
-    clock = ManualClock(_START_MS)
+    clock = ManualClock(START_MS)
     path = tmp_path / "store"
     db = path / "wheel" / "db"
-
-    def opened() -> rmqstore.Store:
-        return rmqstore.open(path, engine="wheel", services=False, clock=clock)
 
     for step in ("made", "more", first, second):
         if (db / step).exists():
             found = db / step
             shutil.rmtree(found) if found.is_dir() else found.unlink()
-        with opened() as store:
+        with opened(path, clock) as store:
             for n in range(20):
-                handle = store.send(Message("t", b"x", keys=(f"k{n}",), deliver_at_ms=_START_MS + 1000 + 100 * n)).handle
+                handle = store.send(Message("t", b"x", keys=(f"k{n}",), deliver_at_ms=START_MS + 1000 + 100 * n)).handle
                 assert handle is not None
                 if n % 4 == 0:
                     store.cancel(handle)
             store.send(Message("now", b"x"))
             store.ack(store.pop("now", "g")[0].receipt)
             assert store.verify() == []
-    with opened() as store:
+    with opened(path, clock) as store:
         assert store.pending().total == 60
         clock.advance(60_000)
         store.tick()
@@ -110,7 +106,7 @@ def test_a_second_cache_may_be_lost_after_a_first_one(tmp_path: Path, first: str
 
 @pytest.mark.parametrize("again", [False, True], ids=["made anew", "while made anew"])
 def test_a_check_point_from_before_all_was_made_anew_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    clock = ManualClock(_START_MS)
+    clock = ManualClock(START_MS)
     path = tmp_path / "store"
     for _ in range(2):
         _made(path, clock)
@@ -121,7 +117,7 @@ def test_a_check_point_from_before_all_was_made_anew_is_not_left(tmp_path: Path,
         with monkeypatch.context() as patched:
             patched.setattr(Replay, "finish", _killed)
             with pytest.raises(KeyboardInterrupt):
-                rmqstore.open(path, engine="wheel", services=False, clock=clock)
+                opened(path, clock)
         assert (own / "rebuild").exists(), "what is half made is not taken for what a check point vouches for"
     _made(path, clock)
     assert sorted(each.name for each in own.glob("*") if "check" in each.name or each.name == "rebuild") == ["checkpoint"]

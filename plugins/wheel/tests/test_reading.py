@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import rmqstore
+from plugins.wheel.tests.breaking import index_of, ledger_of, opened
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
+from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
@@ -24,7 +26,6 @@ from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.reader import view as read_view
 from rmqstore_wheel.reader.log import ReadLog
 
-_START_MS = 1_700_000_000_000
 _SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)
 
 Seen = tuple[list[str], list[str], int, int]
@@ -40,19 +41,14 @@ class Owner:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.clock = ManualClock(_START_MS)
-        self.store = self._opened()
+        self.clock = ManualClock(START_MS)
+        self.store = opened(self.path, self.clock)
         self.calls = 0
         self.history = [seen(self.store)]
 
-    def _opened(self) -> Store:
-        return rmqstore.open(self.path, engine="wheel", services=False, clock=self.clock)
-
     @property
     def ledger(self) -> Ledger:
-        session: Any = self.store.engine.sessions["wheel"]
-        ledger: Ledger = session._shared.kv
-        return ledger
+        return ledger_of(self.store)
 
     def call(self, count: int = 1, body: bytes = b"x") -> None:
         for _ in range(count):
@@ -60,7 +56,7 @@ class Owner:
             if kind == 0:
                 self.store.send_batch([_message(f"m{self.calls}.{n}", body) for n in range(3)])
             elif kind == 1:
-                due = _START_MS + 3_600_000 + self.calls
+                due = START_MS + 3_600_000 + self.calls
                 self.store.send_batch([_message(f"l{self.calls}.{n}", body, deliver_at_ms=due) for n in range(3)])
             elif kind == 2:
                 self.store.pop("t", "g", max_messages=1)
@@ -74,14 +70,14 @@ class Owner:
 
     def restart(self) -> None:
         self.store.close()
-        self.store = self._opened()
+        self.store = opened(self.path, self.clock)
         self.history.append(seen(self.store))
 
     def restart_from_the_log(self) -> None:
         self.store.close()
         shutil.rmtree(self.path / "wheel" / "db" / "rmqstore")
         (self.path / "wheel" / "db" / "timerwheel").unlink(missing_ok=True)
-        self.store = self._opened()
+        self.store = opened(self.path, self.clock)
         self.history.append(seen(self.store))
 
     def drop_topic(self) -> None:
@@ -405,7 +401,7 @@ def test_a_refresh_applies_only_what_is_new(owner: Owner, monkeypatch: pytest.Mo
     add = Replay.add
     monkeypatch.setattr(Replay, "add", lambda self, frame: (applied.append(frame.start), add(self, frame))[1])
     for n in range(3000):
-        owner.store.engine.pops.apply(rmqstore.contract.PopTxn(appends=rmqstore.MessageBatch.of([_message(f"m{n}")])), _START_MS)
+        owner.store.engine.pops.apply(rmqstore.contract.PopTxn(appends=rmqstore.MessageBatch.of([_message(f"m{n}")])), START_MS)
     with _reader(owner.path) as early:
         assert len(applied) >= 3000
         owner.make_check_point()
@@ -509,7 +505,7 @@ def test_a_log_that_goes_on_from_an_earlier_call_is_read_anew(owner: Owner, tmp_
 def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path, read_only: Any) -> None:
     """A task that opens one store after the other would hold some GiB of them, as references go round in circles."""
     store = rmqstore.open(tmp_path / "s", engine="wheel", services=False)
-    slots_bytes = store.engine.timers._index.wheel.slots.nbytes  # type: ignore[attr-defined]
+    slots_bytes = index_of(store).wheel.slots.nbytes
     store.send(Message("t", b"x"), delay_ms=60_000)
     store.close()
     assert slots_bytes > 2**24

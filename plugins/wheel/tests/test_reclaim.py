@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.breaking import index_of
 from plugins.wheel.tests.small_log import AGAIN_MS, FAR_MS, FILE_BYTES, HOUR_MS, SMALL, START_MS, Run, drop_check_points, handle_of
 from rmqstore import CancelOutcome, CorruptStoreError, Message
 from rmqstore_wheel import engine as engine_module
@@ -173,7 +173,7 @@ def test_the_body_of_a_cancelled_timer_goes_with_its_file(tmp_path: Path, rebuil
     run.fill(3)
     run.upkeep()
     assert 0 not in run.files
-    index: Any = run.store.engine.timers._index  # type: ignore[attr-defined]
+    index = index_of(run.store)
     sizes = index.queue_units(np.arange(1, 8))["size"].tolist()
     assert max(sizes[:6]) < 500
     assert sizes[6] > 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.breaking import WheelStores
+from plugins.wheel.tests.breaking import WheelStores, index_of
 from rmqstore import CancelOutcome, IllegalArgumentError
 from rmqstore.contract import Receipt
 from rmqstore_conformance import cases
@@ -84,7 +84,7 @@ def test_what_the_page_calls_the_same_is(stores: WheelStores) -> None:
     store.send(message("asked", properties={"TIMER_DELAY_SEC": "3"}))
     (timer,) = store.scan().timers
     assert timer.message.deliver_at_ms == stores.clock.now_ms() + 3000
-    (waiting,) = store.engine.timers._index.wheel.slots[store.engine.timers._index.wheel.slots["timers"] > 0]  # type: ignore[attr-defined]
+    (waiting,) = index_of(store).wheel.slots[index_of(store).wheel.slots["timers"] > 0]
     assert int(waiting["tick"]) == stores.clock.now_ms() // 1000 + 2
     assert b"TIMER_OUT_MS\x01%d" % (stores.clock.now_ms() + 2000) in next((stores.path(store) / "commitlog").iterdir()).read_bytes()
     stores.clock.advance(3000)

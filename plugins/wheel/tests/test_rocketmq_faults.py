@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.breaking import WheelStores, everywhere, parked_reasons, rolls, small_files
+from plugins.wheel.tests.breaking import WheelStores, everywhere, index_of, ledger_of, parked_reasons, rolls, small_files
 from rmqstore import AckOutcome, CancelOutcome, CorruptStoreError, IllegalMessageError, InitMode, Message
 from rmqstore.message import retry_topic
 from rmqstore_conformance.damaging import damage_timers
@@ -121,7 +121,7 @@ def test_l6_a_chain_that_breaks_while_the_store_is_open_is_an_error(stores: Whee
     for n in range(40):
         store.send(message(f"a{n}"), deliver_at_ms=START_MS + 1000)
         store.send(message(f"b{n}", "u"), deliver_at_ms=START_MS + 2000)
-    units = store.engine.timers._index.wheel.units  # type: ignore[attr-defined]
+    units = index_of(store).wheel.units
     with units.chain.path_of(0).open("r+b") as file:
         file.seek(units.position(40) + 4)
         file.write((52 * 79).to_bytes(8))
@@ -155,12 +155,12 @@ def test_d2_a_redo_puts_no_timer_into_the_wheel_twice(stores: WheelStores) -> No
     """RocketMQ's redo keeps units while the queue cursor goes back, so they are put again; here both follow from the log, however often."""
     store = stores.open()
     store.send_batch([message(n) for n in range(5)], delay_ms=1000)
-    store.engine.timers._ledger.make_check_point()  # type: ignore[attr-defined]
+    ledger_of(store).make_check_point()
     for n in range(5, 10):
         store.send(message(n), delay_ms=1000)
     for _ in range(3):
         store = stores.killed(store)
-        index = store.engine.timers._index  # type: ignore[attr-defined]
+        index = index_of(store)
         assert index.wheel.count_in(index.wheel.slot_of(START_MS + 1000)) == 10
         assert sorted(index.wheel.units.read(0, index.wheel.units.count)["reserved"].tolist()) == list(range(1, 11))
         assert everywhere(store) == sorted(f"m{n}" for n in range(10))
@@ -211,7 +211,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
     bodies = [b"%04d" % n * 250 for n in range(100)]
     store = stores.open(**copying)
     store.send_batch([message(n, body=bodies[n], keys=(f"k{n}",)) for n in range(100)], delay_ms=9 * DAY_MS)
-    tail = store.engine.timers._ledger.log.tail  # type: ignore[attr-defined]
+    tail = ledger_of(store).log.tail
     assert store.cancel_key("t", "k7") == [CancelOutcome.CANCELLED]
     store = stores.reopen(store, **copying)
     assert damage_timers(store, bodies[8]) == 1
@@ -219,7 +219,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
         stores.clock.advance(6 * HOUR_MS)
         store.tick()
     assert rolls(store) >= 98
-    assert 1000 * rolls(store) < store.engine.timers._ledger.log.tail - tail < 1500 * rolls(store)  # type: ignore[attr-defined]
+    assert 1000 * rolls(store) < ledger_of(store).log.tail - tail < 1500 * rolls(store)
     for _ in range(3):
         store = stores.killed(store, **copying)
         stores.clock.advance(HOUR_MS)
@@ -236,18 +236,18 @@ def test_8203_what_was_put_at_once_does_not_roll_at_once(stores: WheelStores) ->
     """RocketMQ rolls a burst into one slot again and again; here its timers are spread over half of the window."""
     store = stores.open()
     store.send_batch([message(n) for n in range(1000)], delay_ms=9 * DAY_MS)
-    slots = store.engine.timers._index.wheel.slots  # type: ignore[attr-defined]
+    slots = index_of(store).wheel.slots
     assert int(slots["timers"].max()) <= 5
     assert np.count_nonzero(slots["timers"]) > 900
-    tail = store.engine.timers._ledger.log.tail  # type: ignore[attr-defined]
+    tail = ledger_of(store).log.tail
     for _ in range(30):
         stores.clock.advance(6 * HOUR_MS)
         store.tick()
     assert rolls(store) >= 1000
-    assert store.engine.timers._ledger.log.tail - tail < 30_000, "rolling wrote the messages again"  # type: ignore[attr-defined]
+    assert ledger_of(store).log.tail - tail < 30_000, "rolling wrote the messages again"
     stores.clock.advance(9 * DAY_MS)
     assert store.tick().handed_over == 1000
-    assert not store.engine.timers._index.wheel.slots["timers"].any(), "some slot still counts what is gone"  # type: ignore[attr-defined]
+    assert not index_of(store).wheel.slots["timers"].any(), "some slot still counts what is gone"
     assert read_ids(store) == [f"m{n}" for n in range(1000)]
 
 
@@ -263,7 +263,7 @@ def test_p6_leases_and_acks_do_not_ride_the_timer(stores: WheelStores, cache: st
     store.ack(popped[1:4])
     assert store.pending().total == 0
     assert store.engine.timers.stats().last_seq == 0
-    store.engine.timers._ledger.make_check_point()  # type: ignore[attr-defined]
+    ledger_of(store).make_check_point()
 
     def lose(db: Path) -> None:
         path = db / cache

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from plugins.wheel.tests.breaking import WheelStores
+from plugins.wheel.tests.breaking import WheelStores, index_of
 from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import message
 from rmqstore_wheel.files.disk import Disk
@@ -130,7 +130,7 @@ def test_a_slot_that_counts_wrongly_is_told(stores: WheelStores, more: int, said
     sent = [store.send(message(n), delay_ms=5000) for n in range(3)]
     store.cancel(sent[0].handle)
     assert store.verify() == []
-    slots = store.engine.timers._index.wheel.slots  # type: ignore[attr-defined]
+    slots = index_of(store).wheel.slots
     slots["timers"][slots["timers"] > 0] += more
     (told,) = store.verify()
     assert said in told

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from plugins.wheel.tests.breaking import WheelStores
+from plugins.wheel.tests.breaking import WheelStores, index_of, opened
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore_conformance.stores import DAY_MS, START_MS, message, read_ids
 
@@ -40,7 +40,7 @@ def test_after_one_send_under_a_wrong_clock_timers_lie_in_the_wheel(stores: Whee
 
 def aside(store: Store) -> int:
     """Return how many timers have no place in the wheel."""
-    return len(store.engine.timers._index.aside)  # type: ignore[attr-defined]
+    return len(index_of(store).aside)
 
 
 @pytest.mark.parametrize("is_due_first", [False, True])
@@ -54,7 +54,7 @@ def test_a_slot_that_was_rolled_takes_no_other_far_timer(tmp_path: Path, is_due_
 
     slot = START_MS // precision + waits_in(1)
     came: list[bytes] = []
-    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, precision_ms=precision) as store:
+    with opened(tmp_path / "store", clock, precision_ms=precision) as store:
 
         def tick_at(now_ms: int) -> None:
             clock.set(now_ms)
@@ -85,7 +85,7 @@ def test_a_view_of_a_store_whose_files_went_finds_nothing_wrong(tmp_path: Path) 
         with rmqstore.open(tmp_path / "store", read_only=True, clock=clock) as view:
             return list(view.verify())
 
-    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, wheel__log_file_mib=8) as store:
+    with opened(tmp_path / "store", clock, wheel__log_file_mib=8) as store:
         for minute in range(30):
             clock.advance(60_000)
             if minute < 15:

@@ -34,9 +34,10 @@ from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.state import FifoRun, GroupQueue, load_fifo, load_groups, load_progress, load_topics
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
 from rmqstore.errors import CorruptStoreError, StoreLockedError
-from rmqstore_wheel.broker.revive_log import GROUP_NAME, ReviveLog
+from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats import config_files
+from rmqstore_wheel.formats.check_points import REVIVE_GROUP
 from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, ConsumerOffsets, DataVersion, OrderInfo, TimerCheck
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.journal import Change
@@ -159,7 +160,7 @@ class BrokerFiles(BrokerWriter):
         if self._revive_log is not None:
             revived = {number: queue.first_needed() - 1 for number, queue in enumerate(self._revive_log.queues)}
             if passed := {number: offset for number, offset in revived.items() if offset >= 0}:
-                table[config_files.offsets_key(self._revive_log.topic, GROUP_NAME)] = passed
+                table[config_files.offsets_key(self._revive_log.topic, REVIVE_GROUP)] = passed
         return table
 
     def _orders(self, topics: dict[int, str], groups: dict[int, str], runs: dict[GroupQueue, FifoRun]) -> config_files.OrderTable:

@@ -37,8 +37,6 @@ from rmqstore_wheel.log.call import BrokerRecords
 from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger import Ledger
 
-TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
-GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
 
 _MOST: Final = codec.MAX_MESSAGES
@@ -65,7 +63,7 @@ class ReviveLog:
     def __init__(self, ledger: Ledger, broker: str) -> None:
         self._ledger = ledger
         self._broker = broker
-        self.topic = f"{TOPIC_PREFIX}{broker}"
+        self.topic = f"{codec.REVIVE_PREFIX}{broker}"
         self._form = log.Form(self.topic.encode())
         # No id is ever given to another one, unless the call failed that gave it first. So neither names nor ways to pop are forgotten.
         entries = [entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table))]

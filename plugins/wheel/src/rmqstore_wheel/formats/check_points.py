@@ -23,6 +23,10 @@ from rmqstore_wheel.formats import fastjson
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.fastjson import Byte, Int, Long, quote
 
+REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+"""How the revive topic begins; the name of the broker follows."""
+
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 CK_TAG: Final = "ck"
 ACK_TAG: Final = "ack"
 BATCH_ACK_TAG: Final = "bAck"

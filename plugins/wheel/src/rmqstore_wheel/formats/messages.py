@@ -14,7 +14,7 @@ first_pop_ms            property ``1ST_POP_TIME``
 properties              all other properties, save those that belong to the system
 ======================  ==========================================================================================
 
-A queue id of -1 stands for one that was not chosen. ``reconsume_times`` counts the deliveries so far.
+A queue id of -1 stands for one that was not chosen. The reconsume times of a record count the deliveries so far, ``attempt``.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def told_by(found: dict[str, str]) -> Told:
 
 
 def decode_batch(records: Columns) -> dict[str, pa.Array]:
-    """Return the columns of ``IN_SCHEMA``, and queue_offset, store_ms, first_pop_ms and reconsume_times, of records that were read."""
+    """Return the columns of ``IN_SCHEMA``, and ``attempt`` and ``first_pop_ms``, of records that were read."""
     (text,) = records.properties
     found = decode_column(text)
     topic, queue_id = _home(records, found)
@@ -145,10 +145,8 @@ def decode_batch(records: Columns) -> dict[str, pa.Array]:
         "message_id": found.column(texts.MESSAGE_ID),
         "born_ms": pa.array(records.born_ms, pa.int64()),
         "queue_id": pa.array(queue_id, pa.int32(), mask=queue_id < 0),
-        "queue_offset": pa.array(records.queue_offset, pa.int64()),
-        "store_ms": pa.array(records.store_ms, pa.int64()),
         "first_pop_ms": texts.integers(found.column(texts.FIRST_POP_MS)),
-        "reconsume_times": pa.array(records.reconsume_times, pa.int32()),
+        "attempt": pa.array(records.reconsume_times, pa.int32()),
     }
 
 

@@ -24,15 +24,13 @@ import pyarrow.compute as pc
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import check_points as codec, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
+from rmqstore_wheel.formats.check_points import REVIVE_PREFIX, Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.config_files import TimerCheck
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.inspecting.files import FileSet, Findings
 from rmqstore_wheel.inspecting.log import QueueName, Records
 
-REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
-REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 MINUTE_MS: Final = 60_000
 EDGES_MS: Final = (0, MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, 60 * MINUTE_MS, 240 * MINUTE_MS, 1440 * MINUTE_MS)
 LABELS: Final = ("overdue", "within 1 min", "within 5 min", "within 15 min", "within 1 h", "within 4 h", "within 24 h", "later")

@@ -17,11 +17,11 @@ import msgspec
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import config_files
+from rmqstore_wheel.formats.check_points import REVIVE_GROUP, REVIVE_PREFIX
 from rmqstore_wheel.formats.config_files import ConsumerOffsets, OrderInfo, TimerCheck, TimerMetrics
 from rmqstore_wheel.inspecting import files
 from rmqstore_wheel.inspecting.files import Findings
 from rmqstore_wheel.inspecting.log import QueueName
-from rmqstore_wheel.inspecting.pending import REVIVE_GROUP, REVIVE_PREFIX
 
 CONFIG: Final = "config"
 _MOST_BYTES: Final = 64 * 1024**2

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rmqstore_wheel.formats.check_points import REVIVE_PREFIX
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import index_check, small_files, timers
 from rmqstore_wheel.inspecting.files import FileSet, Findings
 from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics
-from rmqstore_wheel.inspecting.pending import REVIVE_PREFIX, Pending, Popped
+from rmqstore_wheel.inspecting.pending import Pending, Popped
 from rmqstore_wheel.inspecting.queues import Queues
 from rmqstore_wheel.inspecting.timers import LastUnits, TimerUnits, WheelCheck
 

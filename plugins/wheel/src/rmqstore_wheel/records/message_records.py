@@ -383,8 +383,6 @@ def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
 def columns_of(read: log_columns.Columns) -> dict[str, pa.Array]:
     """Return the columns of ``IN_SCHEMA``, ``attempt`` and ``first_pop_ms`` of records that were read."""
     columns = messages.decode_batch(read)
-    del columns["queue_offset"], columns["store_ms"]
-    columns["attempt"] = columns.pop("reconsume_times")
     if columns["message_id"].null_count:
         columns["message_id"] = pc.fill_null(columns["message_id"], "")
     for name in _TIMES:

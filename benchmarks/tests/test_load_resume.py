@@ -145,7 +145,7 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     def closed(spark: Any, plan: Plan) -> Any:
         raise RuntimeError("the JVM is gone\nand more")
 
-    def play(spark: Any, plan: Plan, round_: int, cluster: Any, victim: int) -> Done:
+    def play(spark: Any, plan: Plan, round_: int) -> Done:
         played.append(round_)
         return Done()
 

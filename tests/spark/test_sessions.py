@@ -47,7 +47,7 @@ def test_a_session_whose_jvm_is_killed_says_so_unless_an_error_of_ours_says_more
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not ENGINE, reason="no durable engine is installed")
-def test_a_worker_of_a_cluster_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_an_executor_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> None:
     pytest.importorskip("rmqstore_benchmarks")
     if (reason := why_not()) is not None:
         pytest.skip(reason)

@@ -17,7 +17,6 @@ from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.failures import typed
 from rmqstore.spark.sessions import session, why_not
-from rmqstore_benchmarks.load.cluster import StandaloneCluster
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
 from rmqstore_benchmarks.load.run import (
@@ -39,7 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _QUICK_MESSAGES: Final = 50_000
-_WORKERS: Final = 2
+_CLUSTER: Final = "local-cluster[2,1,1024]"
+"""A master and two workers in the process of Spark, whose executors, of a core and 1024 MiB each, are processes of their own."""
+
 _LOCAL_WITHOUT_RETRIES: Final = re.compile(r"local(\[[^,\]]*\]|\[[^,\]]*,\s*1\])?")
 
 Told = Callable[[str, str, int, int], None]
@@ -53,7 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         engines: names; all durable ones that are installed when empty.
         failures: names of failures, or ``none`` alone; all that the place can show when empty.
         master: a Spark cluster, or None for this machine.
-        cluster: start a standalone cluster on this machine.
+        cluster: let executors be processes of their own on this machine.
         served: reach each store through a process that serves it.
         directory: where the stores go; every executor must reach it.
         keep: a new directory in which everything stays; overrides ``directory``.
@@ -141,15 +142,15 @@ def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -
         if request.audit is not None:
             for plan in begun.plans:
                 forget_audit(plan)
-        spark, cluster = (None, None) if is_ended else _started(begun, stack)
-        for victim, plan in enumerate(begun.below(root).plans):
+        spark = None if is_ended else _started(begun, stack)
+        for plan in begun.below(root).plans:
 
             def tell(job: str, engine: str = plan.engine) -> None:
                 told(engine, job, next(numbers), jobs)
 
             outcome = read_outcome(plan)
             if spark is not None and outcome is None:
-                outcome = run_load(spark, plan, tell, cluster=cluster, victim=victim)
+                outcome = run_load(spark, plan, tell)
             else:
                 for name in job_names(plan):
                     tell(name)
@@ -173,13 +174,10 @@ def _check_played(root: Path, begun: Begun) -> None:
                 raise IllegalArgumentError(f"--audit {root}: {job} of {plan.engine} was not played to its end; --resume goes on there")
 
 
-def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:
-    cluster: StandaloneCluster | None = None
-    if begun.cluster:
-        cluster = stack.enter_context(StandaloneCluster(_WORKERS))
-    master = cluster.master if cluster is not None else begun.master
+def _started(begun: Begun, stack: ExitStack) -> SparkSession:
+    master = _CLUSTER if begun.cluster else begun.master
     is_quick = all(plan.messages <= _QUICK_MESSAGES for plan in begun.plans)
-    return stack.enter_context(session(master, name="rmqstore load-test", quick=is_quick)), cluster
+    return stack.enter_context(session(master, name="rmqstore load-test", quick=is_quick))
 
 
 def _failures(request: Request) -> tuple[Failure, ...]:
@@ -192,13 +190,13 @@ def _failures(request: Request) -> tuple[Failure, ...]:
     for name in names:
         if name not in known:
             raise IllegalArgumentError(f"--failures {name!r} is none of {', '.join(known)}; or give none alone")
-    needs = {Failure.EXECUTOR: (request.cluster, "--cluster, whose workers"), Failure.OWNER: (request.served, "--served, whose processes")}
+    needs = {Failure.EXECUTOR: (request.cluster, "--cluster, whose"), Failure.OWNER: (request.served, "--served, whose")}
     absent = {failure.value: words for failure, (is_there, words) in needs.items() if not is_there}
     wanted = names or [name for name in known if name not in absent]
     failures = tuple(failure for failure in Failure if failure.value in wanted)
     for name in wanted:
         if name in absent:
-            raise IllegalArgumentError(f"--failures {name} needs {absent[name]} can be killed")
+            raise IllegalArgumentError(f"--failures {name} needs {absent[name]} processes can be killed")
     if (
         {Failure.TASK, Failure.WORKER}.intersection(failures)
         and request.master is not None

@@ -26,7 +26,6 @@ from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
-from rmqstore_benchmarks.load.cluster import StandaloneCluster
 from rmqstore_benchmarks.load.failures import Failure, note_once, noted, of_round
 from rmqstore_benchmarks.load.ledger import SCHEMA, files_of, table_of
 from rmqstore_benchmarks.load.plan import VERSION, Plan
@@ -203,18 +202,14 @@ class Outcome(msgspec.Struct, frozen=True):
         return found
 
 
-def run_load(
-    spark: SparkSession, plan: Plan, told: Told = lambda job: None, *, cluster: StandaloneCluster | None = None, victim: int = 0
-) -> Outcome:
+def run_load(spark: SparkSession, plan: Plan, told: Told = lambda job: None) -> Outcome:
     """Play a plan and close its ledger; goes on behind the last job that is done, if the plan was begun before.
 
     Args:
         told: called with the name of each job before it starts.
-        cluster: where executors can be killed.
-        victim: the worker of ``cluster`` that is killed.
     """
     plan.make_directories()
-    acts: list[Callable[[], Done]] = [partial(_played, spark, plan, round_, cluster, victim) for round_ in range(plan.rounds + 1)]
+    acts: list[Callable[[], Done]] = [partial(_played, spark, plan, round_) for round_ in range(plan.rounds + 1)]
     acts += [partial(_audited, spark, plan), lambda: Done(closed=close_ledger(spark, plan))]
     for name, act in zip(job_names(plan), acts, strict=True):
         told(name)
@@ -263,14 +258,13 @@ class _Round:
         yield pa.record_batch({"number": [number]})
 
 
-def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneCluster | None, victim: int) -> Done:
+def _played(spark: SparkSession, plan: Plan, round_: int) -> Done:
     """Play a round on all shards."""
     due = of_round(plan.failures, round_, plan.rounds)
     copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
     made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(_Round(round_, copies), plan), "number long")
-    killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
-    with killing:
+    with _killed(spark, plan, round_) if Failure.EXECUTOR in due else nullcontext():
         made.write.format("noop").mode("append").save()
     return Done()
 
@@ -287,8 +281,11 @@ def _audited(spark: SparkSession, plan: Plan) -> Done:
 
 
 @contextmanager
-def _killed(cluster: StandaloneCluster, plan: Plan, round_: int, victim: int) -> Iterator[None]:
-    """Kill a worker of the cluster, with its executor, as soon as a task of the round has opened a store; another one takes its place."""
+def _killed(spark: SparkSession, plan: Plan, round_: int) -> Iterator[None]:
+    """Kill an executor as soon as a task of the round has opened a store; Spark starts another one.
+
+    Of a cluster on this machine executors are children of Spark's own process.
+    """
     before = _opened(plan)
     errors: list[BaseException] = []
     is_killed = False
@@ -300,8 +297,8 @@ def _killed(cluster: StandaloneCluster, plan: Plan, round_: int, victim: int) ->
         is_killed = True
         try:
             if note_once(plan.injected_path(), Failure.EXECUTOR, round_):
-                cluster.kill_worker(victim)
-                cluster.add_worker()
+                jvm: Any = spark.sparkContext._jvm
+                jvm.java.lang.ProcessHandle.current().children().findFirst().get().destroyForcibly()
         except BaseException as error:
             errors.append(error)
 

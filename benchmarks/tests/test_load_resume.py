@@ -22,8 +22,9 @@ from rmqstore_benchmarks.load import command, run
 from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request
 from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.load.owner import held
 from rmqstore_benchmarks.load.plan import GROUP, TOPIC, VERSION, Plan
-from rmqstore_benchmarks.load.run import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
+from rmqstore_benchmarks.load.run import Begun, Done, UnfinishedError, done_of, mark_done, read_begun, write_begun
 
 PROGRAM = Path(__file__).with_name("killed_jvm.py")
 
@@ -92,7 +93,7 @@ def test_a_plan_of_another_version_and_what_is_damaged_is_refused_by_name(tmp_pa
 def test_a_load_test_is_played_by_one_process_at_a_time(tmp_path: Path) -> None:
     begun = begun_in(tmp_path / "run", "wheel")
     end(begun.plans[0])
-    with held(tmp_path / "run"), pytest.raises(rmqstore.StoreLockedError, match="another process"):
+    with held(tmp_path / "run", "mine"), pytest.raises(rmqstore.StoreLockedError, match="another process"):
         resume(tmp_path / "run")
     assert len(resume(tmp_path / "run")) == 1
 

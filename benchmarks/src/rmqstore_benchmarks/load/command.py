@@ -18,13 +18,13 @@ from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.failures import typed
 from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.load.owner import held
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
 from rmqstore_benchmarks.load.run import (
     Begun,
     Outcome,
     done_of,
     forget_audit,
-    held,
     job_names,
     read_begun,
     read_outcome,
@@ -220,7 +220,7 @@ def _root(request: Request, directory: Path, begun: Begun) -> Iterator[Path]:
     try:
         if request.there is None:
             write_begun(root, begun)
-        with held(root):
+        with held(root, f"the load test in {root} is played by another process; wait for its end, or end it"):
             try:
                 yield root
             except Exception as error:

@@ -1,28 +1,27 @@
 """Who owns the store of a shard: the process of the attempt itself, or one that serves it to the attempt, and is killed.
 
-The second kind does what ``rmqstore serve`` does, but on the simulated clock: its attempt writes the time to its stdin, and it writes it
-back when its clock has moved. It ends when its stdin does, so none outlives its attempt. A lock beside the ledger keeps the shard with one
-attempt while the owner of its store is begun anew, when the store itself is nobody's.
+The second kind does what ``rmqstore serve`` does, but on the simulated clock: its attempt tells it the time, and it says so when its clock
+has moved. It ends when its attempt does. A lock of the ledger's directory keeps the shard with one attempt while the owner of its store is
+begun anew, when the store itself is nobody's.
 """
 
 from __future__ import annotations
 
 import fcntl
-import subprocess
-import sys
+import multiprocessing
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, TextIO, TypeVar
-
-import msgspec
+from typing import Any, Final, TypeVar
 
 import rmqstore
 from rmqstore.errors import StoreLockedError, StoreUnavailableError
 from rmqstore.server.serving import ServerThread
+from rmqstore.spark.dataset import flocked
 from rmqstore.store.directory import SOCKET_NAME
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.plan import SETTINGS, Plan
@@ -30,6 +29,22 @@ from rmqstore_benchmarks.load.plan import SETTINGS, Plan
 _Held = TypeVar("_Held")
 _LOOK_AGAIN_S: Final = 0.05
 _CLIENT_PATIENCE: Final = timedelta(minutes=5)
+_PROCESSES: Final = multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def held(directory: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a directory.
+
+    Raises:
+        StoreLockedError: with the words of the refusal; another process holds it.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(flocked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise StoreLockedError(refusal) from None
+        yield
 
 
 def open_store(plan: Plan, number: int, clock: rmqstore.ManualClock) -> tuple[rmqstore.Store, bool]:
@@ -77,20 +92,20 @@ class Owner:
         self._is_closed = False
         self.now_ms = START_MS
         self.deaths = self.dead = 0
-        self._held, waited = _waited_for(lambda: _held(plan.ledger_path(number) / "held"), plan.patience_s)
-        try:
+        with ExitStack() as stack:
+            ledger = plan.ledger_path(number)
+            refusal = f"another attempt has the shard of {ledger}"
+            _, waited = _waited_for(lambda: stack.enter_context(held(ledger, refusal)), plan.patience_s)
+            stack.callback(self._end)
             self.waited = self._begin() or waited
-            self.store = rmqstore.connect(plan.store_path(number), patience=_CLIENT_PATIENCE)
-        except BaseException:
-            self._end()
-            raise
+            self.store = stack.enter_context(rmqstore.connect(plan.store_path(number), patience=_CLIENT_PATIENCE))
+            self._stack = stack.pop_all()
 
     def move_to(self, now_ms: int) -> None:
         """Let its clock show ``now_ms``."""
         with self._lock:
             self.now_ms = now_ms
-            self._process.stdin.write(f"{now_ms}\n")  # type: ignore[union-attr]
-            self._process.stdin.flush()  # type: ignore[union-attr]
+            self._pipe.send(now_ms)
             self._hear()
 
     def kill(self) -> None:
@@ -99,7 +114,7 @@ class Owner:
             if not self._is_closed:
                 self.deaths += 1
                 self._process.kill()
-                self._reap()
+                self._end()
                 self.dead += 1
                 self._begin()
 
@@ -112,63 +127,42 @@ class Owner:
         with self._lock:
             if self._is_closed:
                 return
-            self.store.close()
-            code = self._end()
-        if code:
-            raise StoreUnavailableError(f"the process that served shard {self._number} ended with {code}")
+            self._is_closed = True
+            self._stack.close()
+        if self._process.exitcode:
+            raise StoreUnavailableError(f"the process that served shard {self._number} ended with {self._process.exitcode}")
 
     def _begin(self) -> bool:
         """Start a process; returns whether it had to wait for the store."""
-        plan = msgspec.json.encode(self._plan).decode()
-        command = [sys.executable, "-m", __name__, plan, str(self._number), str(self.now_ms)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        return self._hear() == "waited"
+        self._pipe, its_end = _PROCESSES.Pipe()
+        self._process = _PROCESSES.Process(target=_serve, args=(self._plan, self._number, self.now_ms, its_end), daemon=True)
+        self._process.start()
+        its_end.close()
+        return bool(self._hear())
 
-    def _hear(self) -> str:
-        said: str = self._process.stdout.readline()  # type: ignore[union-attr]
-        if not said:
-            raise StoreUnavailableError(f"the process that serves shard {self._number} has ended; its stderr says why")
-        return said.strip()
+    def _hear(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise StoreUnavailableError(f"the process that serves shard {self._number} has ended; its stderr says why") from None
 
-    def _end(self) -> int:
-        self._is_closed = True
-        code = self._reap() if hasattr(self, "_process") else 0
-        self._held.close()
-        return code
-
-    def _reap(self) -> int:
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
-        return self._process.wait()
+    def _end(self) -> None:
+        """Let the process see that nobody speaks to it any more, and wait for its end."""
+        self._pipe.close()
+        self._process.join()
 
 
-def _held(file: Path) -> TextIO:
-    made = file.open("w")
-    try:
-        fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        made.close()
-        raise StoreLockedError(f"another attempt has the shard of {file}") from None
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def _serve(plan: Plan, number: int, now_ms: int) -> None:
-    """Serve the store of a shard until stdin ends."""
+def _serve(plan: Plan, number: int, now_ms: int, pipe: Connection[Any, int]) -> None:
+    """Serve the store of a shard until nobody tells the time any more."""
     clock = rmqstore.ManualClock(now_ms)
     store, waited = open_store(plan, number, clock)
     place = store.engine.directory.held / SOCKET_NAME
     served = ServerThread(store, lambda entrance: entrance.listen_unix(place))
-    print("waited" if waited else "opened", flush=True)
-    for line in sys.stdin:
-        clock.set(int(line))
-        print(line, end="", flush=True)
-    served.stop()
-    store.close()
-
-
-if __name__ == "__main__":
-    _serve(msgspec.json.decode(sys.argv[1], type=Plan), int(sys.argv[2]), int(sys.argv[3]))
+    pipe.send(waited)
+    try:
+        while True:
+            clock.set(pipe.recv())
+            pipe.send(True)
+    except (EOFError, ConnectionResetError):
+        served.stop()
+        store.close()

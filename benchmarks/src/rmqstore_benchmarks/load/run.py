@@ -9,7 +9,6 @@ its marks, and the ledger knows what every attempt was told.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError, StoreLockedError
+from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError
 from rmqstore.spark.dataset import write_json
 from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.load.audit import FOUND, audit
@@ -103,21 +102,6 @@ def read_begun(root: Path) -> Begun:
     raise FormatVersionError(
         f"{file} has a plan of version {version}, and this rmqstore plays version {VERSION}: resume it with the rmqstore that began it"
     )
-
-
-@contextmanager
-def held(root: Path) -> Iterator[None]:
-    """Keep others from playing the load test in ``root``.
-
-    Raises:
-        StoreLockedError: somebody plays it.
-    """
-    with (root / _FILE).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreLockedError(f"the load test in {root} is played by another process; wait for its end, or end it") from None
-        yield
 
 
 def mark_done(plan: Plan, job: str, done: Done) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 import rmqstore
-from rmqstore.message import PoppedMessage, retry_topic
+from rmqstore.message import retry_topic
+from rmqstore.tables import State
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
 from rmqstore_benchmarks.load.owner import open_store
-from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Ids, Plan, ids_in
+from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Mask, Plan, ids_in
 
 FOUND: Final = pa.schema(
     [("shard", pa.int32()), ("id", pa.int64()), ("place", pa.string()), ("attempts", pa.int32()), ("note", pa.string())]
@@ -22,7 +24,8 @@ FOUND: Final = pa.schema(
 ``parked``; and, beside one of these, ``early``: it came to its topic before it was due; ``left``: a due timer, a message that a consumer
 should have got, or a lease that is over; ``damaged``: body or deliver time are not what was sent. ``broken`` is what ``verify`` found."""
 
-_PAGE: Final = 10_000
+_RETRY_TOPIC: Final = retry_topic(GROUP, TOPIC)
+_QUEUE: Final = ["topic", "queue_id"]
 
 
 def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
@@ -34,10 +37,13 @@ def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
         clock.set(now_ms)
         notes = store.verify()
         yield _rows(number, [NO_ID] * len(notes), "broken", notes=notes)
-        yield from _timers(store, number, plan, now_ms)
-        for topic in (TOPIC, KEPT_TOPIC):
-            yield from _topic(store, number, topic, ("passed", "ready"), plan)
-        yield from _topic(store, number, retry_topic(GROUP, TOPIC), (None, "retry"), plan)
+        state = State(store.engine.timers, store.engine.pops)
+        for _, page in state.pages("timers"):
+            yield from _placed(plan, number, page, {"timer": np.ones(len(page), bool), "left": page["tick"].to_numpy() <= now_ms})
+        passed = pd.DataFrame(state.rows("standings"), columns=["group", *_QUEUE, "next_offset"])
+        passed = passed[passed.group == GROUP].astype({"next_offset": "int64"})
+        for _, page in state.pages("messages"):
+            yield from _messages(plan, number, page, passed)
         leases = store.leases()
         ids = ids_in(pa.array([each.message_id for each in leases], pa.string()))
         yield _rows(number, ids, "leased", [each.attempt for each in leases])
@@ -46,48 +52,33 @@ def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
             texts = [each.origin_message_id or each.message.message_id for each in letters]
             ids = ids_in(pa.array(texts, pa.string()))
             yield _rows(number, ids, place, [each.attempts for each in letters], [each.reason for each in letters])
-            yield _damaged(number, plan, ids, [each.message for each in letters])
+            bodies = pa.array([each.message.body for each in letters], pa.binary())
+            deliver_at_ms = pa.array([each.message.deliver_at_ms for each in letters], pa.int64())
+            yield _rows(number, ids[plan.is_damaged(ids, bodies, deliver_at_ms)], "damaged")
 
 
-def _timers(store: rmqstore.Store, number: int, plan: Plan, now_ms: int) -> Iterator[pa.RecordBatch]:
-    after: tuple[int, int] | None = None
-    while True:
-        page = store.scan(after=after, limit=_PAGE)
-        ids = ids_in(pa.array([each.message.message_id for each in page.timers], pa.string()))
-        yield _rows(number, ids, "timer")
-        yield _rows(number, ids[np.array([each.handle.tick <= now_ms for each in page.timers], bool)], "left")
-        yield _damaged(number, plan, ids, [each.message for each in page.timers])
-        after = page.next_after
-        if after is None:
-            return
+def _messages(plan: Plan, number: int, page: pa.RecordBatch, passed: pd.DataFrame) -> Iterator[pa.RecordBatch]:
+    """Yield where messages are; what the group has passed of its retry topic has gone elsewhere. ``passed`` has its ``next_offset``."""
+    page = page.filter(pa.array(np.isin(page["topic"].to_numpy(zero_copy_only=False), (TOPIC, KEPT_TOPIC, _RETRY_TOPIC))))
+    rows = page.select([*_QUEUE, "queue_offset", "store_ms", "deliver_at_ms"]).to_pandas().merge(passed, "left", on=_QUEUE)
+    is_first, is_passed = rows.topic != _RETRY_TOPIC, rows.queue_offset < rows.next_offset.fillna(0)
+    due_ms = np.maximum(plan.due_ms(ids_in(page["message_id"])), rows.deliver_at_ms.fillna(NO_TIME))
+    places = {
+        "passed": is_first & is_passed,
+        "early": is_first & (rows.store_ms < due_ms),
+        "ready": is_first & ~is_passed,
+        "retry": ~is_first & ~is_passed,
+        "left": ~is_passed & (rows.topic != KEPT_TOPIC),
+    }
+    yield from _placed(plan, number, page, {place: are_there.to_numpy() for place, are_there in places.items()})
 
 
-def _topic(store: rmqstore.Store, number: int, topic: str, places: tuple[str | None, str], plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a topic; ``places`` are those that the group has passed, left out if None, and of the others."""
-    info = next((each for each in store.topics.list(system=True) if each.name == topic), None)
-    next_offsets = {each.queue_id: each.next_offset for each in store.groups.offsets(GROUP) if each.topic == topic}
-    for queue in range(0 if info is None else info.queues):
-        next_offset, offset = next_offsets.get(queue, 0), 0
-        while len(page := store.engine.pops.read(topic, queue, offset, _PAGE)):
-            columns = page.columns
-            ids, offsets = ids_in(columns.column("message_id")), columns.column("queue_offset").to_numpy()
-            offset = int(offsets[-1]) + 1
-            is_passed = offsets < next_offset
-            if places[0] is not None:
-                yield _rows(number, ids[is_passed], places[0])
-                is_early = columns.column("store_ms").to_numpy() < columns.column("deliver_at_ms").fill_null(NO_TIME).to_numpy()
-                is_early |= columns.column("store_ms").to_numpy() < plan.due_ms(ids)
-                yield _rows(number, ids[is_early], "early")
-            yield _rows(number, ids[~is_passed], places[1])
-            if topic != KEPT_TOPIC:
-                yield _rows(number, ids[~is_passed], "left")
-            yield _rows(number, ids[plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))], "damaged")
-
-
-def _damaged(number: int, plan: Plan, ids: Ids, messages: Sequence[rmqstore.Message | PoppedMessage]) -> pa.RecordBatch:
-    bodies = pa.array([each.body for each in messages], pa.binary())
-    deliver_at_ms = pa.array([each.deliver_at_ms for each in messages], pa.int64())
-    return _rows(number, ids[plan.is_damaged(ids, bodies, deliver_at_ms)], "damaged")
+def _placed(plan: Plan, number: int, page: pa.RecordBatch, places: dict[str, Mask]) -> Iterator[pa.RecordBatch]:
+    """Yield the places of messages, each for those that its mask names, and which of them are damaged."""
+    ids = ids_in(page["message_id"])
+    is_damaged = plan.is_damaged(ids, page["body"], page["deliver_at_ms"])
+    for place, are_there in (places | {"damaged": is_damaged}).items():
+        yield _rows(number, ids[are_there], place)
 
 
 def _rows(number: int, ids: Any, place: str, attempts: Any = None, notes: Any = None) -> pa.RecordBatch:

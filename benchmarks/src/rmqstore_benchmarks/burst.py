@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 import rmqstore
 from rmqstore import ManualClock, Message, MessageBatch, Store
 from rmqstore_benchmarks.machine import described, sentence
 
 _BODY = b"x" * 256
 _BATCH = 10_000
-
-
-def quantile(taken_s: list[float], share: float) -> float:
-    """Return the time within which this share of calls was done, ms."""
-    return 1000 * sorted(taken_s)[min(int(len(taken_s) * share), len(taken_s) - 1)]
 
 
 def calls_beside(store: Store, work: Callable[[], object]) -> tuple[list[float], list[float]]:
@@ -64,7 +61,7 @@ def measure(engine: str, root: Path, timers: int) -> str:
         sends, pops = calls_beside(store, store.tick)
         rate = timers / (time.perf_counter() - begun_s)
         assert store.pending().total == 0
-    told = [f"{quantile(taken, 0.5):.1f}, {quantile(taken, 0.99):.1f}" for taken in (quiet, sends, pops)]
+    told = ["{:.1f}, {:.1f}".format(*1000 * np.quantile(taken, (0.5, 0.99))) for taken in (quiet, sends, pops)]
     return f"| {engine} | {rate / 1000:.0f} k | {' | '.join(told)} |"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
+import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import rmqstore
@@ -30,13 +31,13 @@ CALLS = 300
 
 
 def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Return how long each of some calls took, seconds, in rising order."""
+    """Return how long each of some calls took, seconds."""
     taken = []
     for _ in range(count):
         begun = time.perf_counter()
         call()
         taken.append(time.perf_counter() - begun)
-    return sorted(taken)
+    return taken
 
 
 def sends(store: Store) -> Callable[[], object]:
@@ -54,51 +55,36 @@ def batches(store: Store) -> Callable[[], object]:
 CALLED = {"sends": (sends, CALLS), "batches": (batches, 30)}
 
 
-def client(path: str, what: str, count: str = "") -> None:
-    """Be another process: make rounds of calls, one for each line of stdin, and print the median and the time of a round, seconds."""
-    with rmqstore.connect(path) as store:
-        if what == "waits":
-            for _ in sys.stdin:
-                (found,) = store.pop("wake", "g", wait=timedelta(seconds=30))
-                print(time.time() - float(found.body), flush=True)
-                store.ack(found)
-            return
-        make, number = CALLED[what]
-        call = make(store)
-        timed(call, 20)
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            begun = time.perf_counter()
-            taken = timed(call, int(count or number))
-            print(statistics.median(taken), time.perf_counter() - begun, flush=True)
+_served: Any = None
+_together: Any = None
+"""Of another process: the store that it is connected to, and where it waits for the others."""
 
 
-class Clients:
-    """Other processes."""
+def connect(path: Path, together: Any) -> None:
+    """Be another process, of several that begin their rounds together."""
+    global _served, _together
+    _served, _together = rmqstore.connect(path), together
 
-    def __init__(self, path: Path, number: int, *arguments: object) -> None:
-        command = [sys.executable, "-m", __spec__.name, "--client", str(path), *map(str, arguments)]
-        self.running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(number)]
 
-    def say(self) -> None:
-        """Let each do a round."""
-        for each in self.running:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
+def made(what: str, count: int) -> float:
+    """Make a round of calls in another process; returns the median of their times, seconds."""
+    call = CALLED[what][0](_served)
+    _together.wait()
+    return float(np.median(timed(call, count)))
 
-    def hear(self) -> list[list[str]]:
-        """Return what each says of it."""
-        heard = []
-        for each in self.running:
-            assert each.stdout is not None
-            heard.append(each.stdout.readline().split())
-        return heard
 
-    def close(self) -> None:
-        """End them."""
-        for each in self.running:
-            each.communicate()
+def woken() -> float:
+    """Wait for a message in another process; returns how long ago it was sent, seconds."""
+    (found,) = _served.pop("wake", "g", wait=timedelta(seconds=30))
+    late_s = time.time() - float(found.body)
+    _served.ack(found)
+    return late_s
+
+
+def clients(path: Path, number: int) -> Any:
+    """Return so many other processes."""
+    context = multiprocessing.get_context("spawn")
+    return context.Pool(number, connect, (path, context.Barrier(number)))
 
 
 def beside(store: Store, path: Path, what: str) -> str:
@@ -106,42 +92,33 @@ def beside(store: Store, path: Path, what: str) -> str:
     make, number = CALLED[what]
     call = make(store)
     timed(call, 20)
-    other = Clients(path, 1, what)
-    other.hear()
-    pairs = []
-    for _ in range(ROUNDS):
-        here = statistics.median(timed(call, number))
-        other.say()
-        ((there, _),) = other.hear()
-        pairs.append((float(there) / here, here, float(there)))
-    other.close()
-    ratio, here, there_s = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return f"{here * 1e6:.0f} µs | {there_s * 1e6:.0f} µs | {ratio:.2f}"
+    with clients(path, 1) as other:
+        other.apply(made, (what, 20))
+        pairs = [(np.median(timed(call, number)), other.apply(made, (what, number))) for _ in range(ROUNDS)]
+    here, there = np.array(pairs).T
+    return f"{np.median(here) * 1e6:.0f} µs | {np.median(there) * 1e6:.0f} µs | {np.median(there / here):.2f}"
 
 
 def crowd(path: Path, number: int) -> float:
     """Return the sends a second of so many processes together."""
-    others = Clients(path, number, "sends", CALLS)
-    others.hear()
-    begun = time.perf_counter()
-    others.say()
-    others.hear()
-    rate = number * CALLS / (time.perf_counter() - begun)
-    others.close()
-    return rate
+    with clients(path, number) as others:
+        others.starmap(made, [("sends", 20)] * number, chunksize=1)
+        begun = time.perf_counter()
+        others.starmap(made, [("sends", CALLS)] * number, chunksize=1)
+        return number * CALLS / (time.perf_counter() - begun)
 
 
 def wakes(store: Store, path: Path) -> list[float]:
-    """Return how long after a send another process has the message that it waits for, seconds, in rising order."""
-    other = Clients(path, 1, "waits")
+    """Return how long after a send another process has the message that it waits for, seconds."""
     taken = []
-    for _ in range(CALLS):
-        other.say()
-        time.sleep(0.01)  # until it waits
-        store.send(Message("wake", repr(time.time()).encode()))
-        taken.append(float(other.hear()[0][0]))
-    other.close()
-    return sorted(taken)
+    with clients(path, 1) as other:
+        other.apply(made, ("sends", 1))
+        for _ in range(CALLS):
+            waiting = other.apply_async(woken)
+            time.sleep(0.01)  # until it waits
+            store.send(Message("wake", repr(time.time()).encode()))
+            taken.append(waiting.get())
+    return taken
 
 
 def idle(path: Path, pops: int = 1000) -> float:
@@ -208,8 +185,8 @@ def measure(engine: str, root: Path, pending: int) -> None:
         print(f"| {engine}: send 1000 as Arrow | {beside(store, path, 'batches')} |")
         one, many = crowd(path, 1), crowd(path, 16)
         print(f"| {engine}: sends of one process, of 16 | {one:,.0f}/s | {many:,.0f}/s | {many / one:.1f} |")
-        taken = wakes(store, path)
-        print(f"| {engine}: wake-up, p50, p99 | {taken[len(taken) // 2] * 1e3:.2f} ms | {taken[len(taken) * 99 // 100] * 1e3:.2f} ms | |")
+        half, most = np.quantile(wakes(store, path), (0.5, 0.99)) * 1e3
+        print(f"| {engine}: wake-up, p50, p99 | {half:.2f} ms | {most:.2f} ms | |")
         print(f"| {engine}: 1000 pops that wait, of a core | {idle(path):.1%} | | |")
         with rmqstore.connect(path) as served:
             here, there = consumed(store), consumed(served)
@@ -219,9 +196,6 @@ def measure(engine: str, root: Path, pending: int) -> None:
 
 def main() -> None:
     """Measure the engines named, all on one disk."""
-    if sys.argv[1:2] == ["--client"]:
-        client(*sys.argv[2:])
-        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="+", default=["wheel", "rocksdb", "lmdb"])
     parser.add_argument("--pending", type=int, default=1_000_000)

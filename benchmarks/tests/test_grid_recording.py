@@ -13,7 +13,7 @@ import pytest
 
 from rmqstore_benchmarks.grid import recording
 from rmqstore_benchmarks.grid.aside import FLOOR_BYTES, NoLimitError, limit_for, limited_group
-from rmqstore_benchmarks.grid.recording import Phase, Spent, anon_bytes, compaction_bytes, sync_files
+from rmqstore_benchmarks.grid.recording import Phase, anon_bytes, compaction_bytes, measured, sync_files
 from rmqstore_benchmarks.grid.tables import buckets_of
 
 MIB = 1024 * 1024
@@ -29,11 +29,8 @@ print(len(taken))
 def test_what_is_written_is_counted_and_what_a_machine_cannot_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([(None, 1), (3, 3)])
     monkeypatch.setattr(recording, "device_bytes", lambda directory: next(readings))
-    spent = Spent(tmp_path)
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB))
-    spent.stop()
-    columns = spent.columns()
+    columns = measured(Phase("r", 0, "fill"), tmp_path, lambda _: (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB)))
     assert (columns["wchar_bytes"] or MIB) >= MIB
     assert columns["disk_bytes"] >= MIB
     assert columns["wall_s"] > 0

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ from rmqstore_benchmarks.grid.calls import Calls, are
 from rmqstore_benchmarks.grid.load import Ids, Load, Made, ticks_of
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.phases import next_step_ms
-from rmqstore_benchmarks.grid.recording import Phase, Spent, looking, sync_files
+from rmqstore_benchmarks.grid.recording import Phase, measured, sync_files
 from rmqstore_benchmarks.grid.stores import ShardTask, open_store
 
 if TYPE_CHECKING:
@@ -261,11 +262,7 @@ def drain(job: ChildJob) -> None:
         calls = _Told(store, clock, load, job.task.run.seed)
         for name, act, kept in (("cold_hand_over", _hand_all_over, job.count), ("cold_pop_ack", _Told.drain_ready, 0)):
             phase = Phase(job.task.run.run_id, job.task.shard, name)
-            spent = Spent(Path(job.task.directory))
-            with looking(phase):
-                act(calls, phase)
-            spent.stop()
-            columns = spent.columns() | {
+            columns = measured(phase, Path(job.task.directory), partial(act, calls)) | {
                 "messages": job.count,
                 "user_bytes": job.count * load.message_bytes,
                 "live_bytes": kept * load.message_bytes,

@@ -107,40 +107,29 @@ def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[Non
         thread.join()
 
 
-@contextmanager
-def looking(phase: Phase) -> Iterator[None]:
-    """Look at the memory meanwhile, in a thread of its own."""
-    phase.look()
-    try:
-        with every(_LOOK_S, phase.look, "bench-looking"):
-            yield
-    finally:
-        phase.look()
-
-
 # ---------------------------------------------------------------- what the machine tells
 
 
-class Spent:
-    """What a phase costs: read before and after, with the files synced behind it, so that a phase pays for what it wrote."""
+def measured(phase: Phase, directory: Path, run: Callable[[Phase], object]) -> dict[str, Any]:
+    """Run a phase whose store is under a directory; returns what it gives as ``messages``, and the columns that the machine tells.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        sync_files(directory)
-        self._before = counters(directory)
-        self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
-        self.wall_s = self.cpu_s = 0.0
-
-    def stop(self) -> None:
-        """Take the times."""
-        self.wall_s, self.cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._begin_cpu_s
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of ``phases`` that were read from the machine."""
-        sync_files(self._directory)
-        after = counters(self._directory)
-        counted = {name: None if before is None or (now := after[name]) is None else now - before for name, before in self._before.items()}
-        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, **counted, "disk_bytes": disk_bytes(self._directory)}
+    Files are synced before and behind, outside of its time, so that a phase pays for what it wrote.
+    """
+    sync_files(directory)
+    before, begin_cpu_s = counters(directory), time.process_time()
+    phase.begin_ns = time.perf_counter_ns()
+    phase.look()
+    with every(_LOOK_S, phase.look, "bench-looking"):
+        spent = {
+            "messages": run(phase),
+            "wall_s": (time.perf_counter_ns() - phase.begin_ns) / 1e9,
+            "cpu_s": time.process_time() - begin_cpu_s,
+        }
+    phase.look()
+    sync_files(directory)
+    after = counters(directory)
+    counted = {name: None if was is None or (now := after[name]) is None else now - was for name, was in before.items()}
+    return {**spent, **counted, "disk_bytes": disk_bytes(directory)}
 
 
 def counters(directory: Path) -> dict[str, int | None]:

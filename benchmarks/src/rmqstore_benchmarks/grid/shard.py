@@ -15,7 +15,7 @@ import rmqstore
 from rmqstore_benchmarks.grid import aside, phases
 from rmqstore_benchmarks.grid.calls import Calls, flushing
 from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, START_MS, NamedWorkload, workload_named
-from rmqstore_benchmarks.grid.recording import Phase, Spent, Tables, looking
+from rmqstore_benchmarks.grid.recording import Phase, Tables, measured
 from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RAW_PHASES, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES, TABLES
 
@@ -72,17 +72,13 @@ class _Shard:
 
     def measured(self, name: str, run: Callable[[Phase], int], after: Callable[[Phase], dict[str, Any]] = lambda phase: {}) -> float:
         """Run a phase and keep its tables; returns messages a second. ``after`` is not measured, and gives more columns of ``phases``."""
-        spent = Spent(self.directory)
         phase = Phase(self.task.run.run_id, self.task.shard, name)
-        with looking(phase):
-            messages = run(phase)
-            spent.stop()
-        columns = spent.columns() | after(phase)
-        columns |= {"messages": messages, "user_bytes": messages * self.load.message_bytes}
+        columns = measured(phase, self.directory, run) | after(phase)
+        columns["user_bytes"] = columns["messages"] * self.load.message_bytes
         if self.task.engine not in HOLLOW:
             columns["live_bytes"] = self.calls.account.kept * self.load.message_bytes
         self.parts.append(phase.tables(columns))
-        return messages / spent.wall_s if spent.wall_s else 0.0
+        return float(columns["messages"] / columns["wall_s"])
 
 
 def run_shard(task: ShardTask, opener: StoreOpener = open_store) -> Outcome:

@@ -55,15 +55,15 @@ class Account:
         """Note deliveries at ``now_ms``, on the ``attempts`` that they tell; returns the ticks of those that came for the first time."""
         known = (ids >= 0) & (ids < self.made)
         if not known.all():
-            self._note("foreign", ids[~known])
+            self.refuse("foreign", ids[~known])
             ids, attempts, now_ms = ids[known], attempts[known], now_ms[known]
         self.popped += len(ids)
-        self._note("early", ids[self._ticks[ids] > now_ms])
-        self._note("delivered though cancelled", ids[self._state[ids] & _CANCELLED != 0])
-        self._note("delivered again after its ack", ids[self._state[ids] & _ACKED != 0])
-        self._note("doubled", ids[self._pops[ids] + 1 != attempts])
+        self.refuse("early", ids[self._ticks[ids] > now_ms])
+        self.refuse("delivered though cancelled", ids[self._state[ids] & _CANCELLED != 0])
+        self.refuse("delivered again after its ack", ids[self._state[ids] & _ACKED != 0])
+        self.refuse("doubled", ids[self._pops[ids] + 1 != attempts])
         ordered = np.sort(ids)
-        self._note("doubled", ordered[1:][ordered[1:] == ordered[:-1]])
+        self.refuse("doubled", ordered[1:][ordered[1:] == ordered[:-1]])
         first = ids[self._pops[ids] == 0]
         self._pops[ids] = np.minimum(self._pops[ids] + 1, 255)
         ticks: Ids = self._ticks[first]
@@ -75,8 +75,9 @@ class Account:
         self.acked += len(ids)
 
     def refuse(self, what: str, ids: Ids) -> None:
-        """Note that something is wrong with these."""
-        self._note(what, ids)
+        """Note that something is wrong with these, if there are any."""
+        if len(ids):
+            self._wrong.setdefault(what, []).extend(ids.tolist())
 
     def fail(self, how: str) -> None:
         """Note that the store failed at what it must be able to do, in words."""
@@ -111,21 +112,17 @@ class Account:
     def settle(self, held: Ids, now_ms: int) -> None:
         """Compare with the numbers that the store holds, each once, behind a hand-over at ``now_ms``."""
         ordered = np.sort(held)
-        self._note("held twice", ordered[1:][ordered[1:] == ordered[:-1]])
+        self.refuse("held twice", ordered[1:][ordered[1:] == ordered[:-1]])
         expected = self.open_ids()
         due = expected[self._ticks[expected] <= now_ms]
-        self._note("not handed over", np.intersect1d(due, ordered))
-        self._note("lost", np.setdiff1d(expected, ordered))
-        self._note("held though it should be gone", np.setdiff1d(ordered, expected))
+        self.refuse("not handed over", np.intersect1d(due, ordered))
+        self.refuse("lost", np.setdiff1d(expected, ordered))
+        self.refuse("held though it should be gone", np.setdiff1d(ordered, expected))
 
     def verdict(self) -> str:
         """Return what is wrong in words; empty when nothing is."""
         parts = [f"{len(ids)} {what} (ids {_listed(ids)})" for what, ids in self._wrong.items()] + self._failures
         return "; ".join(parts)
-
-    def _note(self, what: str, ids: Ids) -> None:
-        if len(ids):
-            self._wrong.setdefault(what, []).extend(ids.tolist())
 
     def _grow(self, rows: int) -> None:
         have = len(self._state)

@@ -229,7 +229,7 @@ class TimerPeer(PopPeer):
     def measure(self, task: Task) -> Figures:
         figures, expected = scheduled(self, task)
         self.now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
-        return figures | done(drained(lambda: self.drain(self.now_ms), expected.total()) | popped(self, expected))
+        return figures | drained(self, expected)
 
 
 # ---------------------------------------------------------------- the phases
@@ -240,34 +240,23 @@ def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     batches = [peer.prepare(batch) for batch in task.batches()]
     singles = len(batches) - task.singles
     figures = {
-        "schedule": task.timers / timed(peer.schedule, batches[:singles]),
-        "schedule_one": task.singles / timed(peer.schedule, batches[singles:]),
+        "schedule": rate(peer.schedule, batches[:singles], task.timers),
+        "schedule_one": rate(peer.schedule, batches[singles:], task.singles),
     }
     handles = [handle for batch in batches[:singles] for handle in peer.handles(batch)]
     cancelled = int(task.timers * CANCELLED_SHARE)
     chosen = random.Random(task.seed).sample(range(task.timers), cancelled + task.singles)
     groups = [chosen[first : min(first + task.batch, cancelled)] for first in range(0, cancelled, task.batch)]
-    figures["cancel"] = cancelled / _cancel_timed(peer, [[handles[row] for row in group] for group in groups])
-    figures["cancel_one"] = task.singles / _cancel_timed(peer, [[handles[row]] for row in chosen[cancelled:]])
+    figures["cancel"] = rate(peer.cancel, [[handles[row] for row in group] for group in groups], cancelled, "cancelled")
+    figures["cancel_one"] = rate(peer.cancel, [[handles[row]] for row in chosen[cancelled:]], task.singles, "cancelled")
     numbers = {batches[row // task.batch].timers[row % task.batch].number for row in chosen}
     return figures, Counter(timer.body for batch in batches for timer in batch.timers if timer.number not in numbers)
 
 
-def _cancel_timed(peer: TimerPeer, groups: list[list[Any]]) -> float:
-    """Cancel groups of timers, all of them pending; returns the seconds."""
-    counts: list[int] = []
-    spent_s = timed(lambda group: counts.append(peer.cancel(group)), groups)
-    expect(sum(counts), sum(map(len, groups)), "cancelled")
-    return spent_s
-
-
-def drained(drain: Callable[[], int], expected: int) -> Figures:
-    """Hand over everything in one go, which must be as many as expected."""
-    start_s = time.perf_counter()
-    moved = drain()
-    spent_s = time.perf_counter() - start_s
-    expect(moved, expected, "handed over")
-    return {"drain": expected / spent_s}
+def drained(peer: TimerPeer, expected: Counter[bytes]) -> Figures:
+    """Hand over everything in one go, pop and ack it; ``done`` is the rate of a message from where it is due to where it is done."""
+    figures = {"drain": rate(peer.drain, [peer.now_ms], expected.total(), "handed over")} | popped(peer, expected)
+    return figures | {"done": 1 / (1 / figures["drain"] + 1 / figures["pop_1024"])}
 
 
 def popped(peer: PopPeer, expected: Counter[bytes]) -> Figures:
@@ -286,17 +275,14 @@ def popped(peer: PopPeer, expected: Counter[bytes]) -> Figures:
     return figures
 
 
-def done(figures: Figures) -> Figures:
-    """Add the rate of a message from where it is due to where it is done."""
-    return figures | {"done": 1 / (1 / figures["drain"] + 1 / figures["pop_1024"])}
-
-
-def timed(call: Callable[[Any], object], values: Iterable[Any]) -> float:
-    """Call with each value; returns the seconds of all."""
+def rate(call: Callable[[Any], Any], values: Iterable[Any], messages: int, what: str = "") -> float:
+    """Call with each value; returns messages a second. With ``what`` the calls say how many were so, which must be all."""
     start_s = time.perf_counter()
-    for value in values:
-        call(value)
-    return time.perf_counter() - start_s
+    counts = [call(value) for value in values]
+    spent_s = time.perf_counter() - start_s
+    if what:
+        expect(sum(counts), messages, what)
+    return messages / spent_s
 
 
 def expect(found: int, expected: int, what: str) -> None:

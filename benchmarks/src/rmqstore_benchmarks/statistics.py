@@ -178,8 +178,8 @@ def figures(results: Results) -> pd.DataFrame:
 
 
 def known(figures: pd.DataFrame, metric: str, *phases: str) -> pd.DataFrame:
-    """Return the rows of one figure in these phases."""
-    return figures[(figures.metric == metric) & figures.phase.isin(phases)]
+    """Return the rows of one figure in these phases, or in all if none is named."""
+    return figures[(figures.metric == metric) & figures.phase.isin(phases or figures.phase)]
 
 
 def _of_cells(found: pd.DataFrame, results: Results) -> pd.DataFrame:
@@ -210,7 +210,7 @@ KEPT_UP: Final = 0.99
 
 def overloaded(figures: pd.DataFrame) -> pd.DataFrame:
     """Return ``cell_id`` and ``phase`` of the open loops of which any repeat was overloaded."""
-    done = known(figures, "done_of_offered", *figures.phase.unique())
+    done = known(figures, "done_of_offered")
     return done.loc[done.low < KEPT_UP, ["cell_id", "phase"]]
 
 

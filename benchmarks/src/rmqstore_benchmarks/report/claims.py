@@ -141,7 +141,7 @@ def weighed(figures: DataFrame) -> DataFrame:
     Of phases shorter than :data:`LEAST_S` those that depend on time are none. Nor are those of several stores at a time: phases of
     theirs that have the same name need not be at the same time, so the sum of their rates is more than what they do together.
     """
-    lengths = known(figures, "wall_s", *figures.phase.unique())
+    lengths = known(figures, "wall_s")
     short = pd.MultiIndex.from_frame(lengths.loc[lengths["median"] < LEAST_S, ["cell_id", "phase"]])
     is_short = pd.MultiIndex.from_frame(figures[["cell_id", "phase"]]).isin(short) & figures.metric.isin(_TIMED)
     return figures[~is_short & (figures.shards == 1)]
@@ -201,14 +201,28 @@ def told(says: str, found: DataFrame) -> str:
     return f"{says.format(low if low == high else f'{low} to {high}')} ({', '.join(said)})"
 
 
-def _on_cells(metric: str, phases: tuple[str, ...], first: Design, second: Design) -> Found:
-    """Return what compares a figure of two designs."""
+def _on_cells(metric: str, phases: tuple[str, ...], first: Design, second: Design, where: Found = lambda figures: figures) -> Found:
+    """Return what compares a figure of two designs, among the figures to which ``where`` narrows all."""
 
     def found(figures: DataFrame) -> DataFrame:
-        rows = known(figures, metric, *phases)
+        rows = known(where(figures), metric, *phases)
         return compared(beside(of_design(rows, first), of_design(rows, second)))
 
     return found
+
+
+def _where_compactions(wrote: str, design: Design) -> Found:
+    """Return what narrows figures to points and phases in which compactions of a design that ended there wrote so many bytes a user byte.
+
+    Args:
+        wrote: a condition on the repeats: ``low > 0`` for compactions in each, ``high == 0`` for none in any.
+    """
+
+    def narrowed(figures: DataFrame) -> DataFrame:
+        rows = of_design(known(figures, "compaction_per_user_byte"), design)
+        return figures.merge(rows.query(wrote)[[*POINT, "phase"]])
+
+    return narrowed
 
 
 # ---------------------------------------------------------------- where a claim is weighed
@@ -259,67 +273,33 @@ def _rolled(design: Design) -> Found:
     return found
 
 
-def _short_of_memory(figures: DataFrame, phase: str) -> DataFrame:
-    """Return what cold drains read from the disk that had less memory than messages, so that what is read twice comes from there twice."""
+def _short_of_memory(figures: DataFrame) -> DataFrame:
+    """Narrow figures to cells that drained with less memory than messages, so that what is read twice comes from the disk twice."""
     limits = known(figures, "memory_limit_per_user_byte", "cold_hand_over")
-    cells = limits.cell_id[limits["median"] < 1]
-    rows = known(figures, "device_read_per_user_byte", phase)
-    return rows[rows.cell_id.isin(cells)]
-
-
-def _cold_reads(figures: DataFrame) -> DataFrame:
-    rows = _short_of_memory(figures, COLD_DRAIN)
-    return compared(beside(of_design(rows, WHEEL), of_design(rows, ROCKSDB)))
+    return figures[figures.cell_id.isin(limits.cell_id[limits["median"] < 1])]
 
 
 def _at_random(design: Design) -> Found:
     """Return what compares what a cold hand-over reads of timers that are due at random and in the order in which they were stored."""
 
     def found(figures: DataFrame) -> DataFrame:
-        rows = of_design(_short_of_memory(figures, "cold_hand_over"), design)
+        rows = of_design(known(_short_of_memory(figures), "device_read_per_user_byte", "cold_hand_over"), design)
         is_ordered = rows.workload == _IN_ORDER
         return compared(beside(rows[~is_ordered], rows[is_ordered], on=[name for name in POINT if name != "workload"]))
 
     return found
 
 
-def _compacted(figures: DataFrame, design: Design, *phases: str) -> DataFrame:
-    """Return points and phases of a design with what compactions that ended in the phase wrote, bytes a user byte: least and most."""
-    rows = of_design(known(figures, "compaction_per_user_byte", *phases), design)
-    return rows[[*POINT, "phase", "low", "high"]].rename(columns={"low": "least", "high": "most"})
-
-
-def _sorting(figures: DataFrame) -> DataFrame:
-    """Return the rate of bare RocksDB without sorting over that with it, where neither compacts: keys that only grow need none of that."""
-    rates = known(figures, "call_rate", *_WRITING)
-    sides = beside(of_design(rates, BY_ARRIVAL), of_design(rates, RAW))
-    return compared(sides.merge(_compacted(figures, RAW, *_WRITING).query("most == 0")))
-
-
-def _compaction(figures: DataFrame) -> DataFrame:
-    """Return the CPU time that bare RocksDB takes over what it takes without compaction, where compaction ran."""
-    times = known(figures, "store_cpu_us_per_message", *_WRITING)
-    sides = beside(of_design(times, RAW), of_design(times, UNCOMPACTED))
-    return compared(sides.merge(_compacted(figures, RAW, *_WRITING).query("least > 0")))
-
-
 def _finding(figures: DataFrame) -> DataFrame:
-    """Return the CPU time of RocksDB that hands over, beside that of the wheel, and of the same layer on LMDB."""
-    times = known(figures, "cpu_us_per_message", "hand_over")
-    pairs = [beside(of_design(times, ROCKSDB), of_design(times, other)) for other in (WHEEL, LMDB)]
-    still = _compacted(figures, ROCKSDB, "hand_over").query("most == 0")
-    return compared(pd.concat(pairs).merge(still))
+    """Return the CPU time of RocksDB that hands over and compacts nothing, beside that of the wheel, and of the same layer on LMDB."""
+    times = known(_where_compactions("high == 0", ROCKSDB)(figures), "cpu_us_per_message", "hand_over")
+    return compared(pd.concat([beside(of_design(times, ROCKSDB), of_design(times, other)) for other in (WHEEL, LMDB)]))
 
 
-def _separated(metric: str, phases: tuple[str, ...], first: Design, second: Design) -> Found:
-    """Return what compares a figure of both kinds of RocksDB on stores that are too large for its memory, where values are in files."""
-
-    def found(figures: DataFrame) -> DataFrame:
-        sizes = known(figures, "live_bytes", "fill")
-        large = figures[figures.cell_id.isin(sizes.cell_id[sizes["median"] >= _IN_FILES_BYTES])]
-        return _on_cells(metric, phases, first, second)(large)
-
-    return found
+def _in_files(figures: DataFrame) -> DataFrame:
+    """Narrow figures to stores that are too large for RocksDB's memory, so that separated values are in files."""
+    sizes = known(figures, "live_bytes", "fill")
+    return figures[figures.cell_id.isin(sizes.cell_id[sizes["median"] >= _IN_FILES_BYTES])]
 
 
 def _slowed(*designs: Design) -> Found:
@@ -335,9 +315,8 @@ def _slowed(*designs: Design) -> Found:
         return first / second[0] if second else first
 
     def found(figures: DataFrame) -> DataFrame:
-        rates = known(figures, "call_rate", "schedule")
+        rates = known(_where_compactions("low > 0", ROCKSDB)(figures), "call_rate", "schedule")
         rates = rates[rates.body_bytes >= LARGE_BODY_BYTES].sort_values("backlog", kind="stable")
-        rates = rates.merge(_compacted(figures, ROCKSDB, "schedule").query("least > 0"))
         sides = beside(*(of_design(rates, design) for design in designs))
         sides = sides[sides.groupby(keys).backlog.transform("nunique") > 1]
         few, many = (sides.drop_duplicates(keys, keep=end) for end in ("first", "last"))
@@ -400,7 +379,7 @@ ALL_CLAIMS: Final = (
         "To a degree it avoids polluting the page cache.",
         "bytes read from the device a user byte, drained with less memory than messages, wheel over RocksDB",
         "the phase cold_drain of both, with a memory limit below the size of the messages",
-        _cold_reads,
+        _on_cells("device_read_per_user_byte", (COLD_DRAIN,), WHEEL, ROCKSDB, _short_of_memory),
         "with too little memory the wheel reads {} as much from the device",
     ),
     Claim(
@@ -410,7 +389,8 @@ ALL_CLAIMS: Final = (
         "messages a second in calls of bare RocksDB that compacts nothing, keys in the order of arrival over keys by due time; either way "
         "a batch comes in the order of its keys",
         "the phase fill or schedule of raw-rocksdb, where no compaction ran, and of raw-rocksdb-by-arrival on one cell",
-        _sorting,
+        # Keys that only grow need no compaction either.
+        _on_cells("call_rate", _WRITING, BY_ARRIVAL, RAW, _where_compactions("high == 0", RAW)),
         "bare RocksDB takes entries that need no sorting {} as fast",
         (("beside it, the wheel schedules {} as fast as RocksDB", _on_cells("call_rate", ("schedule",), WHEEL, ROCKSDB)),),
     ),
@@ -420,7 +400,7 @@ ALL_CLAIMS: Final = (
         "Compacting the keys may take extra CPU.",
         "CPU time a message of bare RocksDB, in calls and in its own threads, compacting over not compacting",
         "the phase fill or schedule of raw-rocksdb, where compaction ran, and of raw-rocksdb-uncompacted on one cell",
-        _compaction,
+        _on_cells("store_cpu_us_per_message", _WRITING, RAW, UNCOMPACTED, _where_compactions("low > 0", RAW)),
         "where compaction ran, bare RocksDB takes {} the CPU time",
         (("beside it, RocksDB takes {} the wheel's to schedule", _on_cells("cpu_us_per_message", ("schedule",), ROCKSDB, WHEEL)),),
     ),
@@ -454,9 +434,9 @@ ALL_CLAIMS: Final = (
         "Keeping values apart from keys saves the speed of writing, but reading suffers badly.",
         "drain rate of RocksDB, values inline over separated",
         f"the phases hand_over and pop_ack, or cold_drain, of both kinds of RocksDB on one cell with {words.size(_IN_FILES_BYTES)} or more",
-        _separated("call_rate", tuple(DRAINS), ROCKSDB, SEPARATED),
+        _on_cells("call_rate", tuple(DRAINS), ROCKSDB, SEPARATED, _in_files),
         "inline values drain {} as fast",
-        (("in turn, separated ones are scheduled {} as fast", _separated("call_rate", ("schedule",), SEPARATED, ROCKSDB)),),
+        (("in turn, separated ones are scheduled {} as fast", _on_cells("call_rate", ("schedule",), SEPARATED, ROCKSDB, _in_files)),),
     ),
     Claim(
         "random reads",

@@ -130,7 +130,7 @@ def open_loops(measured: Measured) -> list[TextTable]:
     figures = measured.whole
     told = {(row.cell_id, row.phase, row.metric): row for row in figures.itertuples()}
     found: dict[str, list[tuple[str, ...]]] = {}
-    for loop in known(figures, "offered", *figures.phase.unique()).itertuples():
+    for loop in known(figures, "offered").itertuples():
         done = told[loop.cell_id, loop.phase, "done_of_offered"]
         behind = sum(share < KEPT_UP for share in done.values)
         closed = {"rate": text.rate, "later_half": text.factor, "load_share": _percent}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import msgspec
 import pytest
 
 import rmqstore
-from benchmarks.tests.conftest import run_command
+from benchmarks.tests.conftest import run_command, told
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE, EXIT_OK
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, run
@@ -23,10 +26,8 @@ from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.owner import held
-from rmqstore_benchmarks.load.plan import GROUP, TOPIC, VERSION, Plan
+from rmqstore_benchmarks.load.plan import GROUP, TOPIC, VERSION, Plan, chunk_for
 from rmqstore_benchmarks.load.run import Begun, Done, UnfinishedError, done_of, mark_done, read_begun, write_begun
-
-PROGRAM = Path(__file__).with_name("killed_jvm.py")
 
 
 def begun_in(root: Path, *engines: str) -> Begun:
@@ -65,7 +66,7 @@ def resume(root: Path, told: Callable[..., None] = lambda *_: None) -> list[Any]
 
 
 def test_a_directory_without_a_load_test_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for place in (tmp_path, tmp_path / "nowhere", PROGRAM):
+    for place in (tmp_path, tmp_path / "nowhere", Path(__file__)):
         with pytest.raises(rmqstore.IllegalArgumentError, match=re.escape(str(place))):
             resume(place)
     assert run_command("load-test", "--resume", tmp_path) == EXIT_ERROR
@@ -146,12 +147,8 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     def closed(spark: Any, plan: Plan) -> Any:
         raise RuntimeError("the JVM is gone\nand more")
 
-    def play(spark: Any, plan: Plan, round_: int) -> Done:
-        played.append(round_)
-        return Done()
-
-    monkeypatch.setattr(run, "_played", play)
-    monkeypatch.setattr(run, "_audited", lambda spark, plan: Done())
+    monkeypatch.setattr(run, "_played", lambda spark, plan, round_: played.append(round_))
+    monkeypatch.setattr(run, "_audited", lambda spark, plan: None)
     monkeypatch.setattr(run, "close_ledger", closed)
     told: list[tuple[str, int, int]] = []
     for _ in range(2):
@@ -173,7 +170,7 @@ def test_an_audit_is_done_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (outcome,) = resume(tmp_path / "run")
     done: list[str] = []
     monkeypatch.setattr(run, "_played", lambda *_: done.append("round"))
-    monkeypatch.setattr(run, "_audited", lambda spark, plan: done.append("audit") or Done())
+    monkeypatch.setattr(run, "_audited", lambda spark, plan: done.append("audit"))
     monkeypatch.setattr(run, "close_ledger", lambda spark, plan: done.append("ledger") or outcome.closed)
     (again,) = command.run(Request(audit=tmp_path / "run"))
     assert done == ["audit", "ledger"]
@@ -216,10 +213,17 @@ def test_when_spark_is_killed_the_load_test_says_so_and_goes_on_to_a_closed_ledg
     if reason := sessions.why_not():
         pytest.skip(reason)
     root = tmp_path / "run"
-    arguments = ["--engine", engine, "--messages", "600", "--shards", "1", "--keep", str(root)]
-    killed = subprocess.run([sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=180, check=False)
-    assert killed.returncode == EXIT_ERROR, killed.stderr
-    said = killed.stderr.strip().splitlines()[-1]
+    arguments = ["load-test", "--engine", engine, "--messages", "600", "--shards", "1", "--keep", str(root)]
+    plan = Plan(engine, str(root / engine), 600, 1, chunk=chunk_for(600, 1))
+    of_second_round = plan.ids(0, plan.chunks_of_round(0, 1)[0])[0]
+    with subprocess.Popen([sys.executable, "-m", "rmqstore", *arguments], stderr=subprocess.PIPE, text=True) as killed:
+        while killed.poll() is None and ("sent", of_second_round) not in {(row["event"], row["id"]) for row in told(plan)}:
+            time.sleep(0.01)
+        (jvm,) = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+        os.kill(int(jvm), signal.SIGKILL)
+        _, stderr = killed.communicate(timeout=180)
+    assert killed.returncode == EXIT_ERROR, stderr
+    said = stderr.strip().splitlines()[-1]
     assert said.startswith(f"rmqstore: the load test ended in {engine}: round 2. Spark's process, the JVM, is gone")
     assert f"Done: {engine}: round 1." in said
     assert said.endswith(f"rmqstore load-test --resume {root}")

@@ -9,8 +9,10 @@ its marks, and the ledger knows what every attempt was told.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,6 @@ import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError
 from rmqstore.spark.dataset import write_json
-from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
@@ -193,14 +194,14 @@ def run_load(spark: SparkSession, plan: Plan, told: Told = lambda job: None) -> 
         told: called with the name of each job before it starts.
     """
     plan.make_directories()
-    acts: list[Callable[[], Done]] = [partial(_played, spark, plan, round_) for round_ in range(plan.rounds + 1)]
-    acts += [partial(_audited, spark, plan), lambda: Done(closed=close_ledger(spark, plan))]
+    acts: list[Callable[[], Closed | None]] = [partial(_played, spark, plan, round_) for round_ in range(plan.rounds + 1)]
+    acts += [partial(_audited, spark, plan), partial(close_ledger, spark, plan)]
     for name, act in zip(job_names(plan), acts, strict=True):
         told(name)
         if done_of(plan, name) is None:
             start_s = time.perf_counter()
-            done = act()
-            mark_done(plan, name, msgspec.structs.replace(done, seconds=time.perf_counter() - start_s))
+            closed = act()
+            mark_done(plan, name, Done(time.perf_counter() - start_s, closed))
     outcome = read_outcome(plan)
     assert outcome is not None, "every job has its mark"
     return outcome
@@ -217,51 +218,43 @@ def read_outcome(plan: Plan) -> Outcome | None:
     return Outcome(plan, closed, injected, {name: each.seconds for name, each in done.items()})
 
 
-def _each_number(act: Callable[[Plan, int], Batches], plan: Plan) -> Callable[[Batches], Batches]:
+def _each_number(act: Callable[[int], Batches]) -> Callable[[Batches], Batches]:
     """Return the function of a Spark task: does ``act`` for every number in its rows."""
 
     def run(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from act(plan, number)
+                yield from act(number)
 
     return run
 
 
-class _Round:
-    """What a task does in a round. Copies of a shard are neighbours, so that they run at the same time."""
-
-    def __init__(self, round_: int, copies: int) -> None:
-        self._round, self._copies = round_, copies
-
-    def __call__(self, plan: Plan, number: int) -> Batches:
-        shard, copy = divmod(number, self._copies)
-        run_round(plan, shard, self._round)
-        if copy:
-            note_once(plan.injected_path(), Failure.TWIN, self._round, shard)
-        yield pa.record_batch({"number": [number]})
-
-
-def _played(spark: SparkSession, plan: Plan, round_: int) -> Done:
+def _played(spark: SparkSession, plan: Plan, round_: int) -> None:
     """Play a round on all shards."""
     due = of_round(plan.failures, round_, plan.rounds)
     copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
-    made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(_Round(round_, copies), plan), "number long")
+
+    def act(number: int) -> Batches:
+        shard, copy = divmod(number, copies)  # copies of a shard are neighbours, so that they run at the same time
+        run_round(plan, shard, round_)
+        if copy:
+            note_once(plan.injected_path(), Failure.TWIN, round_, shard)
+        yield pa.record_batch({"number": [number]})
+
+    made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(act), "number long")
     with _killed(spark, plan, round_) if Failure.EXECUTOR in due else nullcontext():
         made.write.format("noop").mode("append").save()
-    return Done()
 
 
-def _audited(spark: SparkSession, plan: Plan) -> Done:
+def _audited(spark: SparkSession, plan: Plan) -> None:
     """Write the tables of what the stores hold and what the clients were told, over what an audit that ended early left."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     shards = spark.range(0, plan.shards, 1, plan.shards)
-    shards.mapInArrow(_each_number(audit, plan), from_arrow_schema(FOUND)).write.mode("overwrite").parquet(plan.table_path("found"))
-    told = _each_number(lambda plan, shard: table_of(plan.ledger_path(shard)), plan)
-    shards.mapInArrow(told, from_arrow_schema(SCHEMA)).write.mode("overwrite").parquet(plan.table_path("told"))
-    return Done()
+    told = _each_number(lambda shard: table_of(plan.ledger_path(shard)))
+    for name, task, schema in (("found", _each_number(partial(audit, plan)), FOUND), ("told", told, SCHEMA)):
+        shards.mapInArrow(task, from_arrow_schema(schema)).write.mode("overwrite").parquet(plan.table_path(name))
 
 
 @contextmanager
@@ -270,26 +263,23 @@ def _killed(spark: SparkSession, plan: Plan, round_: int) -> Iterator[None]:
 
     Of a cluster on this machine executors are children of Spark's own process.
     """
-    before = _opened(plan)
-    errors: list[BaseException] = []
-    is_killed = False
+    before, is_over = _opened(plan), threading.Event()
 
     def kill() -> None:
-        nonlocal is_killed
-        if is_killed or _opened(plan) == before:
-            return
-        is_killed = True
-        try:
-            if note_once(plan.injected_path(), Failure.EXECUTOR, round_):
-                jvm: Any = spark.sparkContext._jvm
-                jvm.java.lang.ProcessHandle.current().children().findFirst().get().destroyForcibly()
-        except BaseException as error:
-            errors.append(error)
+        while _opened(plan) == before:
+            if is_over.wait(_LOOK_AGAIN_S):
+                return
+        if note_once(plan.injected_path(), Failure.EXECUTOR, round_):
+            jvm: Any = spark.sparkContext._jvm
+            jvm.java.lang.ProcessHandle.current().children().findFirst().get().destroyForcibly()
 
-    with every(_LOOK_AGAIN_S, kill, "load-test-kill"):
-        yield
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        try:
+            yield
+        finally:
+            is_over.set()
+        killing.result()
 
 
 def _opened(plan: Plan) -> int:

@@ -121,66 +121,61 @@ def test_ratios_are_told_with_what_each_cell_says() -> None:
 # ---------------------------------------------------------------- the claims
 
 
-def on_both(name: str, wheel: dict[str, float], rocksdb: dict[str, float], **of: Any) -> list[pd.DataFrame]:
-    return [phase(name, "wheel", of=of, **wheel), phase(name, "rocksdb", of=of, **rocksdb)]
+COMPACTION = "compaction_per_user_byte"
+
+
+def on(name: str, metric: str, values: dict[str, float], **of: Any) -> list[pd.DataFrame]:
+    """Return one figure of a phase on one cell, of each engine, or ``engine/kind``."""
+    return [phase(name, *design.split("/"), of=of, **{metric: value}) for design, value in values.items()]
 
 
 def rolled(rocksdb: float, copying: float, pointing: float = 0.0, wheel: float = 1.0) -> list[pd.DataFrame]:
     """Return what three stores wrote while they rolled; RocksDB wrote 1 before that, and the wheels ``wheel``."""
-    found = []
-    for engine, kind, by, fill in (
-        ("rocksdb", "inline", rocksdb, 1.0),
-        ("wheel", "reference", pointing, wheel),
-        ("wheel", "copy", copying, wheel),
-    ):
-        found.append(phase("roll", engine, kind, device_write_per_live_byte=by))
-        found.append(phase("fill", engine, kind, device_write_per_user_byte=fill))
-    return found
+    by = on("roll", "device_write_per_live_byte", {"rocksdb": rocksdb, "wheel": pointing, "wheel/copy": copying})
+    return by + on("fill", "device_write_per_user_byte", {"rocksdb": 1.0, "wheel": wheel, "wheel/copy": wheel})
 
 
 def cold(wheel: float, *, limit: float = 0.25, workload: str = "retry-backoff") -> list[pd.DataFrame]:
-    read = [{"device_read_per_user_byte": each, "memory_limit_per_user_byte": limit} for each in (wheel, 1.0)]
-    return [each for name in ("cold_hand_over", COLD_DRAIN) for each in on_both(name, *read, workload=workload)]
+    found = []
+    for name in ("cold_hand_over", COLD_DRAIN):
+        found += on(name, "device_read_per_user_byte", {"wheel": wheel, "rocksdb": 1.0}, workload=workload)
+        found += on(name, "memory_limit_per_user_byte", {"wheel": limit, "rocksdb": limit}, workload=workload)
+    return found
 
 
 def sorting(by_arrival: float, compacted: float = 0.0) -> list[pd.DataFrame]:
-    engines = {"raw-rocksdb": 1.0, "raw-rocksdb-by-arrival": by_arrival}
-    found = [phase("schedule", engine, call_rate=rate) for engine, rate in engines.items()]
-    return [*found, phase("schedule", "raw-rocksdb", compaction_per_user_byte=compacted)]
+    rates = on("schedule", "call_rate", {"raw-rocksdb": 1.0, "raw-rocksdb-by-arrival": by_arrival})
+    return rates + on("schedule", COMPACTION, {"raw-rocksdb": compacted})
 
 
 def compacting(with_it: float, compacted: float = 0.5) -> list[pd.DataFrame]:
-    engines = {"raw-rocksdb": with_it, "raw-rocksdb-uncompacted": 2.0}
-    found = [phase("fill", engine, store_cpu_us_per_message=spent) for engine, spent in engines.items()]
-    return [*found, phase("fill", "raw-rocksdb", compaction_per_user_byte=compacted)]
+    times = on("fill", "store_cpu_us_per_message", {"raw-rocksdb": with_it, "raw-rocksdb-uncompacted": 2.0})
+    return times + on("fill", COMPACTION, {"raw-rocksdb": compacted})
 
 
 def handing(rocksdb: float, lmdb: float = 1.0, compacted: float = 0.0, backlog: int = 1) -> list[pd.DataFrame]:
     """Return the CPU times of three engines, of which the wheel takes 1."""
-    times = {"wheel": 1.0, "rocksdb": rocksdb, "lmdb": lmdb}
-    found = [phase("hand_over", engine, of={"backlog": backlog}, cpu_us_per_message=time) for engine, time in times.items()]
-    return [*found, phase("hand_over", "rocksdb", of={"backlog": backlog}, compaction_per_user_byte=compacted)]
+    times = on("hand_over", "cpu_us_per_message", {"wheel": 1.0, "rocksdb": rocksdb, "lmdb": lmdb}, backlog=backlog)
+    return times + on("hand_over", COMPACTION, {"rocksdb": compacted}, backlog=backlog)
 
 
 def growing(rocksdb: float, wheel: float, body_bytes: int = 4096, least: int = 10) -> list[pd.DataFrame]:
     """Return the rates of two that fall by these factors; RocksDB compacts from so many pending on."""
-    fallen = [("rocksdb", rocksdb), ("wheel", wheel)]
-    few, many = ({"body_bytes": body_bytes, "backlog": backlog} for backlog in (10, 1000))
-    rates = [phase("schedule", engine, call_rate=rate, of=of) for engine, by in fallen for of, rate in ((few, 9.0), (many, 9.0 / by))]
-    compacted = [(of, float(of["backlog"] >= least)) for of in (few, many)]
-    return [*rates, *(phase("schedule", "rocksdb", of=of, compaction_per_user_byte=by) for of, by in compacted)]
+    found = []
+    for backlog, rates in ((10, {"rocksdb": 9.0, "wheel": 9.0}), (1000, {"rocksdb": 9.0 / rocksdb, "wheel": 9.0 / wheel})):
+        of = {"body_bytes": body_bytes, "backlog": backlog}
+        found += on("schedule", "call_rate", rates, **of) + on("schedule", COMPACTION, {"rocksdb": float(backlog >= least)}, **of)
+    return found
 
 
 def balance(writes: float, reads: float) -> list[pd.DataFrame]:
     others = {"rocksdb": 1.0, "lmdb": 0.8, "memory": 99.0, "raw-rocksdb": 99.0, "null": 99.0}
-    wheel = [phase("schedule", "wheel", call_rate=writes), phase(DRAIN, "wheel", call_rate=reads)]
-    return wheel + [phase(name, engine, call_rate=rate) for name in ("schedule", DRAIN) for engine, rate in others.items()]
+    return on("schedule", "call_rate", {"wheel": writes} | others) + on(DRAIN, "call_rate", {"wheel": reads} | others)
 
 
 def drained(inline: float, live_bytes: float = 2e8) -> list[pd.DataFrame]:
-    kinds = {"inline": inline, "separated": 1.0}
-    rates = [phase(DRAIN, "rocksdb", kind, call_rate=rate) for kind, rate in kinds.items()]
-    return [*rates, *(phase("fill", "rocksdb", kind, live_bytes=live_bytes) for kind in kinds)]
+    rates = on(DRAIN, "call_rate", {"rocksdb/inline": inline, "rocksdb/separated": 1.0})
+    return rates + on("fill", "live_bytes", {"rocksdb/inline": live_bytes, "rocksdb/separated": live_bytes})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import statistics
 import subprocess
 import tempfile
@@ -105,9 +106,8 @@ def replace_part(page: Path, name: str, text: str) -> None:
         SystemExit: the page has no such markers.
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    content = page.read_text(encoding="utf-8")
-    head, found_begin, rest = content.partition(begin)
-    _, found_end, tail = rest.partition(end)
-    if not (found_begin and found_end):
+    part = f"{begin}\n\n{text.strip()}\n\n{end}"
+    content, found = re.subn(f"(?s){begin}.*?{end}", lambda _: part, page.read_text(encoding="utf-8"))
+    if not found:
         raise SystemExit(f"{page} needs the lines {begin} and {end}, in this order")
-    page.write_text(f"{head}{begin}\n\n{text.strip()}\n\n{end}{tail}", encoding="utf-8")
+    page.write_text(content, encoding="utf-8")

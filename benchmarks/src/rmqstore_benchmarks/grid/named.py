@@ -7,10 +7,10 @@ Plug-ins offer more by the hook ``rmqstore_workloads``: each offer is the import
 from __future__ import annotations
 
 import difflib
-import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -201,14 +201,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}" if names else ""
 
 
-def _imported(offered: object, distribution: str) -> NamedWorkload:
-    module, separator, attribute = offered.partition(":") if isinstance(offered, str) else ("", "", "")
-    if not separator:
-        raise IllegalArgumentError(f"{distribution} offers {offered!r} as a workload; it must be a text 'package.module:ATTRIBUTE'")
+def _imported(offered: Any, distribution: str) -> NamedWorkload:
+    words = f"{distribution} offers {offered!r} as a workload; it must be the import name 'package.module:ATTRIBUTE' of a NamedWorkload"
     try:
-        workload = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise IllegalArgumentError(f"workload {offered!r} of {distribution} cannot be imported: {error}") from error
+        workload = pkgutil.resolve_name(offered)
+    except (TypeError, ValueError, ImportError, AttributeError) as error:
+        raise IllegalArgumentError(f"{words}, and cannot be imported: {error}") from error
     if not isinstance(workload, NamedWorkload):
-        raise IllegalArgumentError(f"workload {offered!r} of {distribution} is no NamedWorkload but {type(workload).__name__}")
+        raise IllegalArgumentError(f"{words}, not of a {type(workload).__name__}")
     return workload

@@ -3,15 +3,9 @@
 Each function runs one phase on ``Calls`` and returns how many messages it was about; that number times the bytes of a message is what the
 user wrote. A closed loop makes one call after the other as fast as it goes, for the phase's time or until there is nothing left to do.
 
-**Time.** Timers wait for minutes or days, a run lasts seconds. So the store lives in simulated time, and what must be right is the
-proportion: with a mean wait of D (simulated, from the send to the cancel or the due time), an arrival rate of λ (messages a real second)
-and N pending timers, N stays the same when simulated time runs f = λ·D/N times as fast as real time (Little's law). Then as many timers
-leave a real second as come, in the shares that the workload says, and the hand-over has the load that it has in a store in equilibrium. The
-latency of a call is real time; how late a message is handed over is simulated time divided by f.
-
-In the open loop every call has an intended begin on a fixed schedule, which does not wait for slow calls. Latencies count from the
-intended begin, so a stalled call makes those behind it late as well, as it would with independent clients. The *slip* is the part of a
-late begin that is the load's own: behind the intended time and behind the end of the call before.
+Stores live in simulated time, f = λ·D/N times as fast as real time, and calls of an open loop are late from their intended begin:
+docs/grid.md says why, under *Time*. The *slip* is the part of a late begin that is the load's own: behind the intended time and behind the
+end of the call before.
 """
 
 from __future__ import annotations

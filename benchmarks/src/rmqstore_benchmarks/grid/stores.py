@@ -1,10 +1,8 @@
 """What one task of the grid is told, and the store that it opens: an engine's, what lies under one, or none at all.
 
-Beside the engines there are four names from which nothing comes back. ``null`` stores nothing: what is measured with it is the load and
-Spark themselves. ``raw-wheel``, ``raw-rocksdb`` and ``raw-lmdb`` are the file or the database under an engine: one atomic batch a call,
-synced; the batch is made before it is timed. A database gets 16-byte keys (tick, seq) in order and values as long as a stored timer;
-the file gets the very bytes of the wheel's commit log, into space that was filled with zeros, with one fdatasync. Two more are controls:
-``raw-rocksdb-by-arrival`` gets the same entries under keys that only grow, and ``raw-rocksdb-uncompacted`` never compacts.
+Nothing comes back from ``null`` and from what lies under an engine (docs/grid.md), which takes one atomic batch a call, synced; the batch
+is made before it is timed. A database gets 16-byte keys (tick, seq) in order and values as long as a stored timer; the file gets the very
+bytes of the wheel's commit log, into space that was filled with zeros, with one fdatasync.
 """
 
 from __future__ import annotations

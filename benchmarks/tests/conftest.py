@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rmqstore
 from rmqstore.cli import main
 from rmqstore_benchmarks.load.command import durable_engines
 from rmqstore_benchmarks.load.ledger import table_of
-from rmqstore_benchmarks.load.plan import Plan
+from rmqstore_benchmarks.load.plan import SETTINGS, Plan
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +37,14 @@ def new_plan(tmp_path: Path, engine: str) -> Callable[..., Plan]:
 def told(plan: Plan, shard: int = 0) -> list[dict[str, Any]]:
     """Return all rows of the ledger of a shard."""
     return [row for batch in table_of(plan.ledger_path(shard)) for row in batch.to_pylist()]
+
+
+@contextmanager
+def store_of(plan: Plan, now_ms: int, shard: int = 0, **settings: int) -> Iterator[rmqstore.Store]:
+    """Give the store of a shard of a load test, in hands that know nothing of its ledger."""
+    clock = rmqstore.ManualClock(now_ms)
+    with rmqstore.open(plan.store_path(shard), engine=plan.engine, clock=clock, services=False, **{**SETTINGS, **settings}) as store:
+        yield store
 
 
 def run_command(*arguments: str | Path) -> int:

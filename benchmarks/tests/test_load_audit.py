@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-import rmqstore
-from benchmarks.tests.conftest import told
+from benchmarks.tests.conftest import store_of, told
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
-from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Fate, Ids, Plan
+from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, TOPIC, Fate, Ids, Plan
 
 LATER_MS = START_MS + 1_000_000
 
@@ -24,13 +22,6 @@ LATER_MS = START_MS + 1_000_000
 @pytest.fixture
 def plan(new_plan: Callable[..., Plan]) -> Plan:
     return new_plan(1000, chunk=200)
-
-
-@contextmanager
-def store_of(plan: Plan, now_ms: int, **settings: int) -> Iterator[rmqstore.Store]:
-    clock = rmqstore.ManualClock(now_ms)
-    with rmqstore.open(plan.store_path(0), engine=plan.engine, clock=clock, services=False, **{**SETTINGS, **settings}) as store:
-        yield store
 
 
 def found(plan: Plan, now_ms: int) -> dict[str, set[int]]:

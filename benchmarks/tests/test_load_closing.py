@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rmqstore
-from benchmarks.tests.conftest import told
+from benchmarks.tests.conftest import store_of, told
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import FOUND, audit
@@ -22,7 +21,7 @@ from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import FAULTS, Closed, close_ledger
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms, table_of
-from rmqstore_benchmarks.load.plan import GROUP, LEASE_MS, LONGER_MS, MAX_RETRIES, SETTINGS, TOPIC, Plan
+from rmqstore_benchmarks.load.plan import GROUP, LEASE_MS, LONGER_MS, MAX_RETRIES, TOPIC, Plan
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -41,12 +40,8 @@ class Ledger(NamedTuple):
         return {number: names for number, names in self.faults.items() if number % SHARDS == shard and number >= 0}
 
 
-@contextmanager
-def between_rounds(plan: Plan, shard: int, later_ms: int = 0, **settings: int) -> Iterator[rmqstore.Store]:
-    """The store of a shard, in hands that know nothing of the ledger."""
-    clock = rmqstore.ManualClock(max(START_MS, last_ms(plan.ledger_path(shard))) + later_ms)
-    with rmqstore.open(plan.store_path(shard), engine=plan.engine, clock=clock, services=False, **{**SETTINGS, **settings}) as store:
-        yield store
+def between_rounds(plan: Plan, shard: int, later_ms: int = 0, **settings: int) -> AbstractContextManager[rmqstore.Store]:
+    return store_of(plan, max(START_MS, last_ms(plan.ledger_path(shard))) + later_ms, shard, **settings)
 
 
 def instead_of(plan: Plan, shard: int, batch: pa.RecordBatch) -> None:

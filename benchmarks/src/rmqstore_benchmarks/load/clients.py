@@ -10,7 +10,7 @@ import queue
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ class Attempt:
         if self.owner is not None:
             self._injector.kills[Failure.OWNER] = self.owner.kill
         self.consumers_die = Failure.CONSUMER in failures
-        self.first_death = iter([True])  # given to the first consumer that may die, and to no other
+        self.first_death = iter([True])  # of the first one that gets something, so that every round has such a death
 
     @property
     def now_ms(self) -> int:
@@ -179,63 +179,44 @@ def run_round(plan: Plan, number: int, round_: int) -> None:
         InjectedFailureError: the load test lets this task fail.
         StoreLockedError: another attempt held the store for too long.
     """
-    with opened(plan, number, round_) as shard, ThreadPoolExecutor(plan.consumers + 1) as pool:
+    # Besides the consumers there are the producer, and who waits for the consumers.
+    with opened(plan, number, round_) as shard, ThreadPoolExecutor(plan.consumers + 2) as pool:
         try:
-            (_drain if round_ >= plan.rounds else _send)(shard, _Consumers(shard, pool), pool)
+            (_drain if round_ >= plan.rounds else _send)(shard, pool)
         except BaseException:
             shard.is_stopped = True
             raise
 
 
-class _Consumers:
-    """The consuming threads of a shard: each ends when it finds nothing, and is started again when something may have come.
-
-    The first error of one is raised by the next call here.
-    """
-
-    def __init__(self, shard: Attempt, pool: ThreadPoolExecutor) -> None:
-        self._shard = shard
-        self._pool = pool
-        self._working: dict[int, Future[None]] = {}
-
-    def wake(self) -> None:
-        """Start those that have ended."""
-        for number in range(self._shard.plan.consumers):
-            if number not in self._working or self._working[number].done():
-                self._ended(number)
-                self._working[number] = self._pool.submit(consume, self._shard, number)
-
-    def wait_until_idle(self) -> None:
-        """Return when each has found nothing since this call began: those that work may have looked before it."""
-        for wake in (self.wake, lambda: None):
-            for number in list(self._working):
-                self._ended(number)
-            wake()
-
-    def _ended(self, number: int) -> None:
-        if number in self._working:
-            self._working.pop(number).result()
+def _consume_all(shard: Attempt, pool: ThreadPoolExecutor) -> None:
+    """Let all consumers consume, at the same time, until each finds nothing."""
+    for _ in pool.map(partial(consume, shard), range(shard.plan.consumers)):
+        pass
 
 
-def _send(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> None:
+def _send(shard: Attempt, pool: ThreadPoolExecutor) -> None:
     """Send the chunks of the round while time passes and consumers consume; what is not due then is left to the next round."""
     sent: queue.SimpleQueue[bool] = queue.SimpleQueue()
     producing = pool.submit(produce, shard, shard.plan.chunks_of_round(shard.number, shard.round), lambda: sent.put(True))
     producing.add_done_callback(lambda _: sent.put(False))
+    consuming = pool.submit(_consume_all, shard, pool)
     while sent.get():
         shard.call("tick", shard.store.tick)
-        consumers.wake()
+        if consuming.done():
+            consuming.result()
+            consuming = pool.submit(_consume_all, shard, pool)
     producing.result()
+    consuming.result()
     shard.call("tick", shard.store.tick)
-    consumers.wait_until_idle()
+    _consume_all(shard, pool)
 
 
-def _drain(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> None:
+def _drain(shard: Attempt, pool: ThreadPoolExecutor) -> None:
     """Let time pass until nothing is due within a day, or all that may take is over (the wheel also wakes to roll far timers)."""
     until_ms = shard.now_ms + shard.plan.drain_ms()
     while True:
         shard.call("tick", shard.store.tick)
-        consumers.wait_until_idle()
+        _consume_all(shard, pool)
         ahead_ms = shard.store.next_wake_ms()
         if ahead_ms is None or ahead_ms > HORIZON_MS or shard.now_ms > until_ms:
             return
@@ -316,16 +297,14 @@ _ACKS: Final = {
 def consume(shard: Attempt, number: int) -> None:
     """Consume until nothing is left; a consumer that dies is followed by another one, which knows nothing of it."""
     rng = random.Random(f"{shard.plan.seed}/{shard.round}/{shard.number}/{number}/{shard.now_ms}")
-    while not _Consumer(shard, number, rng).run():
+    while not _Consumer(shard, rng).run():
         pass
 
 
 class _Consumer:
-    def __init__(self, shard: Attempt, number: int, rng: random.Random) -> None:
+    def __init__(self, shard: Attempt, rng: random.Random) -> None:
         self._shard, self._store, self._ledger, self._plan = shard, shard.store, shard.ledger, shard.plan
         self._rng = rng
-        # The first one of the first thread dies early, so that every round has such a death.
-        self._dies_now = shard.consumers_die and number == 0 and next(shard.first_death, False)
 
     def run(self) -> bool:
         """Consume; returns False when the consumer died, True when nothing is left."""
@@ -339,7 +318,7 @@ class _Consumer:
             columns, now_ms = popped.columns, self._shard.latest_ms
             ids, attempts = ids_in(columns.column("message_id")), columns.column("attempt").to_numpy()
             is_damaged = self._plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))
-            dies = self._dies_now or (self._shard.consumers_die and self._rng.random() < _DEATH_SHARE)
+            dies = self._shard.consumers_die and (next(self._shard.first_death, False) or self._rng.random() < _DEATH_SHARE)
             for event, rows in (
                 (Event.DELIVERED, np.ones(len(ids), bool)),
                 (Event.EARLY, now_ms < self._plan.due_ms(ids)),

@@ -86,8 +86,7 @@ class LedgerFile:
     def __init__(self, directory: Path, shard: int) -> None:
         """Make the next file of a shard; the caller holds the store's lock."""
         self._place = (shard, len(files_of(directory)))
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(directory / f"{self._place[1]:06d}{_SUFFIX}", flags)
+        self._file = (directory / f"{self._place[1]:06d}{_SUFFIX}").open("xb")
         self._lock = threading.Lock()
         self._numbers = itertools.count(self._place[1] << _FILE_BITS)
         self._write(SCHEMA.serialize())
@@ -100,7 +99,7 @@ class LedgerFile:
         """Write what a client is about to do, durably, and return the moment."""
         began = self.moment(now_ms)
         self._append([event] * len(ids), ids, attempts, began, began)
-        os.fdatasync(self._fd)
+        os.fdatasync(self._file.fileno())
         return began
 
     def tell(self, event: Event | Sequence[Event], ids: Ids, began: Moment, now_ms: int, attempts: Ids | None = None) -> None:
@@ -114,10 +113,7 @@ class LedgerFile:
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+        self._file.close()
 
     def _append(self, events: Sequence[Event], ids: Ids, attempts: Ids | None, began: Moment, ended: Moment) -> None:
         fixed = (began.number, ended.number, began.ms, ended.ms)
@@ -127,10 +123,9 @@ class LedgerFile:
         self._write(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).serialize())
 
     def _write(self, data: pa.Buffer) -> None:
-        rest = memoryview(data)
         with self._lock:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            self._file.write(data)
+            self._file.flush()
 
 
 def batches_of(file: Path) -> Iterator[pa.RecordBatch]:

@@ -143,7 +143,7 @@ class Owner:
     def _hear(self) -> Any:
         try:
             return self._pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             raise StoreUnavailableError(f"the process that serves shard {self._number} has ended; its stderr says why") from None
 
     def _end(self) -> None:
@@ -163,6 +163,6 @@ def _serve(plan: Plan, number: int, now_ms: int, pipe: Connection[Any, int]) -> 
         while True:
             clock.set(pipe.recv())
             pipe.send(True)
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionError):
         served.stop()
         store.close()

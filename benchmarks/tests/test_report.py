@@ -182,6 +182,13 @@ def test_the_same_engine_under_another_name_stands_in_the_claims_alone(tmp_path:
     assert "wheel-again" in metrics_of(made, "variant")
 
 
+def test_an_open_loop_too_slow_for_a_batch_of_its_own_is_left_out(tmp_path: Path) -> None:
+    grid = Grid()
+    grid.run("wheel", ("mixed", "open_80"))
+    grid.rows["phases"][-1] |= {"messages": 0, "offered_per_s": 0.0}
+    assert report_on(grid, tmp_path).loops == []
+
+
 def test_an_engine_stands_beside_what_is_below_it(tmp_path: Path) -> None:
     grid = Grid()
     for variant in ("wheel", "lmdb", "below"):

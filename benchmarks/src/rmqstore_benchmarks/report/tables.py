@@ -130,8 +130,8 @@ def open_loops(measured: Measured) -> list[TextTable]:
     figures = measured.whole
     told = {(row.cell_id, row.phase, row.metric): row for row in figures.itertuples()}
     found: dict[str, list[tuple[str, ...]]] = {}
-    for loop in known(figures, "offered").itertuples():
-        done = told[loop.cell_id, loop.phase, "done_of_offered"]
+    for done in known(figures, "done_of_offered").itertuples():  # none of one too slow to have a batch of its own
+        loop = told[done.cell_id, done.phase, "offered"]
         behind = sum(share < KEPT_UP for share in done.values)
         closed = {"rate": text.rate, "later_half": text.factor, "load_share": _percent}
         told_of_it = [_text(told.get((loop.cell_id, "mixed", metric)), form) for metric, form in closed.items()]

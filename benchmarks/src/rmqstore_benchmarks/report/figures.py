@@ -76,10 +76,11 @@ class Panel(NamedTuple):
     scale: float = 1.0
 
 
-def _of_panels(figures: pd.DataFrame, panels: Sequence[Panel], *along: str) -> pd.DataFrame:
+def _of_panels(measured: Measured, panels: Sequence[Panel], *along: str) -> pd.DataFrame:
     """Return the rows of each panel, of the cells that compare most; with ``along`` over the values of this coordinate."""
     wanted = pd.DataFrame(panels)
-    rows = wanted.merge(most_compared(figures.merge(wanted[["phase", "metric"]].drop_duplicates()), *along), on=["phase", "metric"])
+    of_panels = measured.figures.merge(wanted[["phase", "metric"]].drop_duplicates())
+    rows = wanted.merge(most_compared(of_panels, *along), on=["phase", "metric"])
     rows[_EDGES] = rows[_EDGES].mul(rows["scale"], axis=0)
     for name in along:
         _, where = ALONG[name]
@@ -247,7 +248,7 @@ STACKED: Final = (_WRITTEN, _DEVICE)
 
 def _amplification_rows(measured: Measured) -> pd.DataFrame:
     """Return all parts; of those that add up only what every variant tells, since sums of other parts cannot be compared."""
-    rows = pd.concat([_of_panels(measured.figures, panels) for panels in _AMPLIFIED], ignore_index=True)
+    rows = pd.concat([_of_panels(measured, panels) for panels in _AMPLIFIED], ignore_index=True)
     told, every = (rows.groupby(keys).variant.transform("nunique") for keys in (["panel", "part"], ["panel"]))
     return rows[~rows.panel.isin(STACKED) | (told == every)]
 
@@ -286,14 +287,6 @@ def _draw_operations(rows: pd.DataFrame, looks: Looks) -> Figure:
 # ---------------------------------------------------------------- the figures
 
 
-def _over(along: str, panels: Sequence[Panel]) -> Callable[[Measured], pd.DataFrame]:
-    return lambda measured: _of_panels(measured.figures, panels, along)
-
-
-def _draw_over(along: str, *, log_y: bool = False) -> Callable[[pd.DataFrame, Looks], Figure]:
-    return partial(lines, x=ALONG[along][0], log_y=log_y)
-
-
 PLOTS: Final = (
     Plot(
         "claims",
@@ -322,8 +315,8 @@ PLOTS: Final = (
         "Messages a second while so many timers are pending; a line that falls is a store that slows down as it fills. Bands: lowest and "
         "highest repeat.",
         "the phases schedule or hand_over at two backlogs",
-        _over("backlog", _OVER_BACKLOG),
-        _draw_over("backlog"),
+        lambda measured: _of_panels(measured, _OVER_BACKLOG, "backlog"),
+        partial(lines, x=ALONG["backlog"][0], log_y=False),
     ),
     Plot(
         "rate-over-body",
@@ -331,8 +324,8 @@ PLOTS: Final = (
         "Both axes are logarithmic. Above, messages; below, the same as volume: where that line is flat, bytes are the limit, and not "
         "calls.",
         "the phases schedule, hand_over and pop_ack at two body sizes",
-        _over("body_bytes", _OVER_BODY),
-        _draw_over("body_bytes", log_y=True),
+        lambda measured: _of_panels(measured, _OVER_BODY, "body_bytes"),
+        partial(lines, x=ALONG["body_bytes"][0], log_y=True),
     ),
     Plot(
         "latency-over-load",

@@ -55,4 +55,5 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) ->
     subprocess.run([sys.executable, "-m", "rmqstore", "load-test", *options], cwd=tmp_path, timeout=560, check=True)
     (found,) = json.loads((tmp_path / "load.json").read_text())["engines"]
     assert found["injected"] == {"executor": 1}
+    assert found["closed"]["died"] > 0
     assert found["problems"] == []

@@ -25,7 +25,7 @@ class Failure(enum.Enum):
     CONSUMER = "consumer"
     """A consumer ends while it holds leases."""
     EXECUTOR = "executor"
-    """An executor is killed with its Spark worker while its tasks run."""
+    """The executors are killed while their tasks run."""
     OWNER = "owner"
     """The process that serves a store is killed with SIGKILL while a call runs, and another one takes its place."""
 
@@ -40,7 +40,7 @@ class InjectedFailureError(RuntimeError):
 def of_round(failures: tuple[Failure, ...], round_: int, rounds: int) -> tuple[Failure, ...]:
     """Return the failures of one round; the round behind the last is the drain.
 
-    Tasks fail in the first and the third round, workers die in the second and in the drain, twins run in the second, an executor dies in
+    Tasks fail in the first and the third round, workers die in the second and in the drain, twins run in the second, executors die in
     the third; with fewer rounds the later ones fall together. Consumers and owners die in all.
     """
     second, third = min(1, rounds - 1), min(2, rounds - 1)

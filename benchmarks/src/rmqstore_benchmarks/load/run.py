@@ -259,9 +259,10 @@ def _audited(spark: SparkSession, plan: Plan) -> None:
 
 @contextmanager
 def _killed(spark: SparkSession, plan: Plan, round_: int) -> Iterator[None]:
-    """Kill an executor as soon as a task of the round has opened a store; Spark starts another one.
+    """Kill the executors as soon as a task of the round has opened a store; Spark starts others.
 
-    Of a cluster on this machine executors are children of Spark's own process.
+    Of a cluster on this machine they are children of Spark's own process, beside Python processes of the driver. All are killed, as
+    it is unknown which of them has the task.
     """
     before, is_over = _opened(plan), threading.Event()
 
@@ -271,7 +272,9 @@ def _killed(spark: SparkSession, plan: Plan, round_: int) -> Iterator[None]:
                 return
         if note_once(plan.injected_path(), Failure.EXECUTOR, round_):
             jvm: Any = spark.sparkContext._jvm
-            jvm.java.lang.ProcessHandle.current().children().findFirst().get().destroyForcibly()
+            for child in jvm.java.lang.ProcessHandle.current().children().toArray():
+                if child.info().command().orElse("").endswith("java"):
+                    child.destroyForcibly()
 
     with ThreadPoolExecutor(1) as pool:
         killing = pool.submit(kill)

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from socket import socket
+from typing import Final, NamedTuple, cast
 
 from rmqstore.errors import RmqstoreError
+from rmqstore.server.listening import Listener, bound
 from rmqstore.services.metrics import observe
 from rmqstore.store import Store
 
@@ -45,55 +47,61 @@ class Watch:
         self._pages: dict[str, Callable[[], _Answer]] = {"/health": self._ready, "/health/live": self._live}
         if metrics is not None:
             self._pages["/metrics"] = lambda: _Answer(HTTPStatus.OK, metrics(), "text/plain; version=0.0.4; charset=utf-8")
-        self._listener: asyncio.Server | None = None
-        self._clients: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
-        self._awaited: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}  # those of them that it waits for, the longest first
+        self._listeners: list[Listener] = []
+        self._clients: set[asyncio.Task[None]] = set()
+        self._awaited: dict[asyncio.Task[None], None] = {}  # those of them that it waits for, the longest first
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rmqstore-watch")
 
     async def listen(self, host: str, port: int) -> int:
         """Listen on a TCP port, 0 for a free one; returns the port."""
-        self._listener = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES)
-        port_taken: int = self._listener.sockets[0].getsockname()[1]
+        self._listeners = [Listener(each, self._let_in) for each in await bound(host, port)]
+        port_taken: int = self._listeners[0].listening.getsockname()[1]
         return port_taken
 
     async def stop(self) -> None:
         """Take no more requests, and end those that are under way."""
-        if self._listener is not None:
-            self._listener.close()
-        for writer in self._clients.values():
-            writer.transport.abort()
-        if ending := [each for each in self._clients if each is not None]:
-            await asyncio.wait(ending)
+        for listener in self._listeners:
+            listener.close()
+        for task in self._clients:
+            task.cancel()
+        if self._clients:
+            await asyncio.wait(self._clients)
         self._pool.shutdown()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _let_in(self, made: socket) -> None:
         if len(self._clients) >= _CLIENTS:
             if not self._awaited:
-                writer.close()
+                made.close()
                 return
             longest = next(iter(self._awaited))
-            self._awaited.pop(longest).transport.abort()
-            del self._clients[longest]
-        self._clients[asyncio.current_task()] = writer
+            del self._awaited[longest]
+            self._clients.remove(longest)
+            longest.cancel()
+        client = asyncio.get_running_loop().create_task(self._serve(made))
+        self._clients.add(client)
+        client.add_done_callback(self._clients.discard)
+
+    async def _serve(self, made: socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=made, limit=_REQUEST_BYTES)
         try:
-            with suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 await self._exchange(reader, writer)
         finally:
-            self._clients.pop(asyncio.current_task(), None)
-            writer.close()
+            writer.transport.abort()
 
     @asynccontextmanager
-    async def _waiting_for(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def _waiting(self) -> AsyncIterator[None]:
         """Wait for a client, for so long at most, and only as long as nobody else needs its place."""
-        self._awaited[asyncio.current_task()] = writer
+        client = cast("asyncio.Task[None]", asyncio.current_task())
+        self._awaited[client] = None
         try:
             async with asyncio.timeout(_REQUEST_S):
                 yield
         finally:
-            self._awaited.pop(asyncio.current_task(), None)
+            self._awaited.pop(client, None)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with self._waiting_for(writer):
+        async with self._waiting():
             head = await reader.readuntil(b"\r\n\r\n")
         method, path, *_ = [*head.partition(b"\r\n")[0].decode("latin-1").split(" "), ""]
         answer = await self._answer(method, path.partition("?")[0])
@@ -101,8 +109,9 @@ class Watch:
         writer.write(f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n{fields}".encode())
         if method != "HEAD":
             writer.write(answer.text)
-        async with self._waiting_for(writer):
-            await writer.drain()
+        writer.close()
+        async with self._waiting():
+            await writer.wait_closed()  # it has read all
 
     async def _answer(self, method: str, path: str) -> _Answer:
         if (page := self._pages.get(path)) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -168,3 +169,71 @@ def test_a_client_that_says_nothing_is_cut_off(store: Store, monkeypatch: pytest
         assert await said(port, b"GET /health") == b""
 
     watched(store, exchange)
+
+
+def test_who_does_not_read_its_answer_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as that happens, no descriptor is left with it."""
+    monkeypatch.setattr(watching, "_REQUEST_S", 0.05)
+
+    async def exchange(port: int) -> None:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await asyncio.to_thread(begun.wait, 30)
+        while len(list(Path("/proc/self/fd").iterdir())) > before + 1:
+            await asyncio.sleep(0.01)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with suppress(ConnectionError):
+            assert len(await reader.read()) < 32 << 20
+        await closed(writer)
+
+    def much() -> bytes:
+        begun.set()
+        return b"m" * (32 << 20)
+
+    begun = threading.Event()
+    watched(store, exchange, metrics=much)
+
+
+_FULL = """
+import asyncio, logging, os, resource, sys
+import rmqstore
+from rmqstore.server.watching import Watch
+
+async def main():
+    watch = Watch(store)
+    print(await watch.listen("127.0.0.1", 0), flush=True)
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    print("full", flush=True)
+    await asyncio.sleep(1.5)
+    for each in taken:
+        os.close(each)
+    await asyncio.to_thread(sys.stdin.read)
+    await watch.stop()
+
+logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+with rmqstore.open(sys.argv[1], engine="memory", services=False) as store:
+    asyncio.run(main())
+"""
+
+
+def test_who_comes_while_no_descriptor_is_left_is_answered_later(tmp_path: Path) -> None:
+    """The log tells of it once a second."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _FULL, tmp_path / "store"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        assert process.stdout.readline() == "full\n"
+        assert asyncio.run(said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        said_meanwhile, _ = process.communicate()
+        assert process.returncode == 0
+        assert 1 <= len(said_meanwhile.splitlines()) <= 3

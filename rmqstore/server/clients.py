@@ -6,7 +6,7 @@ import asyncio
 import resource
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -83,6 +83,7 @@ class Client(asyncio.Protocol):
         held: long calls that wait for a thread, or until the client reads its answers.
         held_bytes: what its requests count with among what the server holds, but for long calls that have a thread.
         is_local: it came by a unix socket.
+        transport: what its answers are written to; None when it has gone, and before it has agreed on TLS.
     """
 
     def __init__(self, server: Server, *, is_known: bool = False) -> None:
@@ -95,15 +96,16 @@ class Client(asyncio.Protocol):
         self._refused_bytes = 0  # of one that was not let in, what has not come yet
         self._cut: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
+        self._plain: asyncio.Transport | None = None  # below that of TLS
         self.calls: dict[int, Waiter | None] = {}
         self.held: deque[Call] = deque()
         self.held_bytes = 0
         self.is_unread = False
         self.is_local = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport, plain: asyncio.Transport | None = None) -> None:
+        self.transport = transport = cast("asyncio.Transport", transport)  # of uvloop it is of no class of asyncio
+        self._plain = plain
         transport.set_write_buffer_limits(self._server.limits.unread_bytes)
         own: socket.socket = transport.get_extra_info("socket")
         self.is_local = own.family == socket.AF_UNIX
@@ -112,9 +114,11 @@ class Client(asyncio.Protocol):
         self._cut = asyncio.get_running_loop().call_later(HELLO_S, transport.abort)
         if self._server.is_stopping:
             transport.abort()
+        elif self._unparsed:
+            self.data_received(b"")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.transport = None
+        self.transport = self._plain = None
         self._uncut()
         self._server.clients.discard(self)
         self._server.entrance.leave(self)
@@ -123,6 +127,8 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         unparsed = self._unparsed
         unparsed += data
+        if self.transport is None:  # TLS has just been agreed on
+            return
         at, end = 0, len(unparsed)
         try:
             while end - at >= HEAD.size:
@@ -150,8 +156,7 @@ class Client(asyncio.Protocol):
                 self._take(bytes(memoryview(unparsed)[at - size : at]))
         except RmqstoreError as error:  # nothing behind it can be understood
             self.answer(frame([0, error]))
-            if self.transport is not None:
-                self.transport.close()
+            self.close()
             return
         del unparsed[:at]
 
@@ -179,20 +184,39 @@ class Client(asyncio.Protocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
             behind = self._server.behind
-            (behind.add if self.transport.get_write_buffer_size() else behind.discard)(self)
+            (behind.add if self.unread_bytes else behind.discard)(self)
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much waits here for it to read."""
+        if self.transport is None:
+            return 0
+        plain_bytes = 0 if self._plain is None else self._plain.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + plain_bytes
+
+    def close(self) -> None:
+        """Close the connection when what has been written is read; of TLS when this is called again until then.
+
+        One that is left to TLS would stay until the client agrees to the end, which one that does not read never does.
+        """
+        if self.transport is not None:
+            if not self.transport.is_closing():
+                self.transport.close()
+            if self._plain is not None and not self.transport.get_write_buffer_size():
+                self._plain.close()
 
     def pause_writing(self) -> None:
         """Take no more calls of a client that does not read its answers."""
         self.is_unread = True
         if self.transport is not None:
             self.transport.pause_reading()
-            self._cut_unless_read(self.transport.get_write_buffer_size() + 1)
+            self._cut_unless_read(self.unread_bytes + 1)
 
     def _cut_unless_read(self, before: int) -> None:
         """Cut the client off if it has read nothing since, and else look again."""
         if self.transport is None:
             return
-        left = self.transport.get_write_buffer_size()
+        left = self.unread_bytes
         if left >= before:
             self.transport.abort()
         else:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from rmqstore.errors import AccessDeniedError, FormatVersionError, IllegalArgumentError, PollingFullError
+from rmqstore.errors import AccessDeniedError, FormatVersionError, IllegalArgumentError, PollingFullError, UnsupportedOperationError
 from rmqstore.server.clients import HELLO_S, Client
 from rmqstore.server.connection import short_name
 from rmqstore.server.wire import PROTOCOL
@@ -86,6 +86,13 @@ async def bound(host: str, port: int) -> list[socket]:
         made.close()
 
 
+class _Silent(asyncio.Protocol):
+    """Reads nothing: the first bytes are for TLS."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).pause_reading()
+
+
 class Entrance:
     """Where the clients of a server come in.
 
@@ -100,7 +107,7 @@ class Entrance:
         self._files: list[Path] = []
         self._strangers: dict[Client, socket] = {}  # the oldest first
         self._known: set[Client] = set()
-        self._arrivals: set[asyncio.Task[object]] = set()
+        self._arrivals: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ listening
 
@@ -134,6 +141,9 @@ class Entrance:
         self._listen(made, None if made.family == AF_UNIX else tls)
 
     def _listen(self, listening: socket, tls: ssl.SSLContext | None, *, is_known: bool = False) -> None:
+        if tls is not None and not isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
+            listening.close()
+            raise UnsupportedOperationError("a server takes TLS on a loop of asyncio only; run it by asyncio.run, and not by uvloop.run")
         self._listeners.append(Listener(listening, functools.partial(self._let_in, tls, is_known)))
 
     # ------------------------------------------------------------ who comes, and who goes
@@ -144,20 +154,25 @@ class Entrance:
         made.setblocking(False)
         client = Client(self._server, is_known=is_known)
         self._strangers[client] = made
-        loop = asyncio.get_running_loop()
-        limit_s = None if tls is None else HELLO_S
-        arrival: asyncio.Task[object] = loop.create_task(
-            loop.connect_accepted_socket(lambda: client, made, ssl=tls, ssl_handshake_timeout=limit_s)
-        )
+        arrival = asyncio.get_running_loop().create_task(self._connect(client, made, tls))
         self._arrivals.add(arrival)
-        arrival.add_done_callback(functools.partial(self._arrived, client, made))
+        arrival.add_done_callback(functools.partial(self._arrived, client))
 
-    def _arrived(self, client: Client, made: socket, arrival: asyncio.Task[object]) -> None:
+    async def _connect(self, client: Client, made: socket, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        if tls is None:
+            await loop.connect_accepted_socket(lambda: client, made)
+            return
+        plain, _ = await loop.connect_accepted_socket(_Silent, made)
+        encrypted = await loop.start_tls(plain, client, tls, server_side=True, ssl_handshake_timeout=HELLO_S)
+        if encrypted is not None and not encrypted.is_closing():
+            client.connection_made(encrypted, plain)
+
+    def _arrived(self, client: Client, arrival: asyncio.Task[None]) -> None:
         """Let go of one that has not become a client, as it does not agree on TLS."""
         self._arrivals.discard(arrival)
         if arrival.cancelled() or arrival.exception() is not None:
             self.leave(client)
-            made.close()
 
     def _turn_away(self, stranger: Client) -> None:
         """End a connection, whatever it is about to say."""

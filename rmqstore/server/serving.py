@@ -113,11 +113,10 @@ class Server:
         self._round()
         for line in list(self._lines.values()):
             self._dissolve(line)
-        for client in list(self.clients):
-            if client.transport is not None:
-                client.transport.close()
         until_s = time.monotonic() + _DRAIN_S
         while (self.clients or self.entrance.is_busy) and time.monotonic() < until_s:  # what is written goes out first
+            for client in list(self.clients):
+                client.close()
             await asyncio.sleep(0.01)
         await self.cut_off()
         self._pool.shutdown()
@@ -206,7 +205,7 @@ class Server:
 
     def refusal(self, more_bytes: int = 0) -> PollingFullError | None:
         """Return the error for a call that brings or fetches much, when the server holds so much already; None when it may be made."""
-        unread_bytes = sum(client.transport.get_write_buffer_size() for client in self.behind if client.transport is not None)
+        unread_bytes = sum(client.unread_bytes for client in self.behind)
         held_bytes = self._asked_bytes + self._told_bytes + unread_bytes
         if held_bytes + more_bytes <= self.limits.held_bytes:
             return None

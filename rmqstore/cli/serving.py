@@ -7,6 +7,7 @@ import ipaddress
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _UNIX: Final = "unix"
+
+_MAX_DESCRIPTORS: Final = 65_536
+"""So many files a server lets itself open: twice what the most clients need that it takes by default, and the store's."""
 
 ListenOption = Annotated[
     list[str] | None,
@@ -107,6 +111,7 @@ def serve(
             )
     if not create:
         stores.require(store)
+    _raise_descriptors()
     try:
         # As the owner, and not through one that serves it already.
         owned = open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or []))
@@ -196,6 +201,14 @@ def _telling_json() -> Callable[[str], None]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     return logger.info
+
+
+def _raise_descriptors() -> None:
+    """Open as many files as the system lets this process, since half of them are for clients; a shell often gives it 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _given_sockets() -> list[socket.socket]:

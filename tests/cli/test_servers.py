@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -420,3 +421,14 @@ def test_a_handler_that_is_none(cli: Command, handler: str, told: str) -> None:
 def test_the_commands_start_without_the_server() -> None:
     code = "import sys, rmqstore.cli.app; print([name for name in ('asyncio', 'ssl', 'rmqstore.server.serving') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_server_opens_as_many_files_as_it_may(root: Path) -> None:
+    """Else it would take 512 connections in most shells."""
+    limits = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 3000)); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", limits, *RMQSTORE, "serve", root / "data", "--create", "--engine", ENGINE]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as server:
+        line(server, "serving")
+        assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (3000, 3000)
+        server.send_signal(signal.SIGTERM)
+        line(server, "ended")

@@ -5,30 +5,25 @@ Calls that have no such rule, since they speak of one queue or change one store,
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from msgspec.structs import astuple
 
 from rmqstore.contract import Lag, PendingCounts, Subscription, TopicInfo
 from rmqstore.errors import UnsupportedOperationError
-from rmqstore.server.calls import CALLS, PARTS, calls_of
-from rmqstore.store import Store
-from rmqstore.store.administration import Part
+from rmqstore.server.calls import Passing
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore.store.reader import Reader
 
 if TYPE_CHECKING:
     from rmqstore.store.opening import OwnedEngines
 
-_Part = TypeVar("_Part", bound=Part)
 
-
-class Shards(Store):
+class Shards(Passing):
     """Every shard of the data set ``path``, open; each answers for a moment of its own. Who opened the shards closes them.
 
     Attributes:
@@ -49,8 +44,10 @@ class Shards(Store):
             f"{self._path} is a data set of stores, and {call} is for one store; name one of its shards, such as {self.opened[0].path}"
         )
 
-    def _part(self, kind: type[_Part]) -> _Part:
-        return cast("_Part", _PARTS[kind](self))
+    def _pass(self, call: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        if call not in _JOINS:
+            self.refuse(call)
+        return _JOINS[call]([attrgetter(call)(shard)(*arguments, **named) for shard in self.opened])
 
     if not TYPE_CHECKING:
 
@@ -139,25 +136,3 @@ _JOINS: Final[dict[str, Callable[[Any], Any]]] = {
     "verify": _verified,
     "where": _concatenated,
 }
-
-
-def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
-    join = _JOINS.get(call)
-
-    @functools.wraps(like)
-    def method(self: Shards | Part, *arguments: object, **named: object) -> Any:
-        shards = cast("Shards", self._store if isinstance(self, Part) else self)
-        if join is None:
-            shards.refuse(call)
-        return join([attrgetter(call)(shard)(*arguments, **named) for shard in shards.opened])
-
-    return method
-
-
-for _name in CALLS:
-    setattr(Shards, _name, _method(_name, getattr(Store, _name)))
-_PARTS: Final[dict[type[Part], type[Part]]] = {
-    kind: type(f"Joined{kind.__name__}", (kind,), {name: _method(call, getattr(kind, name)) for name, call in calls_of(part).items()})
-    for part, kind in PARTS.items()
-}
-"""The parts of a store whose answers are joined, by those that they stand for."""

@@ -1,11 +1,12 @@
-"""The calls that go over the wire, and how a server makes each (docs/server.md)."""
+"""The calls that go over the wire, and how a server makes each (docs/server.md); and stores that let others make theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import astuple
 
@@ -146,3 +147,38 @@ METHODS: Final[dict[str, Callable[[Store], Callable[..., Any]]]] = {
     "transfer.dump": lambda store: lambda path: astuple(store.transfer.dump(path)),  # its struct brings Parquet along
 }
 """The method of a store that makes a call. That of a send may be given when it was called, in ms, from which its delay counts."""
+
+
+# ---------------------------------------------------------------- stores that let others make their calls
+
+
+_Part = TypeVar("_Part", bound=Part)
+
+
+class Passing(Store):
+    """A store whose calls, and those of its parts, are made elsewhere: by :meth:`_pass`."""
+
+    def _pass(self, call: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Make a call, which has the name that it has on the wire."""
+        raise NotImplementedError
+
+    def _part(self, kind: type[_Part]) -> _Part:
+        return cast("_Part", _PASSING_PARTS[kind](self))
+
+
+def _passed(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(like)
+    def method(self: Passing | Part, *arguments: Any, **named: Any) -> Any:
+        store = cast("Passing", self._store if isinstance(self, Part) else self)
+        return store._pass(call, arguments, named)
+
+    return method
+
+
+for _name in CALLS:
+    setattr(Passing, _name, _passed(_name, getattr(Store, _name)))
+_PASSING_PARTS: Final[dict[type[Part], type[Part]]] = {
+    kind: type(f"Passing{kind.__name__}", (kind,), {name: _passed(call, getattr(kind, name)) for name, call in calls_of(part).items()})
+    for part, kind in PARTS.items()
+}
+"""The parts of a store whose calls are passed on, by those that they stand for."""

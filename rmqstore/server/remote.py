@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import (
     PollingFullError,
@@ -19,20 +18,16 @@ from rmqstore.errors import (
     StoreUnavailableError,
     UnsupportedOperationError,
 )
-from rmqstore.server.calls import CALLS, PARTS, calls_of
+from rmqstore.server.calls import Passing
 from rmqstore.server.connection import Address, Pool
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
-from rmqstore.store.administration import Part
 from rmqstore.store.store import Store
 
 if TYPE_CHECKING:
     from rmqstore.store.opening import OwnedEngines
 
 
-_Part = TypeVar("_Part", bound=Part)
-
-
-class RemoteStore(Store):
+class RemoteStore(Passing):
     """A store that another process has open; made by :func:`rmqstore.connect`. It has the calls of :class:`Store`, and its errors.
 
     Safe to share between threads, and usable in a forked child. A call whose connection breaks is made again for ``patience``, where that
@@ -100,8 +95,13 @@ class RemoteStore(Store):
         """Return the store to make the call on when its owner is gone; None to ask again."""
         return None
 
-    def _part(self, kind: type[_Part]) -> _Part:
-        return cast("_Part", _PARTS[kind](self))
+    def _pass(self, call: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        steps = asking(call)(*arguments, **named)
+        try:
+            steps.send(self._ask(next(steps)))
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a call asks once")
 
     if not TYPE_CHECKING:
 
@@ -123,29 +123,3 @@ class RemoteStore(Store):
     def _check_open(self) -> None:
         if self._is_gone:
             raise StoreClosedError(f"the connection to store {self._path} is closed; connect again")
-
-
-def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of a store, or of a part of it, that makes a call."""
-    begin = asking(call)
-
-    @functools.wraps(like)
-    def method(self: RemoteStore | Part, *arguments: object, **named: object) -> Any:
-        store: Any = self._store if isinstance(self, Part) else self
-        steps = begin(*arguments, **named)
-        try:
-            steps.send(store._ask(next(steps)))
-        except StopIteration as end:
-            return end.value
-        raise AssertionError("a call asks once")
-
-    return method
-
-
-for _name in CALLS:
-    setattr(RemoteStore, _name, _method(_name, getattr(Store, _name)))
-_PARTS: Final[dict[type[Part], type[Part]]] = {
-    kind: type(f"Remote{kind.__name__}", (kind,), {name: _method(call, getattr(kind, name)) for name, call in calls_of(part).items()})
-    for part, kind in PARTS.items()
-}
-"""The parts of a store whose calls go over the wire, by those that they stand for."""

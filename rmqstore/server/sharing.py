@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,7 +23,7 @@ from msgspec import structs
 
 from rmqstore.clock import Clock
 from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError, system_error
-from rmqstore.server.calls import CALLS
+from rmqstore.server.calls import Passing
 from rmqstore.server.connection import Address
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.serving import ServerThread
@@ -72,7 +72,7 @@ def _forget_parents() -> None:
 os.register_at_fork(after_in_child=_forget_parents)
 
 
-class SharedStore(Store):
+class SharedStore(Passing):
     """A store of several processes; made by ``rmqstore.open(path, share=True)``.
 
     It has the calls and errors of :class:`Store`, and may be used in a forked child. Hand-over, revive and upkeep are done by the owner;
@@ -206,17 +206,8 @@ class SharedStore(Store):
 
     # ------------------------------------------------------------ calls and parts
 
+    def _pass(self, call: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        return getattr(self._current(), call)(*arguments, **named)
+
     def _part(self, kind: type[_Part]) -> _Part:
         return self._current()._part(kind)
-
-
-def _passed_on(name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(Store, name))
-    def call(self: SharedStore, *arguments: Any, **named: Any) -> Any:
-        return getattr(self._current(), name)(*arguments, **named)
-
-    return call
-
-
-for _name in CALLS:
-    setattr(SharedStore, _name, _passed_on(_name))

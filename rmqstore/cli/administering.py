@@ -9,7 +9,7 @@ import typer
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import JsonOption, StoreArgument, TopicArgument, complete_group, examples
+from rmqstore.cli.options import GroupArgument, JsonOption, StoreArgument, TopicArgument, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time
 from rmqstore.contract import InitMode, Subscription, TopicInfo
@@ -17,7 +17,6 @@ from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import MAX_QUEUES
 from rmqstore.store.pauses import Flow
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _TOPIC_COLUMNS: Final = (

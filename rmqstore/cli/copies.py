@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples
+from rmqstore.cli.options import EngineOption, JsonOption, SettingsOption, StoreArgument, examples
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import TransferError
 from rmqstore.settings import CORE_SETTINGS, allowed
@@ -25,9 +25,6 @@ from rmqstore.store.snapshots import restore as restore_snapshot
 if TYPE_CHECKING:
     from rmqstore.transfer import DumpReport, LoadReport
 
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.", autocompletion=complete_engine)
-]
 PrecisionOption = Annotated[str | None, typer.Option("--precision", metavar="DURATION", help="Width of a tick in the new store, as 100ms.")]
 
 _Told: TypeAlias = Callable[[str, int, int], None]
@@ -160,7 +157,7 @@ def load(
     store: StoreArgument,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of a new store.")] = None,
+    settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Load a dump into an empty directory or store.

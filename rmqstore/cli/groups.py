@@ -10,7 +10,7 @@ import typer
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import JsonOption, StoreArgument, complete_group, examples
+from rmqstore.cli.options import GroupArgument, JsonOption, StoreArgument, complete_group, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time, duration_option, duration_text, relative
 from rmqstore.contract.pops import GroupSettings
@@ -27,7 +27,7 @@ from rmqstore.store.reader import Reader
 )
 def group(
     store: StoreArgument,
-    name: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", autocompletion=complete_group)],
+    name: GroupArgument,
     max_retries: Annotated[int | None, typer.Option(metavar="N", min=0, help="Redeliveries before the dead letter queue.")] = None,
     backoff: Annotated[
         str | None,
@@ -64,8 +64,8 @@ def group(
 
 # ---------------------------------------------------------------- dead letters
 
-GroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
-IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The message with this id; may be given again.")]
+MaybeGroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
+IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The message with this id; may be given again.")]
 ParkedOption = Annotated[bool, typer.Option("--parked", help="The entries that could not be read, in place of a group's dead letters.")]
 
 _COLUMNS: Final = (
@@ -80,7 +80,7 @@ _COLUMNS: Final = (
 
 
 @examples("rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json")
-def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOption = False, as_json: JsonOption = False) -> None:
+def list_(store: StoreArgument, group: MaybeGroupArgument = None, parked: ParkedOption = False, as_json: JsonOption = False) -> None:
     """List the dead letters of a group.
 
     Those are messages that it did not ack in all their attempts. Without GROUP it tells which groups have any. --parked lists the entries
@@ -106,8 +106,8 @@ def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOptio
 @examples("rmqstore dlq resend data billing --all", "rmqstore dlq resend data billing --id 7F000001000100000000000000000000AB")
 def resend(
     store: StoreArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)],
-    ids: IdOption = None,
+    group: GroupArgument,
+    ids: IdsOption = None,
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -124,8 +124,8 @@ def resend(
 @examples("rmqstore dlq drop data billing --all --older-than 7d", "rmqstore dlq drop data --parked --all")
 def drop(
     store: StoreArgument,
-    group: GroupArgument = None,
-    ids: IdOption = None,
+    group: MaybeGroupArgument = None,
+    ids: IdsOption = None,
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     older_than: Annotated[str | None, typer.Option(metavar="DURATION", help="Only what died so long ago: 7d.")] = None,
     parked: ParkedOption = False,

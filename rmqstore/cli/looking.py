@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import GroupOption, JsonOption, StoreArgument, TopicOption, complete_topic, examples
+from rmqstore.cli.options import GroupOption, IdOption, JsonOption, StoreArgument, TopicOption, complete_topic, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, clock_time, relative
 from rmqstore.contract import GroupOffset, Lag
@@ -211,7 +211,7 @@ def leases(
     store: StoreArgument,
     group: GroupOption = None,
     topic: TopicOption = None,
-    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only leases of messages with this id.")] = None,
+    message_id: IdOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show who holds which messages until when.
@@ -259,7 +259,7 @@ _PLACE_COLUMNS: Final = (
 )
 def where(
     store: StoreArgument,
-    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Messages with this id.")] = None,
+    message_id: IdOption = None,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Messages with this key.")] = None,
     topic: TopicOption = None,
     as_json: JsonOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,20 +47,27 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory 
 """Parsed here, since an empty text would become the current directory."""
 
 AddressArgument = Annotated[str, typer.Argument(metavar="STORE|URL", help="Directory of the store, or the address of a server.")]
-TokenOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="FILE", exists=True, dir_okay=False, help="The token that the server asks for."),
-]
+file_option = functools.partial(typer.Option, metavar="FILE", exists=True, dir_okay=False)
+"""Makes an option that takes a file which is there."""
+
+TokenOption = Annotated[Path | None, file_option(help="The token that the server asks for.")]
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", autocompletion=complete_topic)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-GroupOption = Annotated[
-    str | None,
-    typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", autocompletion=complete_group),
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
+GroupOption = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", autocompletion=complete_group)]
+TopicOption = Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.", autocompletion=complete_topic)]
+IdOption = Annotated[str | None, typer.Option("--id", metavar="ID", help="Only messages with this id.")]
+
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)
 ]
-TopicOption = Annotated[
-    str | None,
-    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.", autocompletion=complete_topic),
+EnginesOption = Annotated[
+    list[str] | None,
+    typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
+]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as precision_ms=100; may be given again.")
 ]
 
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextCol
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_INTERRUPTED, Interrupt
-from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples, refuse_together
+from rmqstore.cli.options import EngineOption, JsonOption, SettingsOption, StoreArgument, examples, refuse_together
 from rmqstore.cli.rows import Batch, Format, Reader, Shape, format_of, reader_of
 from rmqstore.cli.times import clock_and_relative, duration_option, time_option
 from rmqstore.delays import DELAY_LEVELS_MS
@@ -85,12 +85,8 @@ def send(
         str | None, typer.Option(metavar="DURATION", help="How long a step waits where flow control refuses it: 30s, 5m.")
     ] = None,
     create: Annotated[bool, typer.Option("--create/--no-create", help="Make the store when there is none.")] = False,
-    engine: Annotated[
-        str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, for example precision_ms=100.")
-    ] = None,
+    engine: EngineOption = None,
+    settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send a message now or for later, or those of a file.

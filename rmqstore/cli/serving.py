@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.options import StoreArgument, certificates, complete_engine, examples, imported
+from rmqstore.cli.options import EngineOption, SettingsOption, StoreArgument, certificates, examples, file_option, imported
 from rmqstore.errors import IllegalArgumentError, StoreLockedError, StorePathError
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import SOCKET_NAME
@@ -34,6 +34,7 @@ _UNIX: Final = "unix"
 
 _MAX_DESCRIPTORS: Final = 65_536
 """So many files a server lets itself open: twice what the most clients need that it takes by default, and the store's."""
+
 
 ListenOption = Annotated[
     list[str] | None,
@@ -56,15 +57,10 @@ class LogForm(enum.Enum):
 def serve(
     store: StoreArgument,
     listen: ListenOption = None,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Clients must give the token that this file holds.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Certificate, for TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Its private key.")] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Clients must show a certificate that these have signed."),
-    ] = None,
+    token_file: Annotated[Path | None, file_option(help="Clients must give the token that this file holds.")] = None,
+    tls_cert: Annotated[Path | None, file_option(help="Certificate, for TLS.")] = None,
+    tls_key: Annotated[Path | None, file_option(help="Its private key.")] = None,
+    tls_ca: Annotated[Path | None, file_option(help="Clients must show a certificate that these have signed.")] = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Where /metrics is for Prometheus, and /health with it.")
     ] = None,
@@ -75,10 +71,8 @@ def serve(
         LogForm, typer.Option("--log", metavar="text|json", help="What stderr is: text, or a JSON object a line.", show_default=False)
     ] = LogForm.TEXT,
     create: Annotated[bool, typer.Option("--create", help="Make the store if there is none.")] = False,
-    engine: Annotated[
-        str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)
-    ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be given again.")] = None,
+    engine: EngineOption = None,
+    settings: SettingsOption = None,
 ) -> None:
     """Serve a store to other processes.
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rmqstore.cli import show
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import complete_engine, examples, imported
+from rmqstore.cli.options import EnginesOption, complete_engine, examples, imported
 from rmqstore.cli.show import Column
 from rmqstore.errors import IllegalArgumentError
 
@@ -211,10 +211,7 @@ def report(
 )
 def load_test(
     context: typer.Context,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
-    ] = None,
+    engine: EnginesOption = None,
     messages: Annotated[int, typer.Option(metavar="N", help="Messages of each engine.")] = 20_000,
     shards: Annotated[int, typer.Option(metavar="N", help="Stores of each engine, one task each.")] = 4,
     seed: Annotated[int, typer.Option(metavar="N", help="Decides what becomes of each message, and what fails where.")] = 0,

@@ -17,7 +17,7 @@ import typer
 
 import rmqstore
 from rmqstore.cli import show, stores
-from rmqstore.cli.options import AddressArgument, TokenOption, TopicArgument, certificates, complete_group, examples
+from rmqstore.cli.options import AddressArgument, GroupArgument, TokenOption, TopicArgument, certificates, examples, file_option
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.services.consuming import Kind, kind_of
@@ -41,32 +41,21 @@ _LOOK_S: Final = 0.2
 def worker(
     store: AddressArgument,
     topic: TopicArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)],
+    group: GroupArgument,
     handler: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What takes a message; looked for here too.")],
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="How many handlers run at a time.")] = 1,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="How many messages are popped at a time.")] = 32,
     invisible: Annotated[str, typer.Option("--invisible", metavar="DURATION", help="So soon others get what a dead worker held.")] = "60s",
     timeout: Annotated[
         str | None,
-        typer.Option(
-            "--timeout",
-            metavar="DURATION",
-            help="After that a handler's message is given to others, and an async handler is cancelled.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DURATION", help="After that a handler's message is given to others, and an async handler is cancelled."),
     ] = None,
     order: Annotated[bool, typer.Option("--order", help="Keep the order of message groups.")] = False,
     filter_: Annotated[str, typer.Option("--filter", metavar="EXPRESSION", help="Only what this filter lets through.")] = "*",
     token_file: TokenOption = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option("--tls-ca", metavar="FILE", exists=True, dir_okay=False, help="The server's certificate must be signed by these."),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", metavar="FILE", exists=True, dir_okay=False, help="Certificate that the server asks for."),
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", exists=True, dir_okay=False, help="Its private key.")] = None,
+    tls_ca: Annotated[Path | None, file_option(help="The server's certificate must be signed by these.")] = None,
+    tls_cert: Annotated[Path | None, file_option(help="Certificate that the server asks for.")] = None,
+    tls_key: Annotated[Path | None, file_option(help="Its private key.")] = None,
 ) -> None:
     """Give messages to a Python function.
 

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_ERROR
-from rmqstore.cli.options import complete_engine, examples
+from rmqstore.cli.options import EnginesOption, examples
 from rmqstore.cli.show import Cell
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.contract import AckOutcome, CancelOutcome
@@ -59,10 +59,7 @@ _LOOK_INSIDE = """
 
 @examples("rmqstore demo", "rmqstore demo --orders 10000 --live 0", "rmqstore demo --keep stores")
 def demo(
-    engine: Annotated[
-        list[str] | None,
-        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
-    ] = None,
+    engine: EnginesOption = None,
     orders: Annotated[int, typer.Option(metavar="N", min=1, help="Orders in the simulated day.")] = 100_000,
     live: Annotated[int, typer.Option(metavar="N", min=0, help="Timers on the real clock; 0 leaves that part out.")] = _LIVE_TIMERS,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Leave the stores in this directory, for a look inside.")] = None,
@@ -84,23 +81,27 @@ def demo(
     show.line("One flush makes five simulated minutes durable. One of three consumers hangs at 20:00 and dies.\n")
     failed: list[str] = []
     with _directory(keep, names) as root:
-        tallies: list[tuple[str, Tally]] = []
+        rows: list[list[Cell]] = []
         columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TextColumn("orders and payments"))
         with show.progress(*columns, TimeElapsedColumn()) as progress:
             for name in names:
-                tally, problems = _play(name, root / name, day, progress)
-                tallies.append((name, tally))
+                counts, problems = _play(name, root / name, day, progress)
+                rows.append([name, *counts])
                 failed += [f"{name}: {problem}" for problem in problems]
-        show.table(show.columns(["engine"], _COUNTED), [_counts(name, tally) for name, tally in tallies])
+        show.table(show.columns(["engine"], _COUNTED), rows)
         show.line("msgs/s counts every send, cancel, delivery and ack; one cancel in 100 is by key, the others by handle.\n")
         if not failed:
             show.line(_PROMISES)
         if live:
             show.line(f"On the real clock: {live:,} timers due within {_LIVE_SPREAD_MS} ms, ticks of {_LIVE_PRECISION_MS} ms, all synced;")
             show.line("lateness from the due time to the consumer, ms:")
-            late = [(name, _live(root / f"{name}-live", name, live)) for name in names]
-            failed += [f"{name}, live: {problem}" for name, found in late for problem in found.problems]
-            show.table(show.columns(["engine"], ["p50", "p99", "max", "early"]), [[name, *found.figures()] for name, found in late])
+            rows = []
+            for name in names:
+                late_ms, problems = _live(root / f"{name}-live", name, live)
+                shares = [f"{np.percentile(late_ms, share):.0f}" if late_ms else "-" for share in (50, 99, 100)]
+                rows.append([name, *shares, sum(late < 0 for late in late_ms)])
+                failed += [f"{name}, live: {problem}" for problem in problems]
+            show.table(show.columns(["engine"], ["p50", "p99", "max", "early"]), rows)
     if keep is not None:
         show.line(f"\nThe stores are in {keep}.")
     if store is not None:
@@ -145,38 +146,26 @@ def _directory(keep: Path | None, names: list[str]) -> Iterator[Path]:
     yield keep
 
 
-def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tuple[Tally, list[str]]:
+def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tuple[list[Cell], list[str]]:
+    """Play the day through an engine; returns a row of the table of counts, and what was wrong."""
     clock = ManualClock(START_MS)
     task = progress.add_task(engine, total=len(day) + sum(order.paid_ms is not None for order in day))
     with open_store(path, engine=engine, clock=clock, services=False, flush="async") as store:
+        begun_s = time.perf_counter()
         played = OrderDay(store, clock, day)
-        tally = played.play(lambda done: progress.advance(task, done))
-        return tally, played.problems()
-
-
-def _counts(engine: str, tally: Tally) -> list[Cell]:
-    rate = tally.operations / max(tally.seconds, 1e-9)
-    counts = (tally.orders, tally.cancelled, tally.delivered, tally.redelivered, tally.acked)
-    return [engine, *counts, f"{tally.seconds:.1f}", f"{rate:,.0f}"]
+        played.play(lambda done: progress.advance(task, done))
+        seconds, counts = time.perf_counter() - begun_s, played.counts()
+        return [*counts, f"{seconds:.1f}", f"{sum(counts) / seconds:,.0f}"], played.problems()
 
 
 # ---------------------------------------------------------------- the real clock
 
 
-class Lateness(msgspec.Struct, frozen=True):
-    """How late each live timer reached its consumer, ms, and what was wrong."""
+def _live(path: Path, engine: str, timers: int) -> tuple[list[int], list[str]]:
+    """Store timers that are due within seconds, and consume them as they come; returns how late each came, ms, and what was wrong.
 
-    late_ms: list[int]
-    problems: list[str]
-
-    def figures(self) -> list[Cell]:
-        """Return the lateness of half of the timers, of 99 % and of all, ms, and how many came early."""
-        late = [f"{np.percentile(self.late_ms, share):.0f}" if self.late_ms else "-" for share in (50, 99, 100)]
-        return [*late, sum(each < 0 for each in self.late_ms)]
-
-
-def _live(path: Path, engine: str, timers: int) -> Lateness:
-    """Store timers that are due within seconds, and consume them as they come, with the store's own thread handing over."""
+    The store's own thread hands over.
+    """
     rng = np.random.default_rng(_SEED)
     late_ms: list[int] = []
     seen: set[str] = set()
@@ -200,7 +189,7 @@ def _live(path: Path, engine: str, timers: int) -> Lateness:
             problems.append(f"{timers - len(seen)} of {timers} timers did not come within {_LIVE_PATIENCE_S:.0f} s")
         if any(late < 0 for late in late_ms):
             problems.append(f"{sum(late < 0 for late in late_ms)} timers came early, by up to {-min(late_ms)} ms")
-    return Lateness(late_ms, problems)
+    return late_ms, problems
 
 
 # ---------------------------------------------------------------- a day of orders
@@ -264,24 +253,6 @@ def make_orders(count: int, seed: int) -> list[Order]:
     return orders
 
 
-class Tally(msgspec.Struct):
-    """What happened in one day, in messages; ``lost_leases`` were held by the consumer that hung and died."""
-
-    orders: int = 0
-    cancelled: int = 0
-    by_key: int = 0
-    delivered: int = 0
-    redelivered: int = 0
-    acked: int = 0
-    lost_leases: int = 0
-    seconds: float = 0.0
-
-    @property
-    def operations(self) -> int:
-        """Messages sent, cancelled, popped and acked."""
-        return self.orders + self.cancelled + self.delivered + self.redelivered + self.acked
-
-
 class OrderDay:
     """Plays the day against one store, minute by minute, and keeps what it saw by order number."""
 
@@ -296,11 +267,10 @@ class OrderDay:
         self._acks: Counter[str] = Counter()
         self._cancelled: set[str] = set()
         self._problems: list[str] = []
-        self.tally = Tally()
+        self._lost_leases = 0  # held by the consumer that hangs and dies
 
-    def play(self, progress: Callable[[int], None]) -> Tally:
+    def play(self, progress: Callable[[int], None]) -> None:
         """Play it through; ``progress`` is told the orders that arrived and the payments that came in each minute."""
-        start_s = time.perf_counter()
         for now_ms, arrived in self._minutes():
             self._clock.set(now_ms)
             before = self._paid
@@ -311,8 +281,11 @@ class OrderDay:
             if (now_ms - START_MS) % FLUSH_EVERY_MS == 0:
                 self._store.flush()
             progress(len(arrived) + self._paid - before)
-        self.tally.seconds = time.perf_counter() - start_s
-        return self.tally
+
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Return how many messages were sent, cancelled, delivered, delivered again and acked."""
+        delivered = len(self._deliveries)
+        return len(self._orders), len(self._cancelled), delivered, self._deliveries.total() - delivered, self._acks.total()
 
     def _minutes(self) -> Iterator[tuple[int, list[Order]]]:
         """Yield the end of each minute with the orders that came in it; goes on until all are closed and expired leases are back."""
@@ -329,7 +302,6 @@ class OrderDay:
                 [Message(TOPIC, order.body, keys=(order.number,), deliver_at_ms=order.closes_ms) for order in orders]
             )
             self._receipts.update(zip((order.number for order in orders), sent, strict=True))
-            self.tally.orders += len(orders)
 
     def _cancel_paid(self, now_ms: int) -> None:
         by_handle: dict[str, str] = {}
@@ -338,7 +310,6 @@ class OrderDay:
             receipt = self._receipts.pop(number)
             if self._paid % BY_KEY_EVERY == 0:
                 self._note_cancel(number, self._store.cancel_key(TOPIC, number))
-                self.tally.by_key += 1
             else:
                 by_handle[number] = receipt.handle or ""
             self._paid += 1
@@ -347,7 +318,6 @@ class OrderDay:
 
     def _note_cancel(self, number: str, outcomes: list[CancelOutcome]) -> None:
         if outcomes == [CancelOutcome.CANCELLED]:
-            self.tally.cancelled += 1
             self._cancelled.add(number)
         else:
             self._problems.append(f"cancelling order {number} before its time gave {outcomes}")
@@ -358,7 +328,7 @@ class OrderDay:
         if HANG_MS <= now_ms < DEATH_MS:
             held = self._store.pop(TOPIC, GROUP, max_messages=HUNG_POP, invisible_ms=INVISIBLE_MS)
             self._note_deliveries(held)
-            self.tally.lost_leases += len(held)
+            self._lost_leases += len(held)
         busy = True
         while busy:
             busy = False
@@ -372,15 +342,10 @@ class OrderDay:
     def _note_deliveries(self, popped: Sequence[PoppedMessage]) -> None:
         for message in popped:
             number = message.keys[0]
-            due_ms = message.deliver_at_ms or 0
-            if message.attempt == 1:
-                self.tally.delivered += 1
-                if message.store_ms < due_ms:
-                    self._problems.append(f"order {number} was handed over {due_ms - message.store_ms} ms early")
-                elif message.store_ms - due_ms > MINUTE_MS:
-                    self._problems.append(f"order {number} was handed over {message.store_ms - due_ms} ms late, a tick is {MINUTE_MS} ms")
-            else:
-                self.tally.redelivered += 1
+            late_ms = message.store_ms - (message.deliver_at_ms or 0)
+            if message.attempt == 1 and not 0 <= late_ms <= MINUTE_MS:
+                when = f"{-late_ms} ms early" if late_ms < 0 else f"{late_ms} ms late, a tick is {MINUTE_MS} ms"
+                self._problems.append(f"order {number} was handed over {when}")
             self._deliveries[number] += 1
             if json.loads(message.body)["order"] != number:
                 self._problems.append(f"order {number} came with the body of another one")
@@ -388,7 +353,6 @@ class OrderDay:
     def _note_acks(self, popped: Sequence[PoppedMessage], outcomes: Sequence[AckOutcome]) -> None:
         for message, outcome in zip(popped, outcomes, strict=True):
             if outcome is AckOutcome.ACKED:
-                self.tally.acked += 1
                 self._acks[message.keys[0]] += 1
             else:
                 self._problems.append(f"the ack of order {message.keys[0]} gave {outcome.value}")
@@ -408,9 +372,9 @@ class OrderDay:
         for what, numbers in wrong.items():
             if numbers:
                 problems.append(f"{len(numbers)} {what}, for example {', '.join(sorted(numbers)[:_SHOWN_IDS])}")
-        again = sum(self._deliveries.values()) - len(self._deliveries)
-        if again != self.tally.lost_leases:
-            problems.append(f"{self.tally.lost_leases} leases were held by the consumer that died, but {again} messages came again")
+        again = self.counts()[3]
+        if again != self._lost_leases:
+            problems.append(f"{self._lost_leases} leases were held by the consumer that died, but {again} messages came again")
         lag = self._store.lag(TOPIC, GROUP)
         if (lag.ready, lag.in_flight, lag.retry, lag.dead) != (0, 0, 0, 0):
             problems.append(f"the group is not done: {lag}")

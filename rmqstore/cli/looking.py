@@ -13,28 +13,19 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import GroupOption, IdOption, JsonOption, StoreArgument, TopicOption, complete_topic, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, clock_time, relative
-from rmqstore.contract import GroupOffset, Lag
+from rmqstore.contract import Lag
 from rmqstore.message import RETRY_PREFIX, PoppedMessage
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import Reader
 
 
-class QueueStanding(msgspec.Struct, frozen=True):
-    """Where a group stands on a queue: ``offset`` is None when it never popped; ``shard`` is its number, of a data set only."""
-
-    shard: dict[str, int]
-    queue_id: int
-    offset: GroupOffset | None
-    end_offset: int
-
-
 class Standing(msgspec.Struct, frozen=True):
-    """Where a group stands on a topic."""
+    """Where a group stands on a topic, and on each of its queues, as a document has it; one that it never popped has no next offset."""
 
     group: str
     topic: str
     lag: Lag
-    queues: tuple[QueueStanding, ...]
+    queues: list[dict[str, int | None]]
 
 
 @examples("rmqstore lag data", "rmqstore lag data --group billing --queues", "rmqstore lag data --json")
@@ -80,40 +71,31 @@ def _standings(store: Reader, group: str | None, topic: str | None) -> list[Stan
     found = []
     for name in store.groups.list() if group is None else [group]:
         popped = {each.topic for each in store.groups.offsets(name) if not each.topic.startswith(RETRY_PREFIX)}
-        for wanted in sorted(popped) if topic is None else [topic]:
-            if topic is not None and group is None and topic not in popped:
-                continue
-            queues = []
+        asked = popped if topic is None else {topic}
+        for wanted in sorted(asked & popped if group is None else asked):
+            queues: list[dict[str, int | None]] = []
             for shard, part, ends in parts:
-                own = {each.queue_id: each for each in part.groups.offsets(name) if each.topic == wanted}
-                queues += [QueueStanding(shard, queue, own.get(queue), end) for queue, end in enumerate(ends.get(wanted, ()))]
-            found.append(Standing(name, wanted, store.lag(wanted, name), tuple(queues)))
+                own = {each.queue_id: (each.next_offset, each.in_flight) for each in part.groups.offsets(name) if each.topic == wanted}
+                for queue, end in enumerate(ends.get(wanted, ())):
+                    at, in_flight = own.get(queue, (None, None))
+                    queues.append({**shard, "queue_id": queue, "next_offset": at, "end_offset": end, "in_flight": in_flight})
+            found.append(Standing(name, wanted, store.lag(wanted, name), queues))
     return found
 
 
 def _show_queues(standings: list[Standing]) -> None:
     rows = []
-    shards = ["shard"] if any(each.shard for standing in standings for each in standing.queues) else []
     for standing in standings:
         for each in standing.queues:
-            own, end = each.offset, each.end_offset
-            numbers = ("-", end, "-", "-") if own is None else (own.next_offset, end, max(end - own.next_offset, 0), own.in_flight)
-            rows.append([standing.group, standing.topic, *each.shard.values(), each.queue_id, *numbers])
+            *place, at, end, in_flight = each.values()
+            behind = "-" if at is None or end is None else max(end - at, 0)
+            rows.append([standing.group, standing.topic, *place, "-" if at is None else at, end, behind, "-" if at is None else in_flight])
+    shards = ["shard"] if any("shard" in each for standing in standings for each in standing.queues) else []
     show.table(show.columns(["group", "topic"], [*shards, "queue", "next offset", "end", "behind", "in flight"]), rows)
 
 
 def _standing_document(standing: Standing) -> dict[str, Any]:
-    queues = [
-        {
-            **each.shard,
-            "queue_id": each.queue_id,
-            "next_offset": each.offset.next_offset,
-            "end_offset": each.end_offset,
-            "in_flight": each.offset.in_flight,
-        }
-        for each in standing.queues
-        if each.offset is not None
-    ]
+    queues = [each for each in standing.queues if each["next_offset"] is not None]
     return {"group": standing.group, "topic": standing.topic, **msgspec.structs.asdict(standing.lag), "queues": queues}
 
 

@@ -12,7 +12,7 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import GroupArgument, JsonOption, StoreArgument, TopicArgument, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time
-from rmqstore.contract import InitMode, Subscription, TopicInfo
+from rmqstore.contract import InitMode, TopicInfo
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import MAX_QUEUES
 from rmqstore.store.pauses import Flow
@@ -107,7 +107,7 @@ def list_groups(store: StoreArgument, as_json: JsonOption = False) -> None:
     if not found:
         show.line("No group has popped yet; the first pop of a group makes it.")
         return
-    show.table(_GROUP_COLUMNS, sorted(found, key=_group_and_topic))
+    show.table(_GROUP_COLUMNS, sorted(found, key=lambda each: (each.group, each.topic)))
     show.note(f"{show.count(len({each.group for each in found}), 'group')}.")
 
 
@@ -207,10 +207,6 @@ def _ask(yes: bool, question: str) -> None:
     if not typer.confirm(question, err=True):
         show.note("Nothing was changed.")
         raise typer.Exit(EXIT_NOT_DONE)
-
-
-def _group_and_topic(each: Subscription) -> tuple[str, str]:
-    return each.group, each.topic
 
 
 def _queues(info: TopicInfo, shard: dict[str, int]) -> list[dict[str, int]]:

@@ -17,6 +17,7 @@ import enum
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -270,7 +271,9 @@ def _take(values: dict[str, Any], column: str, value: Any) -> None:
     elif column == "deliver_at":
         values.setdefault("deliver_at_ms", parse_time(_text(value)))
     elif column == "keys":
-        values["keys"] = tuple(value.split()) if isinstance(value, str) else _texts(value)
+        if not isinstance(value, str | list):
+            raise IllegalMessageError(f"keys are a list of texts or one text with blanks between, not {_shown(value)}")
+        values["keys"] = tuple(value.split()) if isinstance(value, str) else tuple(map(_text, value))
     elif column == "properties":
         if not isinstance(value, dict):
             raise IllegalMessageError(f"properties are an object of texts, not {_shown(value)}")
@@ -290,21 +293,11 @@ def _text(value: Any) -> str:
     return value
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise IllegalMessageError(f"keys are a list of texts or one text with blanks between, not {_shown(value)}")
-    return tuple(_text(each) for each in value)
-
-
 def _number(value: Any) -> int:
-    if isinstance(value, str):
-        try:
+    if type(value) in (int, str):
+        with suppress(ValueError):
             return int(value)
-        except ValueError:
-            raise IllegalMessageError(f"{_shown(value)} is no whole number") from None
-    if type(value) is not int:
-        raise IllegalMessageError(f"{_shown(value)} is no whole number")
-    return value
+    raise IllegalMessageError(f"{_shown(value)} is no whole number")
 
 
 def _shown(value: Any) -> str:

@@ -124,11 +124,7 @@ def _readable(path: Path) -> ReadStore | Store:
     try:
         return open_store(path, read_only=True, clock=clock_factory())
     except UnsupportedOperationError:
-        return _owned(path)
-
-
-def _owned(path: Path) -> Store:
-    """Open a store as its owner, since its engine cannot be opened for reading."""
+        pass  # its engine cannot be opened for reading
     try:
         return open_store(path, clock=clock_factory(), services=False)
     except StoreLockedError as error:

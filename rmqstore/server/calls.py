@@ -88,11 +88,6 @@ GIVE_UP: Final = "give_up"
 """Ends the wait of the call whose number it names: that one is answered at once, with nothing."""
 
 
-def _unchecked(batch: Any) -> Any:
-    """Return what a client gives to ``send_batch`` so that the store checks it: as a batch it would count as checked."""
-    return batch.columns if isinstance(batch, MessageBatch) else batch
-
-
 def calls_of(part: str) -> dict[str, str]:
     """Return the calls of a part of a store, by what they are called there."""
     return {call.removeprefix(f"{part}."): call for call in sorted(QUICK | LONG) if call.startswith(f"{part}.")}
@@ -131,7 +126,8 @@ def _send(store: Store) -> Callable[..., Any]:
 
 def _send_batch(store: Store) -> Callable[..., Any]:
     def send_batch(batch: Any, begun_ms: int | None = None, /, **named: Any) -> Any:
-        batch = _unchecked(batch)
+        if isinstance(batch, MessageBatch):
+            batch = batch.columns  # which the store checks; as a batch it would count as checked
         if begun_ms is not None:
             with suppress(*_WRONG):
                 batch, named = batch_without_requests(new_batch(batch), begun_ms), _timed(named, begun_ms)

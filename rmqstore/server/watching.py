@@ -44,7 +44,10 @@ class Watch:
 
     def __init__(self, store: Store, metrics: Callable[[], bytes] | None = None) -> None:
         self._store = store
-        self._pages: dict[str, Callable[[], _Answer]] = {"/health": self._ready, "/health/live": self._live}
+        self._pages: dict[str, Callable[[], _Answer]] = {
+            "/health": functools.partial(self._health, "ready"),
+            "/health/live": functools.partial(self._health, "live"),
+        }
         if metrics is not None:
             self._pages["/metrics"] = lambda: _Answer(HTTPStatus.OK, metrics(), "text/plain; version=0.0.4; charset=utf-8")
         self._listeners: list[Listener] = []
@@ -123,12 +126,6 @@ class Watch:
         except Exception:
             _log.exception("a page for who watches the server failed: %s", path)
             return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"the log of the server says why\n")
-
-    def _ready(self) -> _Answer:
-        return self._health("ready")
-
-    def _live(self) -> _Answer:
-        return self._health("live")
 
     def _health(self, wanted: str) -> _Answer:
         """Tell how the store does; one whose calls raise, as after a failed sync, is not live: only to begin anew helps it."""

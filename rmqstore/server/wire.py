@@ -133,10 +133,6 @@ def _pack_dict(packer: _Packer, value: Mapping[object, object]) -> _Packable:
     return dict(zip(packer.each(value), packer.each(value.values()), strict=True))
 
 
-def _pack_tuple(packer: _Packer, value: tuple[object, ...]) -> _Packable:
-    return Ext(_TUPLE, _encode(packer.each(value)))
-
-
 def _pack_int(_: _Packer, value: int) -> _Packable:
     return value if -(1 << 63) <= value < 1 << 63 else Ext(_INT, str(value).encode())
 
@@ -157,24 +153,12 @@ def _pack_error(packer: _Packer, error: BaseException) -> _Packable:
     return Ext(_ERROR, _encode([kind.__name__, packer.each(error.args), facts]))
 
 
-def _pack_batch(packer: _Packer, batch: MessageBatch) -> _Packable:
-    return Ext(_BATCH, stream_of(batch.columns))
-
-
-def _pack_sent(packer: _Packer, sent: SendReceipt) -> _Packable:
-    return Ext(_SENT, _encode([sent.message_id, sent.repeated, packer(sent.timer)]))
-
-
 def _pack_sent_many(_: _Packer, sent: SendReceipts) -> _Packable:
     ids: Sequence[str] = sent.ids.to_pylist() if hasattr(sent.ids, "to_pylist") else sent.ids
     timers = sent.timers
     first = None if timers is None else (timers.store_tag, timers.epoch, timers.first_seq)
     ticks = b"" if timers is None else array("q", timers.ticks).tobytes()
     return Ext(_SENT_MANY, _encode([" ".join(ids), sent.repeated, first, ticks]))  # an id has no blank
-
-
-def _pack_popped(packer: _Packer, popped: PoppedMessages) -> _Packable:
-    return Ext(_POPPED, _encode([packer.each(popped), [each.value for each in popped.acks]]))
 
 
 def _pack_stranger(_: _Packer, value: object) -> _Packable:
@@ -196,15 +180,15 @@ def _enum_packer(code: int) -> _Pack:
 _HANDLERS: Final[dict[type, _Pack]] = {
     list: lambda packer, value: packer.each(value),
     dict: _pack_dict,
-    tuple: _pack_tuple,
+    tuple: lambda packer, value: Ext(_TUPLE, _encode(packer.each(value))),
     datetime: lambda packer, value: Ext(_DATETIME, value.isoformat().encode()),
     timedelta: lambda packer, value: Ext(_TIMEDELTA, _encode([value.days, value.seconds, value.microseconds])),
     CallName: lambda packer, name: Ext(_NAME, _encode(name[0])),
     ProofText: lambda packer, proof: Ext(_PROOF, _encode(proof.receipt)),
-    SendReceipt: _pack_sent,
+    SendReceipt: lambda packer, sent: Ext(_SENT, _encode([sent.message_id, sent.repeated, packer(sent.timer)])),
     SendReceipts: _pack_sent_many,
-    PoppedMessages: _pack_popped,
-    MessageBatch: _pack_batch,
+    PoppedMessages: lambda packer, popped: Ext(_POPPED, _encode([packer.each(popped), [each.value for each in popped.acks]])),
+    MessageBatch: lambda packer, batch: Ext(_BATCH, stream_of(batch.columns)),
     **{kind: _struct_packer(_FIRST_STRUCT + place) for place, kind in enumerate(_STRUCTS)},
     **{kind: _enum_packer(_FIRST_ENUM + place) for place, kind in enumerate(_ENUMS)},
 }
@@ -256,11 +240,7 @@ def unpack(data: bytes | memoryview) -> Any:
         raise IllegalArgumentError(f"what came over the wire is no value of it: {error}") from error
 
 
-def _extension(code: int, data: memoryview) -> object:
-    return _UNPACKERS[code](data)
-
-
-_decode: Final = Decoder(ext_hook=_extension).decode
+_decode: Final = Decoder(ext_hook=lambda code, data: _UNPACKERS[code](data)).decode
 
 
 def _unpack_struct(kind: type[msgspec.Struct]) -> Callable[[memoryview], object]:

@@ -293,17 +293,14 @@ class _Instruments:
             gauge(name, unit, text, functools.partial(_store_points, of_store))
         for name, text, of_group in _OF_GROUPS:
             gauge(name, "", text, functools.partial(_group_points, of_group))
-        gauge("rmqstore_ready", "", "1 when the store takes calls and hands over in time, else 0.", _ready_points)
+        ready = "1 when the store takes calls and hands over in time, else 0."
+        gauge("rmqstore_ready", "", ready, lambda health, _: [(int(health is not None and health.is_ready), {})])
         gauge("rocketmq_storage_size", "bytes", "Room that the directory takes.", lambda _, size: [] if size is None else [(size, {})])
 
 
 def _store_points(read: Callable[[Health], int], health: Health | None, _: int | None) -> Iterator[tuple[int, Mapping[str, str]]]:
     if health is not None:
         yield read(health), {}
-
-
-def _ready_points(health: Health | None, _: int | None) -> Iterator[tuple[int, Mapping[str, str]]]:
-    yield int(health is not None and health.is_ready), {}
 
 
 def _group_points(read: Callable[[Lag], int], health: Health | None, _: int | None) -> Iterator[tuple[int, Mapping[str, str]]]:

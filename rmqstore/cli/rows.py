@@ -16,10 +16,10 @@ import difflib
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,9 @@ from rmqstore.cli.times import parse_time
 from rmqstore.errors import IllegalArgumentError, IllegalMessageError
 from rmqstore.late import pa
 from rmqstore.message import Message, PoppedMessage
+
+if TYPE_CHECKING:
+    from pyarrow import parquet as pq
 
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends when its bodies reach this size, however few rows it has."""
@@ -70,18 +73,17 @@ class Batch(NamedTuple):
     progress: int
 
 
-class Reader(Protocol):
-    """A file of messages; ``total`` is its size in bytes or in rows (``counts_rows``), None when that is not known."""
+class Reader(NamedTuple):
+    """A file of messages.
+
+    Attributes:
+        total: its size in bytes or in rows (``counts_rows``), None when that is not known.
+        batches: its rows in order. A bad one is an IllegalMessageError, which names the file, the line or row, and the column.
+    """
 
     total: int | None
     counts_rows: bool
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield its rows in order.
-
-        Raises:
-            IllegalMessageError: a row is bad; the message names the file, the line or row, and the column.
-        """
+    batches: Iterator[Batch]
 
 
 class Shape(NamedTuple):
@@ -107,13 +109,18 @@ def reader_of(path: Path | None, stream: IO[bytes], format: Format, shape: Shape
     """Return the reader of a file that is open as ``stream``; ``path`` is None for stdin."""
     name = "stdin" if path is None else str(path)
     if format is Format.PARQUET:
-        return _Parquet(name, stream, shape)
-    return _Lines(
-        name, stream, path.stat().st_size if path is not None else None, shape, _json_rows if format is Format.JSONL else _csv_rows
-    )
+        file = _parquet(name, stream)
+        return Reader(file.metadata.num_rows, True, _batches_of_rows(name, stream, file, shape))
+    source = _Source(name, stream, shape.run)
+    rows = _json_rows(source) if format is Format.JSONL else _csv_rows(source)
+    return Reader(None if path is None else path.stat().st_size, False, _batches_of_lines(source, rows, shape))
 
 
 # ---------------------------------------------------------------- line by line
+
+
+def _digest(run: str) -> hashlib.blake2b:
+    return hashlib.blake2b(run.encode(errors="surrogateescape"), digest_size=16)
 
 
 class _Source:
@@ -123,7 +130,7 @@ class _Source:
         self.name = name
         self.number = 0
         self.bytes = 0
-        self.digest = hashlib.blake2b(run.encode(errors="surrogateescape"), digest_size=16)
+        self.digest = _digest(run)
         self._stream = stream
 
     def __iter__(self) -> Iterator[str]:
@@ -146,56 +153,47 @@ class _Source:
 _Row = tuple[int, Mapping[str, Any]]
 
 
-class _Lines:
-    """JSONL or CSV."""
+def _batches_of_lines(source: _Source, rows: Iterator[_Row], shape: Shape) -> Iterator[Batch]:
+    messages: dict[int, Message] = {}
+    size, batch = 0, 0
+    for number, row in rows:
+        message = messages[number] = _message(source, number, row, shape.topic)
+        size += len(message.body)
+        if len(messages) >= shape.rows or size >= MAX_BATCH_BYTES:
+            yield _batch(source, messages, batch)
+            messages, size, batch = {}, 0, batch + 1
+    if messages:
+        yield _batch(source, messages, batch)
 
-    def __init__(self, name: str, stream: IO[bytes], total: int | None, shape: Shape, rows_of: Callable[[_Source], Iterator[_Row]]) -> None:
-        self.total = total
-        self.counts_rows = False
-        self._shape = shape
-        self._source = _Source(name, stream, shape.run)
-        self._rows_of = rows_of
 
-    def batches(self) -> Iterator[Batch]:
-        messages: dict[int, Message] = {}
-        size, batch = 0, 0
-        for number, row in self._rows_of(self._source):
-            message = messages[number] = self._message(number, row)
-            size += len(message.body)
-            if len(messages) >= self._shape.rows or size >= MAX_BATCH_BYTES:
-                yield self._batch(messages, batch)
-                messages, size, batch = {}, 0, batch + 1
-        if messages:
-            yield self._batch(messages, batch)
-
-    def _batch(self, messages: Mapping[int, Message], batch: int) -> Batch:
-        """Make a batch of messages by line; they are checked together, and one by one only to name the line at fault."""
-        source = self._source
-        given = list(messages.values())
+def _batch(source: _Source, messages: Mapping[int, Message], batch: int) -> Batch:
+    """Make a batch of messages by line; they are checked together, and one by one only to name the line at fault."""
+    given = list(messages.values())
+    try:
+        rows = MessageBatch.from_arrow(columns_of(given)).columns
+    except (IllegalArgumentError, pa.ArrowException, ArithmeticError, UnicodeError) as error:
         try:
-            rows = MessageBatch.from_arrow(columns_of(given)).columns
-        except (IllegalArgumentError, pa.ArrowException, ArithmeticError, UnicodeError) as error:
-            try:
-                MessageBatch.of(given)
-            except IllegalArgumentError as found:
-                row, what = _row_at_fault(found)
-                raise source.bad(what, number=list(messages)[row or 0]) from None
-            raise source.bad(f"this line or one of the {len(messages) - 1} before it cannot be stored: {error}") from error
-        mark = f"{source.digest.hexdigest()}:{batch}".encode()
-        return Batch(rows, f"{source.name}, lines {min(messages)}–{source.number}", mark, source.bytes)
+            MessageBatch.of(given)
+        except IllegalArgumentError as found:
+            row, what = _row_at_fault(found)
+            raise source.bad(what, number=list(messages)[row or 0]) from None
+        raise source.bad(f"this line or one of the {len(messages) - 1} before it cannot be stored: {error}") from error
+    mark = f"{source.digest.hexdigest()}:{batch}".encode()
+    return Batch(rows, f"{source.name}, lines {min(messages)}–{source.number}", mark, source.bytes)
 
-    def _message(self, number: int, row: Mapping[str, Any]) -> Message:
-        values: dict[str, Any] = {"topic": self._shape.topic, "body": None}
-        for column, value in row.items():
-            if value is not None and column not in _IGNORED:
-                try:
-                    _take(values, column, value)
-                except IllegalArgumentError as error:
-                    raise self._source.bad(str(error), column, number) from None
-        for column, hint in (("topic", "give it here, or TOPIC on the command line"), ("body", "write body, or body_base64")):
-            if values[column] is None:
-                raise self._source.bad(f"the row has no {column}; {hint}", column, number)
-        return Message(**values)
+
+def _message(source: _Source, number: int, row: Mapping[str, Any], topic: str | None) -> Message:
+    values: dict[str, Any] = {"topic": topic, "body": None}
+    for column, value in row.items():
+        if value is not None and column not in _IGNORED:
+            try:
+                _take(values, column, value)
+            except IllegalArgumentError as error:
+                raise source.bad(str(error), column, number) from None
+    for column, hint in (("topic", "give it here, or TOPIC on the command line"), ("body", "write body, or body_base64")):
+        if values[column] is None:
+            raise source.bad(f"the row has no {column}; {hint}", column, number)
+    return Message(**values)
 
 
 def _json_rows(source: _Source) -> Iterator[_Row]:
@@ -314,66 +312,58 @@ def _row_at_fault(error: IllegalArgumentError) -> tuple[int | None, str]:
 # ---------------------------------------------------------------- Parquet
 
 
-class _Parquet:
-    """A Parquet file, read twice: to check it and to make its digest, then to give its rows."""
+def _parquet(name: str, stream: IO[bytes]) -> pq.ParquetFile:
+    import pyarrow.parquet as pq  # few commands need it
 
-    def __init__(self, name: str, stream: IO[bytes], shape: Shape) -> None:
-        import pyarrow.parquet as pq  # few commands need it
+    try:
+        return pq.ParquetFile(stream)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise IllegalMessageError(f"{name} is no Parquet file: {error}") from None
 
-        self._name = name
-        self._stream = stream
-        self._shape = shape
-        try:
-            self._file = pq.ParquetFile(stream)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise IllegalMessageError(f"{name} is no Parquet file: {error}") from None
-        self.total: int | None = self._file.metadata.num_rows
-        self.counts_rows = True
 
-    def batches(self) -> Iterator[Batch]:
-        for first, columns in self._columns():
-            self._check(columns, first)
-        digest = hashlib.blake2b(self._shape.run.encode(errors="surrogateescape"), digest_size=16)
-        self._stream.seek(0)
-        while chunk := self._stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-        for batch, (first, columns) in enumerate(self._columns()):
-            end = first + columns.num_rows
-            rows = MessageBatch.from_arrow(columns).columns
-            yield Batch(rows, f"{self._name}, rows {first + 1}–{end}", f"{digest.hexdigest()}:{batch}".encode(), end)
-
-    def _columns(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        first = 0
-        try:
-            for read in self._file.iter_batches(self._shape.rows):
-                columns = self._completed(read)
-                for part in _parts(columns):
-                    yield first, part
-                    first += part.num_rows
-        except pa.ArrowException as error:
-            raise IllegalMessageError(f"{self._name}, behind row {first}: the file cannot be read: {error}") from None
-
-    def _completed(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill in the topic, and take a body of text as its bytes."""
-        names = columns.schema.names
-        if self._shape.topic is not None:
-            default = pa.scalar(self._shape.topic, pa.string())
-            if "topic" not in names:
-                columns = columns.append_column("topic", pa.repeat(default, columns.num_rows))
-            elif columns.column("topic").null_count:
-                at = names.index("topic")
-                columns = columns.set_column(at, "topic", columns.column(at).cast(pa.string()).fill_null(default))
-        if "body" in names and (pa.types.is_string(kind := columns.column("body").type) or pa.types.is_large_string(kind)):
-            columns = columns.set_column(names.index("body"), "body", columns.column("body").cast(pa.large_binary()))
-        return columns
-
-    def _check(self, columns: pa.RecordBatch, first: int) -> None:
+def _batches_of_rows(name: str, stream: IO[bytes], file: pq.ParquetFile, shape: Shape) -> Iterator[Batch]:
+    """Read a file twice: to check it and to make its digest, then to give its rows."""
+    for first, columns in _columns(name, file, shape):
         try:
             MessageBatch.from_arrow(columns)
         except IllegalArgumentError as error:
             row, what = _row_at_fault(error)
             where = "" if row is None else f", row {first + row + 1}"
-            raise IllegalMessageError(f"{self._name}{where}: {what}") from None
+            raise IllegalMessageError(f"{name}{where}: {what}") from None
+    digest = _digest(shape.run)
+    stream.seek(0)
+    while chunk := stream.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    for batch, (first, columns) in enumerate(_columns(name, file, shape)):
+        end = first + columns.num_rows
+        rows = MessageBatch.from_arrow(columns).columns
+        yield Batch(rows, f"{name}, rows {first + 1}–{end}", f"{digest.hexdigest()}:{batch}".encode(), end)
+
+
+def _columns(name: str, file: pq.ParquetFile, shape: Shape) -> Iterator[tuple[int, pa.RecordBatch]]:
+    first = 0
+    try:
+        for read in file.iter_batches(shape.rows):
+            for part in _parts(_completed(read, shape.topic)):
+                yield first, part
+                first += part.num_rows
+    except pa.ArrowException as error:
+        raise IllegalMessageError(f"{name}, behind row {first}: the file cannot be read: {error}") from None
+
+
+def _completed(columns: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
+    """Fill in the topic, and take a body of text as its bytes."""
+    names = columns.schema.names
+    if topic is not None:
+        default = pa.scalar(topic, pa.string())
+        if "topic" not in names:
+            columns = columns.append_column("topic", pa.repeat(default, columns.num_rows))
+        elif columns.column("topic").null_count:
+            at = names.index("topic")
+            columns = columns.set_column(at, "topic", columns.column(at).cast(pa.string()).fill_null(default))
+    if "body" in names and (pa.types.is_string(kind := columns.column("body").type) or pa.types.is_large_string(kind)):
+        columns = columns.set_column(names.index("body"), "body", columns.column("body").cast(pa.large_binary()))
+    return columns
 
 
 def _parts(columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -239,11 +239,10 @@ def _send_rows(
     task = progress.add_task("sending", total=reader.total)
     try:
         with Interrupt() as interrupt, owning() as opened, progress:
-            batches = reader.batches()
             while True:
                 # Only while the file is read, and not while a batch is stored, does Ctrl-C end the command.
                 with interrupt.at_once():
-                    batch = next(batches, None)
+                    batch = next(reader.batches, None)
                 if batch is None:
                     break
                 _send_batch(opened, batch, due, patience, tally)

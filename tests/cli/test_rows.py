@@ -77,7 +77,7 @@ def parquet(messages: list[Message]) -> bytes:
 
 
 def read(content: bytes, kind: Format, shape: Shape = SHAPE) -> list[Batch]:
-    return list(reader_of(None, io.BytesIO(content), kind, shape).batches())
+    return list(reader_of(None, io.BytesIO(content), kind, shape).batches)
 
 
 def messages_of(batches: list[Batch]) -> list[Message]:

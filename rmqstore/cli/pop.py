@@ -253,7 +253,7 @@ def ack(
     given = _lines_of_stdin() if receipts == ["-"] else _joined(receipts)
     with stores.owning_all(store) as opened:
         outcomes = opened.ack(given)
-    _show_outcomes("receipt", given, outcomes, AckOutcome.ACKED, as_json)
+    _show_outcomes("receipt", list(zip(given, outcomes, strict=True)), AckOutcome.ACKED, as_json)
 
 
 @examples(
@@ -278,25 +278,19 @@ def cancel(
     """
     if bool(handles) == (topic is not None or bool(keys)):
         raise typer.BadParameter("give handles, or both --topic and --key", param_hint="HANDLE")
-    if not handles:
-        if topic is None or not keys:
-            raise typer.BadParameter("--topic and --key go together", param_hint="--topic" if keys else "--key")
-        with stores.owning_all(store) as opened:
-            found = opened.cancel_keys(topic, keys)
-            if not any(found):
-                stores.require_topic(opened, topic, or_timers=True)
-        of_nothing = [key for key, outcomes in zip(keys, found, strict=True) if not outcomes]
-        if not as_json:
-            for key in of_nothing:
-                show.note(f"No timer of topic {topic} with key {key} is pending.")
-        pairs = [(key, outcome) for key, outcomes in zip(keys, found, strict=True) for outcome in outcomes]
-        given, outcomes = [key for key, _ in pairs], [outcome for _, outcome in pairs]
-        _show_outcomes("key", given, outcomes, CancelOutcome.CANCELLED, as_json, lacks=bool(of_nothing))
-        return
-    given = _lines_of_stdin() if handles == ["-"] else handles
+    if not handles and (topic is None or not keys):
+        raise typer.BadParameter("--topic and --key go together", param_hint="--topic" if keys else "--key")
+    given = _lines_of_stdin() if handles == ["-"] else handles or keys or []
     with stores.owning_all(store) as opened:
-        outcomes = opened.cancel(given)
-    _show_outcomes("handle", given, outcomes, CancelOutcome.CANCELLED, as_json)
+        if topic is None:
+            found = [[outcome] for outcome in opened.cancel(given)]
+        elif not any(found := opened.cancel_keys(topic, given)):
+            stores.require_topic(opened, topic, or_timers=True)
+    lacking = [key for key, outcomes in zip(given, found, strict=True) if not outcomes]
+    for key in [] if as_json else lacking:
+        show.note(f"No timer of topic {topic} with key {key} is pending.")
+    items = [(each, outcome) for each, outcomes in zip(given, found, strict=True) for outcome in outcomes]
+    _show_outcomes("handle" if topic is None else "key", items, CancelOutcome.CANCELLED, as_json, lacks=bool(lacking))
 
 
 def _lines_of_stdin() -> list[str]:
@@ -311,21 +305,19 @@ def _joined(words: Sequence[str]) -> Sequence[str]:
     return joined if all(Receipt.parse(text) is not None for text in joined) else words
 
 
-def _show_outcomes(
-    noun: str, given: Sequence[str], outcomes: Sequence[Enum], good: Enum, as_json: bool, *, lacks: bool = False
-) -> None:  # fmt: skip
+def _show_outcomes(noun: str, items: Sequence[tuple[str, Enum]], good: Enum, as_json: bool, *, lacks: bool = False) -> None:
     """Print an outcome per item, then the sum; ends with the exit code for it when one is not the good one, or for some there is none."""
-    is_all_good = not lacks and all(outcome is good for outcome in outcomes)
+    is_all_good = not lacks and all(outcome is good for _, outcome in items)
     if as_json:
-        items = [{noun: text, "outcome": outcome.value} for text, outcome in zip(given, outcomes, strict=True)]
-        show.document({"items": items, "all_done": bool(items) and is_all_good})
+        documents = [{noun: text, "outcome": outcome.value} for text, outcome in items]
+        show.document({"items": documents, "all_done": bool(items) and is_all_good})
     else:
-        width = max((len(str(outcome.value)) for outcome in outcomes), default=0)
-        for text, outcome in zip(given, outcomes, strict=True):
+        width = max((len(outcome.value) for _, outcome in items), default=0)
+        for text, outcome in items:
             style = "green" if outcome is good else "yellow"
-            show.line(Text.assemble((str(outcome.value).ljust(width), style), "  ", show.plain(text)))
-        sums = Counter(str(outcome.value) for outcome in outcomes)
-        if len(outcomes) > 1:
+            show.line(Text.assemble((outcome.value.ljust(width), style), "  ", show.plain(text)))
+        if len(items) > 1:
+            sums = Counter(outcome.value for _, outcome in items)
             show.note(", ".join(f"{number:,} {name}" for name, number in sums.items()) + ".")
     if not is_all_good:
         raise typer.Exit(EXIT_NOT_DONE)

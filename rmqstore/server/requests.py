@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -175,36 +176,30 @@ def asking(call: str) -> Callable[..., Asking]:
     return _ASKING.get(call, as_it_is)
 
 
-class Lane:
-    """Names for calls that are made one after the other (``rmqstore.engine.marks``)."""
-
-    def __init__(self) -> None:
-        self._start = CALL_NAME + secrets.token_bytes(LANE_BYTES - len(CALL_NAME))
-        self._number = 0
-
-    def next(self) -> bytes:
-        """Return the name of the next call."""
-        self._number += 1
-        return self._start + self._number.to_bytes(CALL_NAME_BYTES - LANE_BYTES, "big")
+def _lane() -> Iterator[bytes]:
+    """Yield names for calls that are made one after the other (``rmqstore.engine.marks``)."""
+    start = CALL_NAME + secrets.token_bytes(LANE_BYTES - len(CALL_NAME))
+    for number in count(1):
+        yield start + number.to_bytes(CALL_NAME_BYTES - LANE_BYTES, "big")
 
 
 class Lanes:
     """The lanes of a client that no call uses."""
 
     def __init__(self) -> None:
-        self._free: list[Lane] = []
+        self._free: list[Iterator[bytes]] = []
         self._pid = os.getpid()
 
-    def take(self) -> Lane:
+    def take(self) -> Iterator[bytes]:
         """Return a lane; a forked child has none of its parent's, which goes on with them."""
         if self._pid != os.getpid():
             self._free, self._pid = [], os.getpid()
         try:
             return self._free.pop()
         except IndexError:
-            return Lane()
+            return _lane()
 
-    def give_back(self, lane: Lane) -> None:
+    def give_back(self, lane: Iterator[bytes]) -> None:
         """Keep a lane for a later call. Only when its last call was answered: what comes behind could not be told from a copy of it."""
         self._free.append(lane)
 
@@ -225,7 +220,7 @@ class Underway:
         self._lanes = lanes
         self._lane = lanes.take() if ask.is_named else None
         if self._lane is not None:
-            self.named["marks"] = CallName((self._lane.next(),))
+            self.named["marks"] = CallName((next(self._lane),))
         self._address = address
         self._patience_s = patience_s
         self._wait_until_s = time.monotonic() + ask.wait_s if ask.wait_s else None

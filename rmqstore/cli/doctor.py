@@ -27,7 +27,7 @@ from rmqstore.contract import Cell, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in, room_of
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in, process_start, room_of
 from rmqstore.store.opening import checked_path
 from rmqstore.store.pauses import Flow
 from rmqstore.store.reader import Reader
@@ -205,7 +205,7 @@ def _lock(path: Path) -> Finding:
     match = _HOLDER.fullmatch(holder)
     if match is None:
         return Finding("lock", Level.WARNING, "somebody has the store open, but the file LOCK does not say who")
-    started = _start_of(int(match[1]))
+    started = process_start(match[1])
     if started == match[2]:
         return Finding("lock", Level.OK, f"process {match[1]} has the store open, and is alive")
     why = "there is no such process here" if started is None else "that process id belongs to another process by now"
@@ -227,14 +227,6 @@ def _holder(path: Path) -> str | None:
     except OSError:
         return None
     return None
-
-
-def _start_of(pid: int) -> str | None:
-    """Return when a process was started, in the form of the lock file; None when it does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
-    except OSError:
-        return None
 
 
 def _files(path: Path, in_use: set[str]) -> Iterator[Finding]:

@@ -322,7 +322,7 @@ def room_of(directory: Path) -> tuple[int, int]:
 
 def _this_process() -> str:
     """Return what the lock file says of its holder."""
-    return f"pid {os.getpid()}, started {_process_start()}"
+    return f"pid {os.getpid()}, started {process_start() or '?'}"
 
 
 def _named(holder: str) -> str:
@@ -333,9 +333,9 @@ def _named(holder: str) -> str:
     return pid if re.fullmatch(r"pid \d+", pid) else "a process that did not say who it is"
 
 
-def _process_start() -> str:
-    """Return when this process was started, in clock ticks since boot, so that a reused pid can be told apart; '?' where unknown."""
+def process_start(pid: str = "self") -> str | None:
+    """Return when a process was started, in clock ticks since boot, so that a reused pid can be told apart; None where that is unknown."""
     try:
-        return Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
     except OSError:
-        return "?"
+        return None

@@ -65,6 +65,7 @@ class Watch:
         """Take no more requests, and end those that are under way."""
         for listener in self._listeners:
             listener.close()
+        await asyncio.sleep(0)  # who has just come has a connection to close then
         for task in self._clients:
             task.cancel()
         if self._clients:

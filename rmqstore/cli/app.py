@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import os
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final, Literal, TextIO
 
 import typer
 
@@ -120,28 +119,21 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 _VARIABLE: Final = "_RMQSTORE_COMPLETE"
 
 
-class Shell(enum.Enum):
-    """A shell that can be told how to complete."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
 @examples(
     'eval "$(rmqstore completion bash)"          # in ~/.bashrc',
     'eval "$(rmqstore completion zsh)"           # in ~/.zshrc, after compinit',
     "rmqstore completion fish > ~/.config/fish/completions/rmqstore.fish",
 )
 def completion(
-    context: typer.Context, shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Which shell.")] = Shell.BASH
+    context: typer.Context,
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish", help="Which shell.")] = "bash",
 ) -> None:
     """Print the script by which a shell completes.
 
     It completes commands and options of rmqstore, engines, topics and groups of the store, and files. `rmqstore --install-completion`
     installs it for the shell in use.
     """
-    os.environ[_VARIABLE] = f"source_{shell.value}"
+    os.environ[_VARIABLE] = f"source_{shell}"
     try:
         context.find_root().command.main(args=[], prog_name="rmqstore")
     finally:

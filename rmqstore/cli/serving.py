@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import ipaddress
 import json
 import logging
@@ -15,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import typer
 
@@ -42,13 +41,6 @@ ListenOption = Annotated[
 ]
 
 
-class LogForm(enum.Enum):
-    """How a server tells what goes on."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 @examples(
     "rmqstore serve data --create",
     "rmqstore serve data --listen 127.0.0.1:7450 --metrics 127.0.0.1:9464",
@@ -68,8 +60,9 @@ def serve(
         str | None, typer.Option("--health", metavar="HOST:PORT", help="Where /health and /health/live are, as with --metrics.")
     ] = None,
     log: Annotated[
-        LogForm, typer.Option("--log", metavar="text|json", help="What stderr is: text, or a JSON object a line.", show_default=False)
-    ] = LogForm.TEXT,
+        Literal["text", "json"],
+        typer.Option("--log", metavar="text|json", help="What stderr is: text, or a JSON object a line.", show_default=False),
+    ] = "text",
     create: Annotated[bool, typer.Option("--create", help="Make the store if there is none.")] = False,
     engine: EngineOption = None,
     settings: SettingsOption = None,
@@ -85,7 +78,7 @@ def serve(
     watched = [(option, *_place(each, option)) for option, each in (("--metrics", metrics), ("--health", health)) if each is not None]
     if metrics is not None:
         imported("opentelemetry.exporter.prometheus", "--metrics needs OpenTelemetry", "rmqstore[metrics]")
-    tell = show.note if log is LogForm.TEXT else _telling_json()
+    tell = show.note if log == "text" else _telling_json()
     token = None if token_file is None else _token(token_file)
     tls = _context(tls_cert, tls_key, tls_ca)
     given = _given_sockets()

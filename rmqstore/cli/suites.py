@@ -5,12 +5,11 @@ They need distributions of their own: ``rmqstore-conformance``, or ``rmqstore-be
 
 from __future__ import annotations
 
-import enum
 import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -23,21 +22,6 @@ from rmqstore.cli.show import Column
 from rmqstore.errors import IllegalArgumentError
 
 _STYLES: Final = {"pass": "green", "fail": "bold red", "declared absent": "dim", "not run": "yellow"}
-
-
-class LevelName(enum.Enum):
-    """How far a run goes."""
-
-    CORE = "core"
-    EXTENDED = "extended"
-    FULL = "full"
-
-
-class RecorderName(enum.Enum):
-    """What records what a store writes, for the loss of power; fuse also sees what is written through mappings."""
-
-    STRACE = "strace"
-    FUSE = "fuse"
 
 
 @examples(
@@ -54,13 +38,15 @@ def conformance(
     pop_engine: Annotated[
         str | None, typer.Option(metavar="ENGINE", help="Engine of the pops, if it is another.", autocompletion=complete_engine)
     ] = None,
-    level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.CORE,
+    level: Annotated[Literal["core", "extended", "full"], typer.Option(help="How far to go.")] = "core",
     report: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Write a .json, .md or .html report.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting of every store that is opened.")] = None,
     case: Annotated[str | None, typer.Option(metavar="WORDS", help="Only cases that match, as `pytest -k`.")] = None,
     seed: Annotated[str, typer.Option(metavar="N", help="Seed of all that is random; fresh: a new one.")] = "0",
     effort: Annotated[float, typer.Option(metavar="X", help="So many times the kills, disk states, failing calls.")] = 1.0,
-    recorder: Annotated[RecorderName, typer.Option(help="Who sees what a store writes.")] = RecorderName.STRACE,
+    recorder: Annotated[
+        Literal["strace", "fuse"], typer.Option(help="Who sees what a store writes; fuse also what goes through mappings.")
+    ] = "strace",
     suite_version: Annotated[str | None, typer.Option(help="Leave out cases that are newer.")] = None,
     plugin: Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Module that announces the engine.")] = None,
     expect_failure: Annotated[list[str] | None, typer.Option(metavar="CASE=REASON", help="A case that must fail, and why.")] = None,
@@ -78,7 +64,7 @@ def conformance(
         return
     if name is None:
         raise typer.BadParameter("name an engine; `rmqstore engines` lists them", param_hint="ENGINE")
-    options = [("engine", name), ("pop-engine", pop_engine), ("level", level.value), ("recorder", recorder.value)]
+    options = [("engine", name), ("pop-engine", pop_engine), ("level", level), ("recorder", recorder)]
     options += [("seed", seed), ("effort", str(effort)), ("suite-version", suite_version)]
     options += [("report", str(Path.cwd() / file)) for file in report or []]
     options += [("config", each) for each in setting or []]

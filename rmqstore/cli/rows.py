@@ -13,13 +13,12 @@ import base64
 import binascii
 import csv
 import difflib
-import enum
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -46,15 +45,10 @@ _CSV_FIELD_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 
 
-class Format(enum.Enum):
-    """How a file holds messages."""
+Format: TypeAlias = Literal["jsonl", "csv", "parquet"]
+"""How a file holds messages."""
 
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-
-
-SUFFIXES: Final = {".jsonl": Format.JSONL, ".ndjson": Format.JSONL, ".csv": Format.CSV, ".parquet": Format.PARQUET}
+SUFFIXES: Final[dict[str, Format]] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
 
 class Batch(NamedTuple):
@@ -100,19 +94,14 @@ class Shape(NamedTuple):
     run: str
 
 
-def format_of(path: Path) -> Format | None:
-    """Return the format that a file's suffix names; None when it names none."""
-    return SUFFIXES.get(path.suffix.lower())
-
-
 def reader_of(path: Path | None, stream: IO[bytes], format: Format, shape: Shape) -> Reader:  # noqa: A002 - what users call it
     """Return the reader of a file that is open as ``stream``; ``path`` is None for stdin."""
     name = "stdin" if path is None else str(path)
-    if format is Format.PARQUET:
+    if format == "parquet":
         file = _parquet(name, stream)
         return Reader(file.metadata.num_rows, True, _batches_of_rows(name, stream, file, shape))
     source = _Source(name, stream, shape.run)
-    rows = _json_rows(source) if format is Format.JSONL else _csv_rows(source)
+    rows = _json_rows(source) if format == "jsonl" else _csv_rows(source)
     return Reader(None if path is None else path.stat().st_size, False, _batches_of_lines(source, rows, shape))
 
 

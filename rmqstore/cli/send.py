@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextCol
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_INTERRUPTED, Interrupt
 from rmqstore.cli.options import EngineOption, JsonOption, SettingsOption, StoreArgument, examples, refuse_together
-from rmqstore.cli.rows import Batch, Format, Reader, Shape, format_of, reader_of
+from rmqstore.cli.rows import SUFFIXES, Batch, Format, Reader, Shape, reader_of
 from rmqstore.cli.times import clock_and_relative, duration_option, time_option
 from rmqstore.delays import DELAY_LEVELS_MS
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
@@ -203,12 +203,12 @@ def _send_one(store: Store, message: Message, patience: timedelta | None, as_jso
 @contextmanager
 def _reader(name: str, format: Format | None, shape: Shape) -> Iterator[Reader]:  # noqa: A002 - what users call it
     if name == "-":
-        if format not in (None, Format.JSONL, Format.CSV):
+        if format not in (None, "jsonl", "csv"):
             raise typer.BadParameter("stdin is JSONL, or CSV with --format csv", param_hint="--format")
-        yield reader_of(None, sys.stdin.buffer, format or Format.JSONL, shape)
+        yield reader_of(None, sys.stdin.buffer, format or "jsonl", shape)
         return
     path = Path(name)
-    kind = format or format_of(path)
+    kind = format or SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise typer.BadParameter(f"{name} has none of the suffixes .jsonl, .csv, .parquet; say --format", param_hint="--from-file")
     with _open(path) as stream:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, TypeAlias
 
 import msgspec
 import typer
@@ -31,15 +31,8 @@ from rmqstore.store.sending import calls_of
 _MIN_BATCH, _MAX_BATCH = 1000, 10_000
 
 
-class Due(msgspec.Struct, frozen=True):
-    """When messages are due that do not say so themselves: at a time, or some time after they are sent."""
-
-    at_ms: int | None = None
-    delay_ms: int | None = None
-
-    def deliver_ms(self, now_ms: int) -> int | None:
-        """Return the deliver time of what is sent now; None: at once."""
-        return self.at_ms if self.delay_ms is None else now_ms + self.delay_ms
+Due: TypeAlias = Callable[[int], int | None]
+"""Gives the deliver time of what is sent now, which does not say so itself; None: at once."""
 
 
 @examples(
@@ -134,7 +127,7 @@ def send(
         tuple(key or ()),
         _pairs(properties or ()),
         message_group,
-        due.deliver_ms(stores.now_ms()),
+        due(stores.now_ms()),
         message_id,
         queue_id=queue,
     )
@@ -145,13 +138,16 @@ def send(
 
 def _due(delay: str | None, at: str | None, level: int | None) -> Due:
     if delay is not None:
-        return Due(delay_ms=duration_option("--delay", delay))
-    if level is not None:
+        delay_ms = duration_option("--delay", delay)
+    elif level is not None:
         if not 1 <= level <= len(DELAY_LEVELS_MS):
             what = f"it must be 1 to {len(DELAY_LEVELS_MS)} (1 s to 2 h), not {level}; give --delay for any other time"
             raise typer.BadParameter(what, param_hint="--delay-level")
-        return Due(delay_ms=DELAY_LEVELS_MS[level - 1])
-    return Due(at_ms=None if at is None else time_option("--at", at))
+        delay_ms = DELAY_LEVELS_MS[level - 1]
+    else:
+        at_ms = None if at is None else time_option("--at", at)
+        return lambda now_ms: at_ms
+    return lambda now_ms: now_ms + delay_ms
 
 
 def _body(text: str | None, path: Path | None) -> bytes:
@@ -269,7 +265,7 @@ def _stored_so_far(tally: Tally) -> str:
 
 def _send_batch(store: Store, batch: Batch, due: Due, patience: timedelta | None, tally: Tally) -> None:
     rows = batch.rows
-    deliver_ms = due.deliver_ms(stores.now_ms())
+    deliver_ms = due(stores.now_ms())
     if deliver_ms is not None:
         at = rows.schema.names.index("deliver_at_ms")
         given = pa.array(np.full(rows.num_rows, deliver_ms), pa.int64())

@@ -49,19 +49,14 @@ def columns(texts: Sequence[str], numbers: Sequence[str]) -> list[Column]:
     return [*map(Column, texts), *(Column(heading, right=True) for heading in numbers)]
 
 
-def console() -> Console:
-    """Return the console of stdout."""
-    return Console(highlight=False, emoji=False, markup=False)
-
-
-def error_console() -> Console:
-    """Return the console of stderr, for progress."""
-    return Console(stderr=True, highlight=False, emoji=False, markup=False)
+def console(*, stderr: bool = False) -> Console:
+    """Return the console of stdout, or of stderr for progress."""
+    return Console(stderr=stderr, highlight=False, emoji=False, markup=False)
 
 
 def progress(*columns: ProgressColumn) -> Progress:
     """Return bars on stderr, which are there on a terminal only and gone at the end."""
-    out = error_console()
+    out = console(stderr=True)
     return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
 
 

@@ -55,21 +55,15 @@ def parse_time(text: str) -> int:
     """
     written = text.strip()
     try:
-        number = _MILLISECONDS.fullmatch(written)
-        if number is None:
-            milliseconds = time_ms("a time", _moment(written), None) or 0
-        else:
+        if (number := _MILLISECONDS.fullmatch(written)) is not None:
             milliseconds = int(number[1])
             check_time_ms("a time", milliseconds)
+            return milliseconds
+        if not written.isdecimal():  # Python takes 20261201 for a date; it may as well be a number of seconds or ms
+            return time_ms("a time", datetime.fromisoformat(written).astimezone(), None) or 0
     except (ValueError, OverflowError):
-        raise IllegalArgumentError(f"{text!r} is no time; write {_TIME_EXAMPLES}") from None
-    return milliseconds
-
-
-def _moment(written: str) -> datetime:
-    if written.isdecimal():
-        raise ValueError  # Python takes 20261201 for a date; it may as well be a number of seconds or ms
-    return datetime.fromisoformat(written).astimezone()
+        pass
+    raise IllegalArgumentError(f"{text!r} is no time; write {_TIME_EXAMPLES}")
 
 
 def duration_option(option: str, text: str, *, minimum: int = 0) -> int:

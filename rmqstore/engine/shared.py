@@ -1,8 +1,8 @@
 """What the timer side and the pop side of one database share: the lock, the epoch, and the way back after a full disk.
 
-One lock serialises all calls of both sides; disk syncs run outside of it, so that concurrent ones share. When a write or a sync finds no
-room, what was not durable may be gone, so the next call opens the database again and both sides read their state again: a failed call
-leaves nothing behind (F1, F3).
+One lock serialises all calls of both sides; disk syncs run outside of it, so that concurrent ones share. A database that found no room and
+may have lost what was not durable refuses calls (``OrderedKV.refusal``), so the next call opens it again and both sides read their state
+again: a failed call leaves nothing behind (F1, F3).
 
 **An exception may come from outside, anywhere** (F4): a signal handler raises it, KeyboardInterrupt for one, between any two steps of a
 call: before the write, or between it and what memory takes over from it, or within either. Then memory is not what is stored. Why that does
@@ -41,7 +41,7 @@ from rmqstore.contract import EngineOptions, Flush, Side, Ticket
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import IfLost, OrderedKV, WriteBatch
 from rmqstore.engine.schema import EPOCH_KEY, META
-from rmqstore.errors import LostCallsError, RmqstoreError, StoreClosedError, StoreError, StoreFullError, StorePoisonedError
+from rmqstore.errors import LostCallsError, RmqstoreError, StoreFullError
 
 
 class Shared:
@@ -57,17 +57,14 @@ class Shared:
         self._read_only = read_only
         self.lock = threading.RLock()
         self.call = Call(self)
-        self.is_fresh = True
-        """Whether :meth:`fresh` need not be asked: the database is neither stale nor poisoned nor closed."""
         self._reloads: list[Callable[[], None]] = []
-        self._stale = False
-        self._poison: StorePoisonedError | None = None
-        self._closed = False
+        self.is_stale = False
+        """Whether the database is to be opened again, and both sides are to read their state."""
         self.firm = 0
         """Position of the last write that answers rest on: leases are not among them with ``pop.flush = async``."""
         self._leased: list[tuple[int, int]] = []
         """Of leases that are not durable, by what they rest on (``firm``): that, and the position of the last of them."""
-        self._untold = 0
+        self.untold = 0
         """Calls up to this position were answered and may be gone, and no call of the application has heard of it yet."""
         self.epoch = self._stored_epoch()
         if read_only:
@@ -81,24 +78,24 @@ class Shared:
         """Call ``reload`` whenever the database had to be opened again."""
         self._reloads.append(reload)
 
-    def fresh(self) -> OrderedKV:
-        """Return the database, opened again if it has to be; with the lock held."""
-        if self._closed:
-            raise StoreClosedError("the store is closed")
-        if self._poison is not None:
-            raise StorePoisonedError(*self._poison.args) from self._poison
-        if self._stale:
-            self._untold = max(self._untold, self._answered())
+    def refresh_if_needed(self) -> None:
+        """Open the database again if it found no room, have its state read again, and tell of what is lost; with the lock held."""
+        if self.kv.refusal is not None:
+            if not self._is_full:
+                self.kv.check()
+            self.is_stale = True
+        if self.is_stale:
+            self.untold = max(self.untold, self._answered())
             self.kv.reopen()
             self.reload()
-            self._stale = False
-        if self._untold:
+            self.is_stale = False
+        if self.untold:
             self._tell_of_lost()
-        # In this order, as a sync may go wrong in another thread meanwhile.
-        self.is_fresh = True
-        if self._stale or self._poison is not None:
-            self.is_fresh = False
-        return self.kv
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether calls are refused until the database is opened again."""
+        return self.kv.refusal is not None and self.kv.refusal.error is StoreFullError
 
     def _answered(self) -> int:
         """Return up to which position calls may have been answered that are not durable; 0 for none."""
@@ -111,22 +108,19 @@ class Shared:
     def _tell_of_lost(self) -> None:
         """Raise once when calls that were answered are gone, as no other call hears of it."""
         try:
-            self.kv.sync(self._untold)
+            self.kv.sync(self.untold)
         except StoreFullError as error:
             what, setting = ("what was answered", "flush") if self.options.flush is Flush.ASYNC else ("leases that were given", "pop.flush")
             lost = f"{what} since the last flush is gone ({setting} = async); this call did nothing, the next one goes on"
-            self._untold = 0
+            self.untold = 0
             raise LostCallsError(f"{error}; {lost}") from error
-        except StoreError as error:
-            self._note(error)
-            raise
-        self._untold = 0
+        self.untold = 0
 
     def after_interrupt(self) -> None:
         """Work everything in memory out again, after a call that was cut short."""
         self.kv.after_interrupt()
         # What the sides read is then durable, which they take for granted.
-        self.sync(Ticket(self.kv.position))
+        self.kv.sync(self.kv.position)
         self.reload()
 
     def reload(self) -> None:
@@ -144,18 +138,14 @@ class Shared:
     def refresh(self) -> None:
         """Read everything again from what the database holds now; only for a session that writes nothing."""
         with self.lock:
-            self._stale, self.is_fresh = True, False
+            self.is_stale = True
             with self.call:
                 pass
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""
         self.floors.follow(batch)
-        try:
-            position = self.kv.write(batch)
-        except StoreError as error:
-            self._note(error)
-            raise
+        position = self.kv.write(batch)
         if batch.if_lost is IfLost.ANSWERS:
             self.firm = position
         elif batch.if_lost is IfLost.LEASES:
@@ -170,38 +160,20 @@ class Shared:
             del leased[-1]
         leased.append((self.firm, position))
 
-    def sync(self, ticket: Ticket | None) -> None:
-        """Wait until ``ticket`` is durable; call it without the lock. One that is durable is answered also after a close (F3)."""
-        try:
-            if ticket is None:
-                with self.lock, self.call as kv:
-                    kv.write_back()
-            self.kv.sync(None if ticket is None else ticket.position)
-        except StoreError as error:
-            self._note(error)
-            raise
+    def flush(self) -> None:
+        """Make everything durable; call it without the lock."""
+        with self.lock, self.call as kv:
+            kv.write_back()
+        self.kv.sync()
 
     def snapshot(self, path: Path) -> None:
         """Write a copy of the database; call it without the lock."""
-        self.sync(None)
-        try:
-            self.kv.snapshot(path, self._alone)
-        except StoreError as error:
-            self._note(error)
-            raise
+        self.flush()
+        self.kv.snapshot(path, self._alone)
 
     def _alone(self, step: Callable[[], None]) -> None:
         with self.lock, self.call:
             step()
-
-    def _note(self, error: StoreError) -> None:
-        """Remember what went wrong with the disk."""
-        if isinstance(error, StoreFullError):
-            self._stale = True
-            self.is_fresh = False
-        elif isinstance(error, StorePoisonedError):
-            self._poison = error
-            self.is_fresh = False
 
     def close(self) -> None:
         """Close the database once.
@@ -210,15 +182,12 @@ class Shared:
             LostCallsError: calls that were answered are gone (``flush = async``, ``pop.flush = async``); it is closed all the same.
         """
         with self.lock:
-            if self._closed:
-                return
+            is_full = self._is_full
             try:
-                if self._poison is None and (self.call.is_under_way or self._untold or (self._stale and self._answered())):
+                if (is_full or self.kv.refusal is None) and (self.call.is_under_way or self.untold or (is_full and self._answered())):
                     with self.call:
                         pass
             finally:
-                self._closed = True
-                self.is_fresh = False
                 self.kv.close()
 
 
@@ -235,7 +204,9 @@ class Call:
 
     def __enter__(self) -> OrderedKV:
         shared = self._shared
-        kv = shared.kv if shared.is_fresh else shared.fresh()
+        kv = shared.kv
+        if kv.refusal is not None or shared.is_stale or shared.untold:
+            shared.refresh_if_needed()
         if self.is_under_way:
             shared.after_interrupt()
         self.is_under_way = True
@@ -257,7 +228,10 @@ class OrderedSide(Side):
         self._call = shared.call
 
     def sync(self, ticket: Ticket | None = None) -> None:
-        self._shared.sync(ticket)
+        if ticket is None:
+            self._shared.flush()
+        else:
+            self._shared.kv.sync(ticket.position)
 
     @property
     def durable_position(self) -> int:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from rmqstore.engine.kv.base import DeleteRange, WriteBatch
+from rmqstore.engine.kv.base import DeleteRange, Refusal, WriteBatch
 from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, BufferedKV
-from rmqstore.engine.kv.group_commit import Refusal
 from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap
 from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreForkedError, StoreFullError, StorePoisonedError
 from tests.engine.databases import SPACES, FakeBase, apply, keys, page_of, put

@@ -191,7 +191,11 @@ def test_a_sync_that_fails_while_it_is_told_poisons() -> None:
     opened.fill()
     opened.fail()
     opened.free()
-    with patch.object(opened.kv, "sync", side_effect=StorePoisonedError("the disk failed")), pytest.raises(StorePoisonedError):
+
+    def fail(_: int) -> None:
+        raise opened.kv.refuse_poisoned(OSError("the disk failed"), "a disk sync")
+
+    with patch.object(opened.kv, "sync", fail), pytest.raises(StorePoisonedError):
         opened.pops.lag("t", "g")
     for call in (lambda: opened.pops.lag("t", "g"), opened.pop, lambda: opened.send("g")):
         with pytest.raises(StorePoisonedError):

@@ -15,9 +15,8 @@ from hypothesis import given, strategies as st
 
 import rmqstore_rocksdb.kv
 from plugins.rocksdb.tests.opened import SPACES, numbers, open_kv, put
-from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, PutMany, Refusal, WriteBatch
 from rmqstore.engine.kv.directory import copy_tree
-from rmqstore.engine.kv.group_commit import Refusal
 from rmqstore.errors import (
     CorruptStoreError,
     FormatVersionError,

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+
+from rmqstore.errors import RmqstoreError
 
 MAX_KEY_BYTES = 511
 """The longest key that ``rmqstore.engine`` ever writes (LMDB's limit); the shortest is one byte."""
@@ -179,13 +181,33 @@ class Readable(ABC):
         """Let go of the files."""
 
 
+class Refusal(NamedTuple):
+    """Why calls are refused; every call gets an exception of its own."""
+
+    error: type[RmqstoreError]
+    message: str
+    cause: BaseException | None = None
+
+
 class OrderedKV(ABC):
     """A key-ordered database with atomic batches, opened by one process. Every method may be called from any thread.
 
     ``write`` and the reads see each other at once; durability is a second step, ``sync``. A write that raises has changed nothing.
-    After ``StoreFullError`` what was not durable may be gone: the owner calls :meth:`reopen` and reads its state again. After a failed
-    sync everything raises ``StorePoisonedError`` until the process opens the database afresh.
+    A database that found no room, so that what was not durable may be gone, refuses calls with ``StoreFullError``: the owner calls
+    :meth:`reopen` and reads its state again. After a failed sync everything raises ``StorePoisonedError`` until the process opens the
+    database afresh.
+
+    Attributes:
+        refusal: why calls are refused; None while they are let in.
     """
+
+    refusal: Refusal | None = None
+
+    def check(self) -> None:
+        """Raise when calls are refused."""
+        refusal = self.refusal
+        if refusal is not None:
+            raise refusal.error(refusal.message) from refusal.cause
 
     @abstractmethod
     def get(self, space: int, key: bytes) -> bytes | None:

@@ -13,9 +13,8 @@ import os
 import weakref
 from abc import abstractmethod
 from threading import Lock
-from typing import NamedTuple
 
-from rmqstore.engine.kv.base import OrderedKV
+from rmqstore.engine.kv.base import OrderedKV, Refusal
 from rmqstore.errors import (
     CorruptStoreError,
     IllegalArgumentError,
@@ -27,14 +26,6 @@ from rmqstore.errors import (
 )
 
 
-class Refusal(NamedTuple):
-    """Why calls are refused; every call gets an exception of its own."""
-
-    error: type[RmqstoreError]
-    message: str
-    cause: BaseException | None = None
-
-
 class CommittedKV(OrderedKV):
     """State, positions and group commit of one open database.
 
@@ -43,7 +34,6 @@ class CommittedKV(OrderedKV):
         keeps_written: a write that finds no room leaves the finished ones in place, and they can still be synced.
 
     Attributes:
-        refusal: why calls are refused; None while they are let in.
         lock: guards the positions and whatever the database adds.
         leading: its holder syncs, or keeps others from it.
     """
@@ -54,7 +44,6 @@ class CommittedKV(OrderedKV):
     def __init__(self, name: str, *, keeps_written: bool = False) -> None:
         self.name = name
         self._keeps_written = keeps_written
-        self.refusal: Refusal | None = None
         self.lock = Lock()
         self.leading = Lock()
         self._lost: list[tuple[int, int]] = []
@@ -68,12 +57,6 @@ class CommittedKV(OrderedKV):
         """
 
     # ------------------------------------------------------------ calls let in or refused
-
-    def check(self) -> None:
-        """Raise when calls are refused."""
-        refusal = self.refusal
-        if refusal is not None:
-            raise refusal.error(refusal.message) from refusal.cause
 
     @property
     def closed(self) -> bool:

@@ -406,7 +406,7 @@ class OrderedPops(OrderedSide, PopStore):
             ticket = self._resting(transaction.commit())
             if taken.has_cursor:
                 # A cursor that comes this way is among no undurable ones: ``_load`` takes it for durable, as by then everything is.
-                self._shared.sync(ticket)
+                self.sync(ticket)
             if any(table != "messages" for table, _ in tables):
                 self._load()
             return ticket

@@ -333,7 +333,7 @@ def offsets_behind_leases(self: Any, pop: Any, request: PopRequest, now_ms: int)
             for op in moves.ops:
                 if isinstance(op, PutMany):
                     first.put_many(META, [(key, (kv.get(META, key) or bytes(8))[:8] + value[8:]) for key, value in op.items])
-            self._shared.sync(whole(first))
+            kv.sync(whole(first).position)
             batch = moves
         return whole(batch)  # type: ignore[no-any-return]
 

@@ -257,7 +257,7 @@ def in_two(shared: Any, is_behind: Behind) -> AbstractContextManager[None]:
     def write(batch: WriteBatch) -> Ticket:
         first, second = parted(batch, is_behind)
         if first and second:
-            shared.sync(whole(first))
+            shared.kv.sync(whole(first).position)
             batch = second
         return whole(batch)  # type: ignore[no-any-return]
 

@@ -44,6 +44,11 @@ from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import LostCallsError, RmqstoreError, StoreFullError
 
 
+def epoch_of(kv: OrderedKV) -> int:
+    """Return the epoch that the database has stored."""
+    return int.from_bytes(kv.get(META, EPOCH_KEY) or b"", "big")
+
+
 class Shared:
     """The database of one session, with a new open epoch that is durable before anything else is written.
 
@@ -66,7 +71,7 @@ class Shared:
         """Of leases that are not durable, by what they rest on (``firm``): that, and the position of the last of them."""
         self.untold = 0
         """Calls up to this position were answered and may be gone, and no call of the application has heard of it yet."""
-        self.epoch = self._stored_epoch()
+        self.epoch = epoch_of(kv)
         if read_only:
             return
         self.epoch = max(self.epoch + 1, options.min_epoch)
@@ -128,12 +133,9 @@ class Shared:
         self.floors.forget()
         self.firm = self.kv.position
         if self._read_only:
-            self.epoch = self._stored_epoch()
+            self.epoch = epoch_of(self.kv)
         for reload in self._reloads:
             reload()
-
-    def _stored_epoch(self) -> int:
-        return int.from_bytes(self.kv.get(META, EPOCH_KEY) or b"", "big")
 
     def refresh(self) -> None:
         """Read everything again from what the database holds now; only for a session that writes nothing."""

@@ -19,6 +19,7 @@ from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.marks import find_mark
 from rmqstore.engine.schema import ADOPTED, EPOCH_KEY, IMPORTED, MARK_AGE, META, U32, U64, after_prefix
+from rmqstore.engine.shared import epoch_of
 from rmqstore.errors import CorruptStoreError, UnsupportedOperationError
 from rmqstore.late import np, pa, schemas
 
@@ -38,11 +39,6 @@ def of_table(tables: Mapping[str, _T], table: str) -> _T:
     if table not in tables:
         raise UnsupportedOperationError(f"there is no table {table!r}; there are {', '.join(tables)}")
     return tables[table]
-
-
-def epoch_of(kv: OrderedKV) -> int:
-    """Return the epoch that the database has stored."""
-    return int.from_bytes(kv.get(META, EPOCH_KEY) or b"", "big")
 
 
 def listed(rows: Rows, schema: pa.Schema, after: bytes | None, limit: int) -> StatePage:

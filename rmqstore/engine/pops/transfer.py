@@ -41,11 +41,11 @@ from rmqstore.engine.schema import (
     QUEUE_PREFIX,
     U64,
 )
+from rmqstore.engine.shared import epoch_of
 from rmqstore.engine.state import (
     Rows,
     adopted_rows,
     as_batch,
-    epoch_of,
     listed,
     mark_of,
     messages_in,
@@ -254,23 +254,29 @@ class PopImport:
             UnsupportedOperationError: there is no such table.
             CorruptStoreError: a row names a topic that no row of ``topics`` made.
         """
-        takers: dict[str, Callable[[pa.RecordBatch], None]] = {
-            "pop_head": self._head,
-            "topics": self._take_topics,
-            "group_queues": self._group_queues,
-            "gaps": self._gaps,
-            "messages": self._messages,
-            "standings": self._take_standings,
-            "subscriptions": self._subscriptions,
-            "group_settings": self._group_settings,
-            "notes": self._notes,
-            "leases": self._leases,
-            "fifo": self._take_fifo,
-            "attempts": self._attempts,
-            "pop_marks": self._marks,
-            "pop_adopted": lambda found: put_adopted(self._write, POP_SIDE, found),
-        }
-        of_table(takers, table)(rows)
+        of_table(POP_TABLES, table)
+        if table == "messages":
+            self._messages(rows)
+        elif table == "pop_adopted":
+            put_adopted(self._write, POP_SIDE, rows)
+        else:
+            takers: dict[str, Callable[[dict[str, Any]], None]] = {
+                "pop_head": self._head,
+                "topics": self._queue,
+                "group_queues": self._group_queues,
+                "gaps": self._gap,
+                "standings": self._progress,
+                "subscriptions": self._subscription,
+                "group_settings": self._group_settings,
+                "notes": self._note,
+                "leases": self._lease,
+                "fifo": self._unacked,
+                "attempts": self._attempt,
+                "pop_marks": self._mark,
+            }
+            take = takers[table]
+            for row in rows.to_pylist():
+                take(row)
 
     # ------------------------------------------------------------ names
 
@@ -285,31 +291,27 @@ class PopImport:
 
     # ------------------------------------------------------------ queues
 
-    def _head(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            raise_epoch(self._kv, self._write, row["epoch"])
-            self._transaction.raise_pop_floor([row["pop_floor_ms"]])
-            if row["cursor"]:
-                self._write.put(META, CURSOR_KEY, row["cursor"])
-                self.has_cursor = True
+    def _head(self, row: dict[str, Any]) -> None:
+        raise_epoch(self._kv, self._write, row["epoch"])
+        self._transaction.raise_pop_floor([row["pop_floor_ms"]])
+        if row["cursor"]:
+            self._write.put(META, CURSOR_KEY, row["cursor"])
+            self.has_cursor = True
 
-    def _take_topics(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            name, queue = row["topic"], row["queue_id"]
-            is_new = self._transaction.topic(name) is None
-            topic = self._transaction.topic_with(name, queue + 1).moved(queue, row["next_offset"])
-            self._transaction.set_topic(structs.replace(topic, is_on_demand=row["is_on_demand"]) if is_new else topic)
-            if row["min_offset"]:
-                self._transaction.set_first_kept(topic.id, queue, row["min_offset"])
+    def _queue(self, row: dict[str, Any]) -> None:
+        name, queue = row["topic"], row["queue_id"]
+        is_new = self._transaction.topic(name) is None
+        topic = self._transaction.topic_with(name, queue + 1).moved(queue, row["next_offset"])
+        self._transaction.set_topic(structs.replace(topic, is_on_demand=row["is_on_demand"]) if is_new else topic)
+        if row["min_offset"]:
+            self._transaction.set_first_kept(topic.id, queue, row["min_offset"])
 
-    def _group_queues(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            self._transaction.set_topic(structs.replace(self._topic(row["topic"]), group_queues=row["queues"]))
+    def _group_queues(self, row: dict[str, Any]) -> None:
+        self._transaction.set_topic(structs.replace(self._topic(row["topic"]), group_queues=row["queues"]))
 
-    def _gaps(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            gap = Gap(row["first"], row["behind"], row["is_removal"])
-            self._write.put(META, *gap.entry(self._topic(row["topic"]).id, row["queue_id"]))
+    def _gap(self, row: dict[str, Any]) -> None:
+        gap = Gap(row["first"], row["behind"], row["is_removal"])
+        self._write.put(META, *gap.entry(self._topic(row["topic"]).id, row["queue_id"]))
 
     def _messages(self, rows: pa.RecordBatch) -> None:
         if not len(rows):
@@ -333,71 +335,50 @@ class PopImport:
 
     # ------------------------------------------------------------ groups
 
-    def _take_standings(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            reader = self._reader(row)
+    def _progress(self, row: dict[str, Any]) -> None:
+        reader = self._reader(row)
+        known = self._transaction.progress(reader) or Progress(0)
+        self._transaction.set_progress(reader, Progress(row["next_offset"], row["last_pop_ms"], known.in_flight))
+
+    def _subscription(self, row: dict[str, Any]) -> None:
+        place = (self._transaction.group_id(row["group"]), self._topic(row["topic"]).id)
+        if row["dead"]:
+            self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), Dead(row["dead"], row["dead_since"]).encode())
+        if row["active_ms"] is not None:
+            self._transaction.register(*place, Registered(row["is_ordered"], row["active_ms"], row["expired"]))
+
+    def _group_settings(self, row: dict[str, Any]) -> None:
+        settings = GroupSettings(max_retries=row["max_retries"], backoff_ms=tuple(row["backoff_ms"]))
+        self._write.put(META, *group_settings_entry(row["group"], settings))
+
+    def _note(self, row: dict[str, Any]) -> None:
+        self._write.put(META, NOTE + row["name"].encode(), row["value"])
+
+    def _lease(self, row: dict[str, Any]) -> None:
+        reader = self._reader(row)
+        key = LEASE_KEY.pack(reader.group_id, reader.topic_id, reader.queue, row["ck_start"], row["pop_time_ms"])
+        said = {name: row[name] for name in Lease.__struct_fields__ if name in row}
+        lease = Lease(**{**said, "key": key, "states": bytearray(row["states"]), "granter": row["store_tag"]})
+        self._write.put(LEASES, LEASE + key, lease.encode())
+        if LEASED in lease.states:
+            self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")
             known = self._transaction.progress(reader) or Progress(0)
-            self._transaction.set_progress(reader, Progress(row["next_offset"], row["last_pop_ms"], known.in_flight))
+            in_flight = known.in_flight + lease.live
+            self._transaction.set_progress(reader, Progress(known.next_offset, known.last_pop_ms, in_flight))
+        else:
+            self._write.put(LEASES, PURGE + U64.pack(row["keep_until_ms"]) + LEASE + key, b"")
 
-    def _subscriptions(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            place = (self._transaction.group_id(row["group"]), self._topic(row["topic"]).id)
-            if row["dead"]:
-                self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), Dead(row["dead"], row["dead_since"]).encode())
-            if row["active_ms"] is not None:
-                self._transaction.register(*place, Registered(row["is_ordered"], row["active_ms"], row["expired"]))
+    def _unacked(self, row: dict[str, Any]) -> None:
+        reader = self._reader(row)
+        self._transaction.fifo(reader)[row["queue_offset"]] = Unacked(**{name: row[name] for name in Unacked._fields})
 
-    def _group_settings(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            settings = GroupSettings(max_retries=row["max_retries"], backoff_ms=tuple(row["backoff_ms"]))
-            self._write.put(META, *group_settings_entry(row["group"], settings))
+    def _attempt(self, row: dict[str, Any]) -> None:
+        group_id = self._transaction.group_id(row["group"]) if row["topics"] else 0
+        places = zip(row["topics"], row["queue_ids"], row["ck_starts"], row["pop_times_ms"], strict=True)
+        keys = [LEASE_KEY.pack(group_id, self._topic(name).id, *place) for name, *place in places]
+        expiry, key = U64.pack(row["expiry_ms"]), ATTEMPT + row["attempt"]
+        self._write.put(LEASES, key, expiry + b"".join(keys))
+        self._write.put(LEASES, PURGE + expiry + key, b"")
 
-    def _notes(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            self._write.put(META, NOTE + row["name"].encode(), row["value"])
-
-    def _leases(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            reader = self._reader(row)
-            key = LEASE_KEY.pack(reader.group_id, reader.topic_id, reader.queue, row["ck_start"], row["pop_time_ms"])
-            lease = Lease(
-                key,
-                row["expiry_ms"],
-                row["invisible_ms"],
-                row["epoch"],
-                row["retry_flag"],
-                row["offsets"],
-                bytearray(row["states"]),
-                row["first_pop_ms"],
-                row["store_tag"],
-                row["is_backing_off"],
-                row["reason"],
-            )
-            self._write.put(LEASES, LEASE + key, lease.encode())
-            if LEASED in lease.states:
-                self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")
-                known = self._transaction.progress(reader) or Progress(0)
-                in_flight = known.in_flight + lease.live
-                self._transaction.set_progress(reader, Progress(known.next_offset, known.last_pop_ms, in_flight))
-            else:
-                self._write.put(LEASES, PURGE + U64.pack(row["keep_until_ms"]) + LEASE + key, b"")
-
-    def _take_fifo(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            reader = self._reader(row)
-            self._transaction.fifo(reader)[row["queue_offset"]] = Unacked(
-                row["delivered"], row["first_pop_ms"], row["waits"], row["is_spared"]
-            )
-
-    def _attempts(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            group_id = self._transaction.group_id(row["group"]) if row["topics"] else 0
-            places = zip(row["topics"], row["queue_ids"], row["ck_starts"], row["pop_times_ms"], strict=True)
-            keys = [LEASE_KEY.pack(group_id, self._topic(name).id, *place) for name, *place in places]
-            expiry, key = U64.pack(row["expiry_ms"]), ATTEMPT + row["attempt"]
-            self._write.put(LEASES, key, expiry + b"".join(keys))
-            self._write.put(LEASES, PURGE + expiry + key, b"")
-
-    def _marks(self, rows: pa.RecordBatch) -> None:
-        for row in rows.to_pylist():
-            put_marks(self._kv, self._write, POP_SIDE, [row["mark"]], U64.pack(row["position"]), row["time_ms"])
+    def _mark(self, row: dict[str, Any]) -> None:
+        put_marks(self._kv, self._write, POP_SIDE, [row["mark"]], U64.pack(row["position"]), row["time_ms"])

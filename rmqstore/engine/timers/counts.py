@@ -21,25 +21,28 @@ _CACHE_LIMIT = 8192
 
 
 class MinuteCounts:
-    """The counters of one store; changes are staged into a write and :meth:`commit`-ted after it."""
+    """The counters of one store.
+
+    Attributes:
+        known: those that were read; who writes what :meth:`stage` added takes it over here once that is done.
+    """
 
     def __init__(self, kv: OrderedKV) -> None:
         self._kv = kv
-        self._cache: dict[int, int] = {}
+        self.known: dict[int, int] = {}
 
     def of_minute(self, minute: int) -> int:
         """Return how many pending timers are due in ``minute`` (minutes since the epoch)."""
-        count = self._cache.get(minute)
+        count = self.known.get(minute)
         if count is None:
-            value = self._kv.get(META, COUNT + U64.pack(minute))
-            count = int.from_bytes(value, "big") if value else 0
-            if len(self._cache) >= _CACHE_LIMIT:
-                self._cache.clear()
-            self._cache[minute] = count
+            count = int.from_bytes(self._kv.get(META, COUNT + U64.pack(minute)) or b"", "big")
+            if len(self.known) >= _CACHE_LIMIT:
+                self.known.clear()
+            self.known[minute] = count
         return count
 
     def stage(self, batch: WriteBatch, deltas: Mapping[int, int]) -> dict[int, int]:
-        """Add the changed counters to ``batch``; returns them for :meth:`commit`."""
+        """Add the changed counters to ``batch``, and return them."""
         staged: dict[int, int] = {}
         changed: list[tuple[bytes, bytes]] = []
         emptied: list[bytes] = []
@@ -57,10 +60,6 @@ class MinuteCounts:
         if emptied:
             batch.delete_many(META, emptied)
         return staged
-
-    def commit(self, staged: Mapping[int, int]) -> None:
-        """Take over what :meth:`stage` returned, once the write is done."""
-        self._cache.update(staged)
 
     def between(self, first_minute: int, stop_minute: int) -> int:
         """Return how many pending timers are due in ``first_minute <= minute < stop_minute``."""

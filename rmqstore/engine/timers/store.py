@@ -13,7 +13,7 @@ its call, which its ticket covers. A crash before that leaves what a crash behin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
@@ -115,21 +115,24 @@ class OrderedTimers(TimerSide):
                 self._congestion.check(ticks)
             write = WriteBatch()
             write.put_many(TIMERS, placed.entries)
-            staged = self._counts.stage(write, placed.by_minute)
             if _is_any_keyed(batch, records):
                 write.put_many(TRACES, tombstones.index_entries(records, ticks, range(first_seq, first_seq + len(records))))
-            last_seq = self._last_seq + len(records)
-            write.put(META, SEQ_KEY, PAIR.pack(last_seq, self._pending + len(records)))
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             if marks:
                 put_marks(kv, write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
-            ticket = self._shared.write(write)
-            self._counts.commit(staged)
-            self._last_seq = last_seq
-            self._pending += len(records)
+            ticket = self._write(write, placed.by_minute, self._pending + len(records), self._last_seq + len(records))
             self._change_position = ticket.position
             self._note_ticks(ticks)
             return receipts, ticket
+
+    def _write(self, write: WriteBatch, by_minute: Mapping[int, int], pending: int, last_seq: int) -> Ticket:
+        """Write a call together with the counters: by how much each minute changes, and what the others are now."""
+        counts = self._counts.stage(write, by_minute)
+        write.put(META, SEQ_KEY, PAIR.pack(last_seq, pending))
+        ticket = self._shared.write(write)
+        self._counts.known.update(counts)
+        self._pending, self._last_seq = pending, last_seq
+        return ticket
 
     def _count_of_tick(self, tick: int) -> int:
         return self._runs.count_of_tick(tick)
@@ -175,12 +178,7 @@ class OrderedTimers(TimerSide):
             write = done.staged()
             if seals_again:
                 write.put(META, SEAL_KEY, self._sealed.to_bytes())
-            staged = self._counts.stage(write, done.minutes)
-            pending_left = self._pending - len(done.ticks)
-            write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
-            position = self._shared.write(write).position
-            self._counts.commit(staged)
-            self._pending = pending_left
+            position = self._write(write, done.minutes, self._pending - len(done.ticks), self._last_seq).position
             self._change_position = position
             if seals_again:
                 self._lacks_seals = False
@@ -284,11 +282,7 @@ class OrderedTimers(TimerSide):
         deltas, pending_left = removal.deltas, self._pending - len(removal.delivered)
         if removal.damaged:
             deltas, pending_left = self._recount(removal)
-        staged = self._counts.stage(write, deltas)
-        write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
-        self._forget_position = self._shared.write(write).position
-        self._counts.commit(staged)
-        self._pending = pending_left
+        self._forget_position = self._write(write, deltas, pending_left, self._last_seq).position
         if self._options.congestion_limit:
             self._congestion.lose(removal.ticks)
         if (tick := removal.put_off_tick) is not None:
@@ -362,10 +356,8 @@ class OrderedTimers(TimerSide):
             taken = TimerImport(kv, write, self._sealed)
             for table, rows in tables:
                 taken.take(table, rows)
-            self._counts.stage(write, taken.by_minute)
-            write.put(META, SEQ_KEY, PAIR.pack(max(self._last_seq, taken.last_seq), self._pending + taken.added))
             note_taken_in(write, TIMER_SIDE, marks)
-            ticket = self._shared.write(write)
+            ticket = self._write(write, taken.by_minute, self._pending + taken.added, max(self._last_seq, taken.last_seq))
             self._change_position = ticket.position
             self._load()
             return ticket

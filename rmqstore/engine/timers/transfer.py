@@ -23,11 +23,11 @@ from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, encode_ticks, put_ma
 from rmqstore.engine.records import decode_columns, encode_columns
 from rmqstore.engine.runs import encode_run, run_lengths, runs_behind
 from rmqstore.engine.schema import MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES
+from rmqstore.engine.shared import epoch_of
 from rmqstore.engine.state import (
     Rows,
     adopted_rows,
     as_batch,
-    epoch_of,
     listed,
     mark_of,
     messages_in,

@@ -443,7 +443,7 @@ def keys_are_refused_too_late(self: Any, cancel_keys: Any, topic: str, keys: Seq
 @mutant("T10", "T10.buckets_pages_and_ends_are_exact")
 def cancelled_stays_pending() -> Edit:
     """What was cancelled is counted as pending still."""
-    return edit(OrderedTimers._cancel, "self._pending = pending_left", "")
+    return edit(OrderedTimers._cancel, "self._pending - len(done.ticks)", "self._pending")
 
 
 @mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=instead(Timers, "pending"))

@@ -22,7 +22,8 @@ from rmqstore.contract.state import StatePage
 from rmqstore.contract.tables import CANCELLED, DELIVERED, TIMER_TABLES
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, U64
-from rmqstore.engine.state import as_batch, epoch_of, listed, numbers, of_table
+from rmqstore.engine.shared import epoch_of
+from rmqstore.engine.state import as_batch, listed, numbers, of_table
 from rmqstore.engine.timers.transfer import TimerImport, export_timers
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Ints

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmqstore import config
-from rmqstore.contract import EngineInfo, Support
+from rmqstore.contract import Support
 from rmqstore.digests import TableDigest, digest_rows
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StorePathError, TransferError, UnsupportedOperationError, system_error
@@ -248,7 +248,7 @@ def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[R
             source = stack.enter_context(opened)
         if isinstance(source, Store):
             check_transferable(source)
-            if all(_info(name).capabilities.read_only_open is Support.FULL for name in _engines(source)):
+            if all(info.capabilities.read_only_open is Support.FULL for info in source.engine.infos.values()):
                 source.flush()
                 # The path that it was opened by may lead to another store by now.
                 source = stack.enter_context(ReadStore(source.engine.held, {}))
@@ -265,22 +265,14 @@ def _opened(place: Path) -> Store | ReadStore:
         return open_store(place, services=False)
 
 
-def _engines(store: Reader) -> set[str]:
-    return {store.engine.config.timer_engine, store.engine.config.pop_engine}
-
-
-def _info(name: str) -> EngineInfo:
-    return get_plugins().load_engine(name)[0]
-
-
 def check_transferable(store: Reader) -> None:
     """Refuse engines that cannot give or take their state.
 
     Raises:
         UnsupportedOperationError: naming the engine.
     """
-    for name in sorted(_engines(store)):
-        if (support := _info(name).capabilities.import_state) is not Support.FULL:
+    for name, info in sorted(store.engine.infos.items()):
+        if (support := info.capabilities.import_state) is not Support.FULL:
             raise UnsupportedOperationError(f"engine {name!r} cannot give or take the state of a store ({support.value})")
 
 

@@ -180,8 +180,8 @@ def check_keeps(store: Store) -> None:
     Raises:
         UnsupportedOperationError: naming the engine.
     """
-    for name in sorted({store.engine.config.timer_engine, store.engine.config.pop_engine}):
-        if get_plugins().load_engine(name)[0].capabilities.keeps_nothing:
+    for name, info in sorted(store.engine.infos.items()):
+        if info.capabilities.keeps_nothing:
             raise UnsupportedOperationError(f"engine {name!r} keeps nothing on disk; load into an open store of it with load_into")
 
 

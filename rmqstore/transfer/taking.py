@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.contract import Capabilities, Side, Support
+from rmqstore.contract import Side, Support
 from rmqstore.contract.state import Adopted
 from rmqstore.contract.tables import ADOPTED, TIMER_TABLES
 from rmqstore.digests import TableDigest, digest_rows
 from rmqstore.errors import CorruptStoreError, TransferError
-from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
 from rmqstore.tables import DIGESTED, TABLES, State
 from rmqstore.transfer.incoming import Incoming, Progress
@@ -141,22 +140,17 @@ class Taking:
         return list(records.values())
 
     def _check_capabilities(self) -> None:
-        config, needs = self._target.engine.config, self._source.needs
-        found = {name: get_plugins().load_engine(name)[0].capabilities for name in (config.timer_engine, config.pop_engine)}
-        for engine, capabilities in found.items():
-            for what, size, limit in self._sizes(capabilities):
+        infos, pop_engine, needs = self._target.engine.infos, self._target.engine.config.pop_engine, self._source.needs
+        for engine, info in infos.items():
+            for what, size, limit in (
+                ("bodies", needs.body_bytes, info.capabilities.max_body_bytes),
+                ("properties", needs.properties_bytes, info.capabilities.max_properties_bytes),
+                ("keys", needs.key_bytes, info.capabilities.max_key_bytes),
+            ):
                 if size > limit:
                     raise TransferError(f"engine {engine!r} takes {what} of up to {limit} bytes, and {self._source.name} has one of {size}")
-        if needs.fifo and found[config.pop_engine].fifo is not Support.FULL:
-            raise TransferError(f"{self._source.name} has groups that pop in order, which engine {config.pop_engine!r} does not offer")
-
-    def _sizes(self, capabilities: Capabilities) -> list[tuple[str, int, int]]:
-        needs = self._source.needs
-        return [
-            ("bodies", needs.body_bytes, capabilities.max_body_bytes),
-            ("properties", needs.properties_bytes, capabilities.max_properties_bytes),
-            ("keys", needs.key_bytes, capabilities.max_key_bytes),
-        ]
+        if needs.fifo and infos[pop_engine].capabilities.fifo is not Support.FULL:
+            raise TransferError(f"{self._source.name} has groups that pop in order, which engine {pop_engine!r} does not offer")
 
     # ------------------------------------------------------------ the plan
 

@@ -10,9 +10,8 @@ import pytest
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, Message, Store, TransferError, UnsupportedOperationError
-from rmqstore.contract import Engine, EngineInfo, Receipt, Support
-from rmqstore.plugins import get_plugins
-from rmqstore.transfer import dump, load, load_into, taking
+from rmqstore.contract import Receipt, Support
+from rmqstore.transfer import dump, load, load_into
 from rmqstore_conformance.stores import DAY_MS, START_MS, Pair, Stores, ids, message, pop_all, stores_of
 from tests.pairs import ENGINES
 
@@ -140,9 +139,7 @@ def _ordered(store: Store, *, order: bool) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_an_engine_cannot_hold_is_found_before_the_first_write(
-    limits: dict[str, object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_engine_cannot_hold_is_found_before_the_first_write(limits: dict[str, object], what: str, tmp_path: Path) -> None:
     with stores_of(Pair("memory", "memory")) as stores:
         source, target = stores.open("source"), stores.open("target")
         _ordered(source, order=True)
@@ -150,14 +147,9 @@ def test_what_an_engine_cannot_hold_is_found_before_the_first_write(
         source.send(Message("t", b"x" * 100))
         dump(source, tmp_path / "dump")
         load_into(tmp_path / "dump", stores.open("able"))
-        found = get_plugins()
-
-        class Limited:
-            def load_engine(self, name: str) -> tuple[EngineInfo, Engine]:
-                info, engine = found.load_engine(name)
-                return msgspec.structs.replace(info, capabilities=msgspec.structs.replace(info.capabilities, **limits)), engine
-
-        monkeypatch.setattr(taking, "get_plugins", Limited)
+        info = target.engine.infos["memory"]
+        less = msgspec.structs.replace(info.capabilities, **limits)
+        target.engine.infos["memory"] = msgspec.structs.replace(info, capabilities=less)
         before = target.transfer.digest()
         with pytest.raises(TransferError, match=what):
             load_into(tmp_path / "dump", target)

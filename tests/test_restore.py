@@ -92,7 +92,7 @@ def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rmqstore.store.snapshots.copy_file", full)
+        patch.setattr("rmqstore.engine.kv.directory.copy_file", full)
         with pytest.raises(StoreFullError):
             rmqstore.restore(root / "snapshot", root / "x")
     assert copied

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -24,10 +23,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.engine.kv.directory import sync_path, sync_tree
+from rmqstore.engine.kv.directory import FileLock, sync_path, sync_tree
 from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreLockedError, StorePathError, named, system_error
 
 LOCK_NAME = "LOCK"
@@ -35,18 +34,6 @@ MANIFEST_NAME = "rmqstore.json"
 CREATING_NAME = "rmqstore.creating"
 SOCKET_NAME = "rmqstore.sock"
 MANIFEST_FORMAT = 1
-
-_held: set[IO[str]] = set()
-
-
-def _forget_locks_in_forked_child() -> None:
-    # The lock belongs to the open file that parent and child share: while the child keeps it open, a dead parent's lock stays.
-    for handle in _held:
-        handle.close()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_locks_in_forked_child)
 
 
 class HeldDirectory:
@@ -87,7 +74,6 @@ class StoreDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._pid = os.getpid()
         try:
             self._prepare()
             self._directory = HeldDirectory(self.path)
@@ -117,27 +103,23 @@ class StoreDirectory:
             raise StorePathError(f"{self.path.parent} does not exist; make it first, then open {self.path}")
         self.path.mkdir(exist_ok=True)
 
-    def _locked(self) -> IO[str]:
-        handle = open(self.held / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+    def _locked(self) -> FileLock:
+        file = self.held / LOCK_NAME
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = FileLock(file)
         except BlockingIOError:
-            handle.seek(0)
-            holder = handle.read().strip()
-            handle.close()
+            holder = file.read_text(encoding="utf-8", errors="replace").strip()
             raise StoreLockedError(
                 f"store {self.path} is open elsewhere, by {_named(holder)}; processes that all open it with share=True use it together; "
                 "the commands that only read, and rmqstore.open(path, read_only=True), work beside it if its engine allows that"
             ) from None
         try:
-            handle.truncate(0)
-            handle.write(f"{_this_process()}\n")
-            handle.flush()
+            os.truncate(lock.fd, 0)
+            os.pwrite(lock.fd, f"{_this_process()}\n".encode(), 0)
         except BaseException:
-            handle.close()
+            lock.release()
             raise
-        _held.add(handle)
-        return handle
+        return lock
 
     def _refuse_moved(self) -> None:
         """Refuse a directory that another one took the place of before it was locked: a migration or a load had the lock until then."""
@@ -201,19 +183,15 @@ class StoreDirectory:
 
     def release(self) -> None:
         """Let go of the lock; idempotent."""
-        if not self._lock.closed and os.getpid() == self._pid:
-            # A forked child may hold a copy of the descriptor, so closing ours alone could leave the lock in place.
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-        _held.discard(self._lock)
-        self._lock.close()
+        self._lock.release()
         self._directory.close()
 
     @property
     def is_removed(self) -> bool:
         """Whether the lock file was removed: with the store, or alone, so that another process could take the store as well."""
         try:
-            return not os.fstat(self._lock.fileno()).st_nlink
-        except (ValueError, OSError):  # closed by another thread in this moment
+            return not os.fstat(self._lock.fd).st_nlink
+        except OSError:  # closed by another thread in this moment
             return False
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.engine.kv.directory import copy_file
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import StorePathError, system_error
 from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, SOCKET_NAME, StoreDirectory, made_aside, read_manifest, write_manifest
 from rmqstore.store.opening import OwnedEngines, checked_path
@@ -77,22 +77,12 @@ def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> P
     with made_aside(target, "restoring") as aside:
         # A snapshot that was opened itself has a lock; somebody who holds it may be writing.
         with StoreDirectory(source) if (source / LOCK_NAME).exists() else nullcontext():
-            _copy(source, aside)
+            copy_tree(source, aside, without=(LOCK_NAME, SOCKET_NAME))
         manifest = read_manifest(aside) or {}
         # The store went on after the snapshot: from here on the two of them never give the same handle or receipt.
         manifest["min_epoch"] = parted_epoch(max(manifest.get("min_epoch", 0), epoch_of(aside)))
         write_manifest(aside, manifest)
     return target
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a directory; unlike ``shutil.copytree`` it ends at the first error, and that error says what went wrong."""
-    for folder, _, files in os.walk(source):
-        there = target / Path(folder).relative_to(source)
-        there.mkdir(exist_ok=True)
-        for name in files:
-            if name not in (LOCK_NAME, SOCKET_NAME):
-                copy_file(Path(folder, name), there / name)
 
 
 def epoch_of(path: Path) -> int:

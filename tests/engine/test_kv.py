@@ -217,7 +217,7 @@ def test_closing_lets_go_of_a_lock_whose_descriptor_was_copied(adapter: Adapter,
     """As by a fork that runs no Python."""
     kv = adapter.open(tmp_path)
     part = kv._base if isinstance(kv, BufferedKV) else kv
-    copy = os.dup(part._home._lock_fd)  # type: ignore[attr-defined]
+    copy = os.dup(part._home._lock.fd)  # type: ignore[attr-defined]
     kv.close()
     adapter.open(tmp_path).close()
     os.close(copy)

@@ -40,7 +40,7 @@ class EngineHome:
         self._engine = engine
         self._version = version
         self._oldest = oldest
-        self._lock_fd = -1
+        self._lock: FileLock | None = None
 
     def open(self, create: Callable[[Path], None]) -> Path:
         """Lock the directory and return its database's path, after ``create(path)`` made one if there was none.
@@ -51,7 +51,12 @@ class EngineHome:
             StoreLockedError, StorePathError, StoreFullError
             FormatVersionError: made by another engine, or by a version of this one that is too new, or too old.
         """
-        self._lock()
+        try:
+            self._lock = FileLock(self.directory / _LOCK)
+        except BlockingIOError as error:
+            raise StoreLockedError(f"{self.directory} is open elsewhere, here or in another process; close it there first") from error
+        except OSError as error:
+            raise system_error(error, self.directory / _LOCK) from error
         try:
             try:
                 if not self.database.exists():
@@ -79,27 +84,8 @@ class EngineHome:
 
     def close(self) -> None:
         """Let the lock go; idempotent."""
-        if self._lock_fd >= 0:
-            # A forked child may hold a copy of the descriptor, so closing ours alone could leave the lock in place.
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-            self._forget_lock()
-
-    def _lock(self) -> None:
-        try:
-            self._lock_fd = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise system_error(error, self.directory / _LOCK) from error
-        _homes.add(self)
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._forget_lock()
-            raise StoreLockedError(f"{self.directory} is open elsewhere, here or in another process; close it there first") from error
-
-    def _forget_lock(self) -> None:
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        if self._lock is not None:
+            self._lock.release()
 
     def _create(self, create: Callable[[Path], None]) -> None:
         foreign = sorted({entry.name for entry in self.directory.iterdir()} - {_LOCK, _NEW})
@@ -176,13 +162,43 @@ def sync_tree(directory: Path) -> None:
         sync_path(Path(folder))
 
 
-_homes: weakref.WeakSet[EngineHome] = weakref.WeakSet()
+class FileLock:
+    """A file that is held with flock from now on, made as needed.
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _locks.add(self)
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            self.forget()
+            raise
+
+    def release(self) -> None:
+        """Let it go; idempotent."""
+        if self.fd >= 0:
+            # A forked child may hold a copy of the descriptor, so closing ours alone could leave the lock in place.
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file, and leave the lock to whom else has it open."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _forget_locks_in_forked_child() -> None:
     # The lock belongs to the open file that parent and child share: while the child keeps it open, a dead parent's lock stays.
-    for home in list(_homes):
-        home._forget_lock()
+    for lock in list(_locks):
+        lock.forget()
 
 
 os.register_at_fork(after_in_child=_forget_locks_in_forked_child)

@@ -76,7 +76,7 @@ class Administration(Part):
                 )
             reader = GroupQueue(group_id, topic.id, number)
             for lease in self._running(transaction, reader):
-                transaction.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
+                transaction.end(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
             transaction.fifo(reader).clear()
             progress = transaction.progress_or_new(reader)
             transaction.set_progress(reader, Progress(target, progress.last_pop_ms, progress.in_flight))
@@ -100,7 +100,7 @@ class Administration(Part):
             transaction.afterwards(lambda state: state.group_settings.update({name: settings}))
         elif name in self._state.group_settings:
             transaction.write.delete(META, key)
-            transaction.afterwards(lambda state: state.forget_settings(name))
+            transaction.afterwards(lambda state: _drop(state.group_settings, [name]))
 
     # ------------------------------------------------------------ taking messages out
 

@@ -153,7 +153,7 @@ class Popping(Part):
             if again is not None:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
                 transaction.commit(is_pop=True)
-                return self._result(transaction, topic, group_id, request, again), Ticket(self._shared.firm)
+                return self._result(topic, group_id, request, again), Ticket(self._shared.firm)
         parts: list[QueueRecords] = []
         want = _Want(request, picker, request.max_messages)
         for source, queue, retry_flag in self._sources(transaction, topic, group_id, request):
@@ -169,7 +169,7 @@ class Popping(Part):
             self._remember(transaction, request, request.attempt_id)
         must_wait = bool(parts) or registered
         transaction.commit(is_pop=True)
-        result = self._result(transaction, topic, group_id, request, parts, more=want.is_cut and not parts)
+        result = self._result(topic, group_id, request, parts, more=want.is_cut and not parts)
         return result, Ticket(self._shared.firm if must_wait else 0)
 
     def _register(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
@@ -327,20 +327,10 @@ class Popping(Part):
         proof = lease.receipt(taken.offsets[0], request.topic, request.group, broker, in_order=request.order)
         return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, lease.first_pop_ms)
 
-    def _result(
-        self,
-        transaction: Transaction,
-        topic: Topic,
-        group_id: int,
-        request: PopRequest,
-        parts: Sequence[QueueRecords],
-        *,
-        more: bool = False,
-    ) -> PopResult:
-        rest = self._rest(transaction, topic, group_id, request)
-        return PopResult(PoppedRecords(parts, self._log.format), rest, more)
+    def _result(self, topic: Topic, group_id: int, request: PopRequest, parts: Sequence[QueueRecords], *, more: bool = False) -> PopResult:
+        return PopResult(PoppedRecords(parts, self._log.format), self._rest(topic, group_id, request), more)
 
-    def _rest(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> int:
+    def _rest(self, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state
         topic = state.topics.get(topic.name, topic)
         retry = state.topics.get(retry_topic(request.group, request.topic))

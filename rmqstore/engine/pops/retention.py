@@ -58,7 +58,7 @@ class Retention(Part):
         self._looked: dict[tuple[int, int], _Looked] = {}
 
     def reclaim(self, transaction: Transaction, budget: int) -> UpkeepReport:
-        """Transaction the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
+        """Add the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
         done = 0
         expired: dict[tuple[int, int], int] = {}
         found: list[tuple[Topic, int, int, int]] = []

@@ -106,7 +106,7 @@ class Leasing(Part):
         if isinstance(lease, NoLease):
             return [AckOutcome[lease.name]] * len(offsets)
         if lease.offsets == offsets and lease.states.count(LEASED) == len(offsets):
-            transaction.end_many(lease, range(len(offsets)), ACKED)
+            transaction.end(lease, range(len(offsets)), ACKED)
             return [AckOutcome.ACKED] * len(offsets)
         outcomes = []
         ending: dict[int, None] = {}
@@ -120,7 +120,7 @@ class Leasing(Part):
                 if lease.states[index] == LEASED:
                     ending[index] = None
         if ending:
-            transaction.end_many(lease, list(ending), ACKED)
+            transaction.end(lease, list(ending), ACKED)
         return outcomes
 
     def change(self, transaction: Transaction, change: Change) -> ChangeResult:
@@ -130,7 +130,7 @@ class Leasing(Part):
         if isinstance(found, NoLease):
             return ChangeResult(ChangeOutcome[found.name])
         lease, index = found
-        transaction.end(lease, index, MOVED)
+        transaction.end(lease, [index], MOVED)
         group_id, topic_id, queue, _, pop_ms = lease.place
         first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
         reader = GroupQueue(group_id, topic_id, queue)
@@ -175,7 +175,7 @@ class Leasing(Part):
         reader = GroupQueue(group_id, topic_id, queue)
         offset = lease.offsets[index]
         found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
-        transaction.end(lease, index, MOVED)
+        transaction.end(lease, [index], MOVED)
         run = transaction.fifo(reader) if transaction.is_ordered(reader) else None
         one = Unacked() if run is None else run.pop(offset, Unacked())
         if found is None or isinstance(found, DamagedRun):
@@ -199,7 +199,7 @@ class Leasing(Part):
         if run is not None:
             run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)
         else:
-            transaction.append_to(retry_topic(group, topic), 0, [self._format.with_delivery(record, attempts, first_pop_ms)])
+            transaction.append_to(retry_topic(group, topic), [self._format.with_delivery(record, attempts, first_pop_ms)])
         return "retried"
 
     # ------------------------------------------------------------ expiry

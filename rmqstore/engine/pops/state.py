@@ -390,10 +390,6 @@ class PopState:
                 if not self.groups_of[topic_id]:
                     del self.groups_of[topic_id]
 
-    def forget_settings(self, group: str) -> None:
-        """Forget the settings of a group."""
-        self.group_settings.pop(group, None)
-
     def take_notes(self, notes: Mapping[str, bytes | None]) -> None:
         """Keep notes, and let go of others."""
         self.notes = {name: value for name, value in {**self.notes, **notes}.items() if value is not None}
@@ -469,11 +465,6 @@ class PopState:
         return registered is not None and registered.is_ordered
 
     # ------------------------------------------------------------ counts
-
-    def expired(self, group_id: int, topic_id: int) -> int:
-        """Return how many messages retention took before the group had popped them."""
-        registered = self.registered.get((group_id, topic_id))
-        return 0 if registered is None else registered.expired
 
     def first_kept(self, topic_id: int, queue: int) -> int:
         """Return the first offset that retention has left."""

@@ -346,6 +346,7 @@ class OrderedPops(OrderedSide, PopStore):
             state = self._state
             group_id = state.groups.get(group)
             known, retry = state.topics.get(topic), state.topics.get(retry_topic(group, topic))
+            registered = None if group_id is None or known is None else state.registered.get((group_id, known.id))
             both = [each for each in (known, retry) if each is not None]
             backing_off = 0 if group_id is None else sum(state.backs_off(each, group_id) for each in both)
             return Lag(
@@ -353,7 +354,7 @@ class OrderedPops(OrderedSide, PopStore):
                 in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both) - backing_off,
                 retry=(0 if retry is None else state.waiting(retry, group_id)) + (0 if known is None else state.returned(known, group_id)),
                 dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), Dead(0)).letters,
-                expired=0 if group_id is None or known is None else state.expired(group_id, known.id),
+                expired=0 if registered is None else registered.expired,
                 backing_off=backing_off,
             )
 

@@ -47,7 +47,6 @@ from rmqstore.message import (
     PROPERTY_ORIGIN_TOPIC,
     RESERVED_PREFIXES,
     RETRY_PREFIX,
-    Message,
     dlq_topic,
     fitting_reason,
 )
@@ -224,9 +223,9 @@ class Transaction:
             for turn in range(min(topic.queues, len(group))):
                 topic = self._append(topic, (self._state.turn + turn) % topic.queues, group[turn :: topic.queues])
 
-    def append_to(self, name: str, queue: int, records: Sequence[bytes]) -> None:
-        """Append records to one queue, in order."""
-        self._append(self.topic_with(name, queue + 1), queue, records)
+    def append_to(self, name: str, records: Sequence[bytes]) -> None:
+        """Append records to the first queue of a topic, in order."""
+        self._append(self.topic_with(name, 1), 0, records)
 
     def _append(self, topic: Topic, queue: int, records: Sequence[bytes]) -> Topic:
         offset = topic.next_offsets[queue]
@@ -236,7 +235,7 @@ class Transaction:
 
     def park(self, raw: bytes, reason: str, origin: str, origin_topic: str) -> None:
         """Append what cannot be read to the topic of parked entries (T12)."""
-        self.append_to(PARKED_TOPIC, 0, [self._format.encode_message(parked_message(raw, reason, origin, origin_topic))])
+        self.append_to(PARKED_TOPIC, [self._format.encode_message(parked_message(raw, reason, origin, origin_topic))])
 
     def park_run(self, topic: Topic, queue: int, damaged: DamagedRun) -> None:
         """Move a damaged run of a queue to the parked entries, once; its offsets become a gap."""
@@ -260,25 +259,14 @@ class Transaction:
         told = {PROPERTY_DLQ_ATTEMPTS: str(attempts), PROPERTY_ORIGIN_TOPIC: topic, PROPERTY_ORIGIN_ID: message.message_id or ""}
         own = {name: value for name, value in message.properties.items() if name != PROPERTY_DLQ_REASON and name not in told}
         told = {name: value for name, value in told.items() if value}
-        dead = Message(
-            dlq_topic(group),
-            message.body,
-            message.tag,
-            message.keys,
-            own | told,
-            message.message_group,
-            message.deliver_at_ms,
-            message.message_id,
-            message.born_ms,
-            0,
-        )
+        dead = structs.replace(message, topic=dlq_topic(group), properties=own | told, queue_id=0)
         # An engine that took more of it than another one would have letters that cannot be moved there.
         if kept := fitting_reason(reason, dead):
             dead = structs.replace(dead, properties={**own, PROPERTY_DLQ_REASON: kept, **told})
         place = (self.group_id(group), self.topic_with(topic, 1).id)
         known = self._dead_of(place) or Dead(0, self.topic_with(dead.topic, 1).next_offsets[0])
         self._dead[place] = Dead(known.letters + 1, known.since)
-        self.append_to(dead.topic, 0, [self._format.encode_message(dead)])
+        self.append_to(dead.topic, [self._format.encode_message(dead)])
 
     def _dead_of(self, place: tuple[int, int]) -> Dead | None:
         return self._dead.get(place) or self._state.dead.get(place)
@@ -372,28 +360,15 @@ class Transaction:
         # The progress of a loaded store knows nothing of what was deleted here before.
         pop_ms = max(self.now_ms, progress.last_pop_ms + 1, self._state.pop_floor_ms + 1)
         key = LEASE_KEY.pack(reader.group_id, reader.topic_id, reader.queue, offsets[0], pop_ms)
-        lease = Lease(
-            key,
-            self.now_ms + invisible_ms,
-            invisible_ms,
-            self._shared.epoch,
-            retry_flag,
-            offsets,
-            bytearray(count),
-            first_pop_ms,
-            self.options.store_tag,
-        )
+        ends_ms, states, granter = self.now_ms + invisible_ms, bytearray(count), self.options.store_tag
+        lease = Lease(key, ends_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, states, first_pop_ms, granter)
         self._leases[key] = lease
         self._touched[key] = (lease, 0, True)
         self._progress[reader] = Progress(progress.next_offset if next_offset is None else next_offset, pop_ms, progress.in_flight + count)
         return lease
 
-    def end(self, lease: Lease, index: int, state: int) -> None:
-        """End the lease of one message."""
-        self.end_many(lease, (index,), state)
-
-    def end_many(self, lease: Lease, indexes: Sequence[int], state: int) -> None:
-        """End the leases of several messages of one check point."""
+    def end(self, lease: Lease, indexes: Sequence[int], state: int) -> None:
+        """End the leases of some messages of one check point."""
         if lease.key not in self._touched:
             self._touched[lease.key] = (lease, lease.states.count(LEASED), False)
         for index in indexes:

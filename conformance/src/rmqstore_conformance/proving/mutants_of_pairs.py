@@ -56,7 +56,7 @@ def what_is_put_off_goes_behind() -> Edit:
     return edit(
         Leasing._give_back,
         "run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)",
-        "transaction.append_to(topic, queue, [self._format.with_delivery(record, attempts, first_pop_ms)])",
+        "transaction._append(transaction.topic(topic), queue, [self._format.with_delivery(record, attempts, first_pop_ms)])",
     )
 
 

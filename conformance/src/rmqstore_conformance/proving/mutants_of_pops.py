@@ -225,7 +225,7 @@ def outcomes_are_sorted(result: PopTxnResult) -> PopTxnResult:
 @mutant("P6", "P6.change_longer_and_shorter")
 def old_receipts_still_ack() -> Edit:
     """After a change of the invisible time the old receipt acks, as its lease goes on."""
-    return edit(Leasing.change, "transaction.end(lease, index, MOVED)", "")
+    return edit(Leasing.change, "transaction.end(lease, [index], MOVED)", "")
 
 
 @mutant("P6", "P6.change_longer_and_shorter", at=instead(Leasing, "change"))

@@ -66,7 +66,7 @@ def resets_reach_every_queue() -> Edit:
 @mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries", "P9.a_reset_voids_a_run")
 def resets_keep_leases() -> Edit:
     """A receipt from before a reset is answered ACKED still."""
-    void = "transaction.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)"
+    void = "transaction.end(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)"
     return edit(Administration.reset, void, "")
 
 

@@ -221,7 +221,7 @@ def offsets_without_leases() -> Edit:
 @mutant("P5", "P5.outcomes_are_true")
 def revived_receipts_go_on() -> Edit:
     """An expired message goes to the retry topic, and its old receipt goes on working."""
-    ends = "transaction.end(lease, index, MOVED)"
+    ends = "transaction.end(lease, [index], MOVED)"
     return edit(Leasing._give_back, ends, f"lease.expiry_ms <= transaction.now_ms or {ends}")
 
 

@@ -285,16 +285,19 @@ def dumps_no_delivered(rows: pa.RecordBatch) -> pa.RecordBatch:
 # ---------------------------------------------------------------- retries and dead letters
 
 
+_DYING = "self._format.decode_message(record)"
+
+
 @mutant("P7", "P3.every_copy_is_whole", kind="fidelity")
 def dead_keys_sorted() -> Edit:
     """A dead letter has its keys in the order of the alphabet."""
-    return edit(Transaction.bury, "message.keys", "tuple(sorted(message.keys))")
+    return edit(Transaction.bury, _DYING, f"but(found := {_DYING}, keys=tuple(sorted(found.keys)))")
 
 
 @mutant("P7", CORE_HISTORY, kind="fidelity")
 def dead_get_tags() -> Edit:
     """A message without a tag gets one when it becomes a dead letter."""
-    return edit(Transaction.bury, "message.tag", "message.tag or 'DLQ'")
+    return edit(Transaction.bury, _DYING, f"but(found := {_DYING}, tag=found.tag or 'DLQ')")
 
 
 _AS_NEW = "_as_new(message, removal.resend_to, removal.resend_queue)"

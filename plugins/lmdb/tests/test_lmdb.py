@@ -119,8 +119,8 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- snapshots
 
 
-class Copying:
-    """Stands in for an environment, and does something in another thread while that is copied."""
+class Patched:
+    """Stands in for an environment."""
 
     def __init__(self, env: lmdb.Environment, meanwhile: Callable[[], None]) -> None:
         self._env = env
@@ -128,6 +128,10 @@ class Copying:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
+
+
+class Copying(Patched):
+    """Does something in another thread while it is copied."""
 
     def copy(self, path: str, *, compact: bool) -> None:
         self._meanwhile()
@@ -241,24 +245,20 @@ def test_a_missing_sub_database_is_corruption(closed: Path) -> None:
 # ---------------------------------------------------------------- errors
 
 
-class FailingCommit:
-    """Stands for the environment; a write transaction fails when it commits."""
-
-    def __init__(self, env: lmdb.Environment, error: lmdb.Error) -> None:
-        self._env = env
-        self._error = error
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._env, name)
+class FailingCommit(Patched):
+    """Has no write transaction."""
 
     def begin(self, *args: object, write: bool = False) -> object:
         if write:
-            raise self._error
+            self._meanwhile()
         return self._env.begin(*args)  # type: ignore[call-overload]
 
 
+def eio() -> None:
+    raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+
 def test_eio_poisons_unless_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    eio = lmdb.Error("mdb_txn_commit: Input/output error")
     # Full when the failure is looked into; full before the commit, with room by then; never full.
     for full, free_bytes, kind in ((True, 1 << 30, StoreFullError), (False, 0, StoreFullError), (False, 1 << 30, StorePoisonedError)):
         kv = open_kv(tmp_path / f"{full}-{free_bytes}")

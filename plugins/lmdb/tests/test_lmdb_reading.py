@@ -85,14 +85,8 @@ def test_a_view_that_got_no_copy_is_lost_and_can_be_renewed(tmp_path: Path, monk
 def test_a_reader_in_another_process_follows_a_growing_map(tmp_path: Path) -> None:
     kv = open_lmdb(tmp_path, SPACES, map_bytes=1 << 20)
     _write(kv, 0, 100)
-    reader = subprocess.Popen(
-        [sys.executable, "-c", _READER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert reader.stdin is not None
-    assert reader.stdout is not None
+    command = [sys.executable, "-c", _READER, str(tmp_path)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(what: str) -> int:
         assert reader.stdin is not None

@@ -262,18 +262,24 @@ def full(kv: RocksDBKV) -> int:
     return position
 
 
-def test_a_sync_that_meets_a_reopen_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kv = open_kv(tmp_path)
-    position = full(kv)
-    said: list[BaseException | None] = []
+def listening(call: Callable[[], None]) -> tuple[threading.Thread, list[StoreError | None]]:
+    """Return a thread that makes a call, and the list to which it adds the error that comes of it, or None."""
+    said: list[StoreError | None] = []
 
-    def sync() -> None:
+    def listen() -> None:
         try:
-            said.append(kv.sync(position))  # type: ignore[func-returns-value]
+            call()
+            said.append(None)
         except StoreError as error:
             said.append(error)
 
-    syncing = threading.Thread(target=sync, daemon=True)
+    return threading.Thread(target=listen, daemon=True), said
+
+
+def test_a_sync_that_meets_a_reopen_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    position = full(kv)
+    syncing, said = listening(lambda: kv.sync(position))
     let_go = kv._let_go
 
     def meeting() -> None:
@@ -334,15 +340,7 @@ def test_a_reopen_that_waits_for_a_sync_hears_that_the_disk_failed(tmp_path: Pat
     kv = open_kv(tmp_path)
     position = full(kv)
     leading = Watched(kv.leading)
-    said: list[BaseException | None] = []
-
-    def reopen() -> None:
-        try:
-            said.append(kv.reopen())  # type: ignore[func-returns-value]
-        except StoreError as error:
-            said.append(error)
-
-    reopening = threading.Thread(target=reopen, daemon=True)
+    reopening, said = listening(kv.reopen)
 
     def fail() -> None:
         monkeypatch.setattr(kv, "leading", leading)

@@ -75,8 +75,8 @@ def test_a_reader_keeps_up_with_a_busy_owner(tmp_path: Path, values: str) -> Non
 
 def test_a_state_stays_when_all_its_files_are_gone(tmp_path: Path) -> None:
     for values in ("inline", "separated"):
-        kv = open_rocksdb(tmp_path / values, SPACES, RocksDBTuning(values=values, separate_bytes=64)) if _made(tmp_path / values) else None
-        assert kv is not None
+        (tmp_path / values).mkdir()
+        kv = open_rocksdb(tmp_path / values, SPACES, RocksDBTuning(values=values, separate_bytes=64))
         items = [(b"%04d" % n, os.urandom(500)) for n in range(1000)]
         batch = WriteBatch()
         batch.put_many(1, items)
@@ -98,11 +98,6 @@ def test_a_state_stays_when_all_its_files_are_gone(tmp_path: Path) -> None:
         view.close()
         view.close()
         kv.close()
-
-
-def _made(path: Path) -> bool:
-    path.mkdir()
-    return True
 
 
 def test_no_stand_in_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

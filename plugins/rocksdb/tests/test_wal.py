@@ -34,8 +34,9 @@ from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
 
-records, synced, value_bytes = map(int, sys.argv[2:])
-kv = open_rocksdb(Path(sys.argv[1]), ("meta", "timers"), RocksDBTuning())
+records, synced, value_bytes, write_buffer_mib = map(int, sys.argv[2:])
+kv = open_rocksdb(Path(sys.argv[1]), ("meta", "timers"), RocksDBTuning(write_buffer_mib=write_buffer_mib))
+kv._db._db.cancel_all_background(False)  # No memory table is written out, so no log was synced but by the sync.
 for number in range(records):
     batch = WriteBatch()
     batch.put(1, number.to_bytes(4, "big"), os.urandom(value_bytes))
@@ -46,17 +47,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def killed(home: Path, records: int, synced: int, value_bytes: int = 1000, *, write_buffer_mib: int = 64) -> Path:
+    """Have a process write records of one size and sync the first ones, and kill it with -9; a small buffer makes several logs."""
+    arguments = [str(each) for each in (home, records, synced, value_bytes, write_buffer_mib)]
+    ended = subprocess.run([sys.executable, "-c", _WRITER, *arguments], timeout=60, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    return home
+
+
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a process that was killed with -9: ``RECORDS`` records of one size in its log, ``SYNCED`` of them synced.
 
     A copy of a store that is in use would do if RocksDB did not delete files in the background while they are copied.
     """
-    home = tmp_path_factory.mktemp("killed")
-    arguments = [str(home), str(RECORDS), str(SYNCED), "1000"]
-    ended = subprocess.run([sys.executable, "-c", _WRITER, *arguments], timeout=60, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    return home
+    return killed(tmp_path_factory.mktemp("killed"), RECORDS, SYNCED)
 
 
 @pytest.fixture
@@ -214,10 +219,8 @@ def test_a_trap_within_what_was_synced_is_corruption_and_named(image: Path, kind
     offset = headers(log)[SYNCED // 2]
     set_trap(image, offset, kind, 100)
     before = log.read_bytes()
-    for call in (lambda: open_kv(image), lambda: view_rocksdb(image, SPACES, RocksDBTuning())):
-        with pytest.raises(CorruptStoreError) as caught:
-            call()
-        assert (caught.value.file, caught.value.offset) == (str(log), offset)
+    error = check_refuses(image, "within what was synced")
+    assert (error.file, error.offset) == (str(log), offset)
     assert log.read_bytes() == before, "the evidence stays"
 
 
@@ -252,40 +255,34 @@ def test_logs_of_batches_that_begin_anywhere_in_a_block_hold_no_trap(tmp_path: P
 # ---------------------------------------------------------------- holes that RocksDB's reader passes over
 
 SEVERAL = 1200
-_SEVERAL_LOGS = """
-import os, signal, sys
-from pathlib import Path
-from rmqstore.engine.kv.base import WriteBatch
-from rmqstore_rocksdb.kv import open_rocksdb
-from rmqstore_rocksdb.tuning import RocksDBTuning
-
-kv = open_rocksdb(Path(sys.argv[1]), ("meta", "timers"), RocksDBTuning(write_buffer_mib=1))
-kv._db._db.cancel_all_background(False)  # No memory table is written out, so no log was synced but by the sync.
-for number in range(int(sys.argv[2])):
-    batch = WriteBatch()
-    batch.put(1, number.to_bytes(4, "big"), os.urandom(1000))
-    position = kv.write(batch)
-    if number == int(sys.argv[3]) - 1:
-        kv.sync(position)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Like ``crashed``, with three logs that are all needed; what was synced is in the first."""
-    home = tmp_path_factory.mktemp("killed")
-    arguments = [str(home), str(SEVERAL), str(SYNCED)]
-    ended = subprocess.run([sys.executable, "-c", _SEVERAL_LOGS, *arguments], timeout=60, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    return home
+    return killed(tmp_path_factory.mktemp("killed"), SEVERAL, SYNCED, write_buffer_mib=1)
+
+
+def check_view_of(image: Path, kept: int) -> None:
+    view = view_rocksdb(image, SPACES, RocksDBTuning())
+    assert [int.from_bytes(key, "big") for key, _ in view.scan_all(1)] == list(range(kept))
+    view.close()
+
+
+def check_refuses(image: Path, match: str) -> CorruptStoreError:
+    """Check that an owner and a reader are refused alike, and return why."""
+    errors = []
+    for call in (lambda: open_kv(image), lambda: view_rocksdb(image, SPACES, RocksDBTuning())):
+        with pytest.raises(CorruptStoreError, match=match) as caught:
+            call()
+        errors.append(caught.value)
+    assert (errors[0].file, errors[0].offset) == (errors[1].file, errors[1].offset)
+    return errors[0]
 
 
 def check_opens_with(image: Path, kept: int) -> None:
     """Check that a reader and an owner find the first writes, so many, and nothing else."""
-    view = view_rocksdb(image, SPACES, RocksDBTuning())
-    assert [int.from_bytes(key, "big") for key, _ in view.scan_all(1)] == list(range(kept))
-    view.close()
+    check_view_of(image, kept)
     kv = open_kv(image)
     assert numbers(kv) == list(range(kept))
     kv.close()
@@ -312,16 +309,12 @@ def test_what_lies_behind_a_lost_end_of_a_log_is_cut(several: Path, tmp_path: Pa
     }[lost]
     os.truncate(logs[log], at)
     if lost == "the whole log" and log == 0:
-        for call in (lambda: open_kv(image), lambda: view_rocksdb(image, SPACES, RocksDBTuning())):
-            with pytest.raises(CorruptStoreError, match="within what was synced") as caught:
-                call()
-            assert (caught.value.file, caught.value.offset) == (str(logs[0]), 0)
+        error = check_refuses(image, "within what was synced")
+        assert (error.file, error.offset) == (str(logs[0]), 0)
         assert all(log.stat().st_size for log in logs[1:]), "the evidence stays"
         return
     kept = sum(len(each) + 1 for each in records[:log]) + sum(end <= at for end in records[log])
-    view = view_rocksdb(image, SPACES, RocksDBTuning())
-    assert [int.from_bytes(key, "big") for key, _ in view.scan_all(1)] == list(range(kept))
-    view.close()
+    check_view_of(image, kept)
     for turn in range(2):
         kv = open_kv(image)
         assert numbers(kv) == list(range(kept)) + [10_000 + number for number in range(turn)]
@@ -335,10 +328,7 @@ def test_a_first_log_that_is_missing_is_told(several: Path, tmp_path: Path) -> N
     first.rename(tmp_path / first.name)
     before = [log.read_bytes() for log in others]
     for _ in range(2):
-        for call in (lambda: open_kv(image), lambda: view_rocksdb(image, SPACES, RocksDBTuning())):
-            with pytest.raises(CorruptStoreError, match="is missing, with what was synced; nothing was changed; put it back") as caught:
-                call()
-            assert caught.value.file == str(others[0])
+        assert check_refuses(image, "is missing, with what was synced; nothing was changed; put it back").file == str(others[0])
     assert [log.read_bytes() for log in others] == before
     (tmp_path / first.name).rename(first)
     check_opens_with(image, SEVERAL)
@@ -422,9 +412,7 @@ def test_a_hole_is_found_before_a_header_that_rocksdb_does_not_get_past(several:
 
 def test_a_page_that_was_not_written_is_a_hole(tmp_path: Path) -> None:
     """RocksDB takes zeros for the end of a block, and goes on with the next one; where that begins with a record, it sees nothing wrong."""
-    arguments = [str(tmp_path), "300", str(SYNCED), str(4096 - 7 - 12 - 9)]
-    ended = subprocess.run([sys.executable, "-c", _WRITER, *arguments], timeout=60, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    killed(tmp_path, 300, SYNCED, 4096 - 7 - 12 - 9)
     whole = log_of(tmp_path).read_bytes()
     begins = [header.at for header in log_format.headers(whole) if header.first]
     page = next(at for at in range(4096 * 90, len(whole), 4096) if at in begins)
@@ -447,8 +435,7 @@ def test_garbage_in_a_log_that_comes_back_takes_nothing(several: Path, tmp_path:
     noted = (image / "db" / "SYNCED").read_bytes()
     put_header(old, ends([old])[0][200], 5, 100)
     open_kv(image).close()
-    ended = subprocess.run([sys.executable, "-c", _SEVERAL_LOGS, str(image), "10", "10"], timeout=60, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    killed(image, 10, 10, write_buffer_mib=1)
     shutil.move(old, image / "db" / old.name)
     if mark == "old":
         (image / "db" / "SYNCED").write_bytes(noted)
@@ -463,8 +450,7 @@ def test_a_log_that_comes_back_is_not_missed_by_the_others(several: Path, tmp_pa
     first, *_ = [Path(shutil.copy(log, tmp_path / log.name)) for log in wal._logs(image / "db")]
     kv = open_kv(image)
     kv.close()
-    process = subprocess.run([sys.executable, "-c", _SEVERAL_LOGS, str(image), "10", "5"], timeout=60, check=False)
-    assert process.returncode == -signal.SIGKILL
+    killed(image, 10, 5, write_buffer_mib=1)
     os.truncate(first, ends([first])[0][10])
     shutil.move(first, image / "db" / first.name)
     assert wal.trap(image / "db") is not None

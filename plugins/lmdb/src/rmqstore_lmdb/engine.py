@@ -15,11 +15,9 @@ class LmdbEngine(Engine):
     """Opens directories with LMDB; the settings ``lmdb.*`` are in ``EngineOptions.engine``."""
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open ``directory``; see ``Engine.open``."""
         given = options.engine
         kv = open_lmdb(directory, SPACES, map_bytes=int(given.get("map_bytes", MAP_BYTES)), readahead=str(given.get("readahead", AUTO)))
         return open_session(kv, options)
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
         return open_session(view_lmdb(directory, FORMAT_VERSION, SPACES), options, read_only=True)

@@ -18,11 +18,9 @@ class RocksDBEngine(Engine):
     """Opens directories with RocksDB; the settings ``rocksdb.*`` are in ``EngineOptions.engine``."""
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open ``directory``; see ``Engine.open``."""
         return open_session(open_rocksdb(directory, SPACES, _tuning_of(options)), options)
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
         return open_session(view_rocksdb(directory, SPACES, _tuning_of(options)), options, read_only=True)
 
 

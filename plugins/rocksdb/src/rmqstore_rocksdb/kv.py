@@ -98,7 +98,7 @@ class RocksDBKV(CommittedKV):
 
     def _open(self) -> Database:
         """Open the database, checking that nothing that a sync promised is gone."""
-        path, promised = self._home.database, self._read_mark()
+        path, promised = self._home.database, read_mark(self._home.database)
         if (found := where_to_cut(path, promised, self._spaces, self._tuning)) is not None:
             wal.cut(found)
         end_of_log = wal.end(path)
@@ -120,7 +120,6 @@ class RocksDBKV(CommittedKV):
     # ------------------------------------------------------------ reads
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        """Return the value of ``key``, or None."""
         if self.refusal is not None:
             self.check()
         try:
@@ -130,7 +129,6 @@ class RocksDBKV(CommittedKV):
         return value
 
     def get_many(self, space: int, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of some keys; see ``OrderedKV.get_many``."""
         if self.refusal is not None:
             self.check()
         try:
@@ -147,7 +145,6 @@ class RocksDBKV(CommittedKV):
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[_Entry]:
-        """Return a page; see ``OrderedKV.scan``."""
         if limit <= 0 or (stop is not None and start >= stop):
             return []
         if self.refusal is not None:
@@ -243,10 +240,6 @@ class RocksDBKV(CommittedKV):
             pass  # An older note is a lower bound as well, and what it is about is durable.
         return reached
 
-    def _read_mark(self) -> int:
-        """Return the sequence number that a sync reached for sure; 0 when the file is new or was torn."""
-        return _unpacked_mark(os.pread(self._mark_fd, _MARK.size, 0))
-
     # ------------------------------------------------------------ life cycle
 
     def reopen(self) -> None:
@@ -319,17 +312,13 @@ class RocksDBKV(CommittedKV):
 
 
 def read_mark(database: Path) -> int:
-    """Return the sequence number that a sync of the database reached for sure; 0 when nothing is known."""
+    """Return the sequence number that a sync of the database reached for sure; 0 when nothing is known, or what is noted was torn."""
     try:
-        return _unpacked_mark((database / _SYNCED).read_bytes()[: _MARK.size])
+        mark = (database / _SYNCED).read_bytes()
     except FileNotFoundError:
         return 0
-
-
-def _unpacked_mark(mark: bytes) -> int:
-    if len(mark) != _MARK.size or mark != _packed_mark(_MARK.unpack(mark)[0]):
-        return 0
-    return int(_MARK.unpack(mark)[0])
+    sequence = int.from_bytes(mark[:8], "big")
+    return sequence if mark == _packed_mark(sequence) else 0
 
 
 def _packed_mark(sequence: int) -> bytes:

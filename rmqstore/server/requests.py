@@ -25,7 +25,7 @@ from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessa
 from rmqstore.server.calls import METHODS, NO_PATHS, OF_PATHS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address
 from rmqstore.store import Store
-from rmqstore.store.receipts import NOTHING_GIVEN, handles_of, popped_in, receipts_of, renewed
+from rmqstore.store.receipts import NO_RECEIPTS, handles_of, popped_in, receipts_of, renewed
 from rmqstore.store.sending import CallName, new_batch
 from rmqstore.when import duration_ms, timedelta_ms
 
@@ -85,9 +85,9 @@ def _cancel(handle):  # type: ignore[no-untyped-def]
 
 
 def _pop(topic, group, *, max_messages=32, acks=(), **asked):  # type: ignore[no-untyped-def]
-    given = receipts_of(acks) if acks != () else NOTHING_GIVEN
+    given = receipts_of(acks) if acks != () else NO_RECEIPTS
     found = yield _popped("pop", topic, group, given.names, max_messages, **asked)
-    if given is not NOTHING_GIVEN:
+    if given is not NO_RECEIPTS:
         found.acks = given.spread(found.acks, AckOutcome.UNKNOWN)
     return found
 

@@ -35,7 +35,7 @@ class PoppedMessages(list[PoppedMessage]):
     acks: Sequence[AckOutcome] = ()
 
 
-class Given(msgspec.Struct, Generic[_Name], frozen=True):
+class Parsed(msgspec.Struct, Generic[_Name], frozen=True):
     """What was given: the receipts or handles, the places of what was none, and whether it was a single one."""
 
     names: Sequence[_Name]
@@ -56,7 +56,7 @@ class Given(msgspec.Struct, Generic[_Name], frozen=True):
         return self.spread(outcomes, unknown)
 
 
-def handles_of(given: Sent | Sequence[Sent]) -> Given[TimerHandle]:
+def handles_of(given: Sent | Sequence[Sent]) -> Parsed[TimerHandle]:
     """Return what was given to ``cancel`` as handles.
 
     Raises:
@@ -68,7 +68,7 @@ def handles_of(given: Sent | Sequence[Sent]) -> Given[TimerHandle]:
         raise IllegalArgumentTypeError(f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(given).__name__}")
     names = list(given)
     texts = [each for each in names if type(each) is str]
-    return _given(TimerHandle.parse_each(texts) if len(texts) == len(names) else [_handle_of(each) for each in names])
+    return _several(TimerHandle.parse_each(texts) if len(texts) == len(names) else [_handle_of(each) for each in names])
 
 
 def _handle_of(given: Sent) -> TimerHandle | None:
@@ -84,10 +84,10 @@ def _handle_of(given: Sent) -> TimerHandle | None:
     return TimerHandle.parse(given)
 
 
-NOTHING_GIVEN: Final[Given[Receipt]] = Given((), (), is_single=False)
+NO_RECEIPTS: Final[Parsed[Receipt]] = Parsed((), (), is_single=False)
 
 
-def receipts_of(leased: Leased | LeasedMany) -> Given[Receipt]:
+def receipts_of(leased: Leased | LeasedMany) -> Parsed[Receipt]:
     """Return what was given as receipts.
 
     Raises:
@@ -100,7 +100,7 @@ def receipts_of(leased: Leased | LeasedMany) -> Given[Receipt]:
         return _receipts_of_batch(leased)
     if not isinstance(leased, Sequence) or isinstance(leased, bytes | bytearray):
         raise IllegalArgumentTypeError(f"expected a popped message, a receipt or a list of them, not {type(leased).__name__}")
-    return _given([_receipt_of(each) for each in leased])
+    return _several([_receipt_of(each) for each in leased])
 
 
 def popped_in(leased: Popped | Sequence[Popped]) -> list[PoppedMessage]:
@@ -120,13 +120,13 @@ def popped_in(leased: Popped | Sequence[Popped]) -> list[PoppedMessage]:
     return messages
 
 
-def _single(name: _Name | None) -> Given[_Name]:
-    return Given((), (0,), is_single=True) if name is None else Given((name,), (), is_single=True)
+def _single(name: _Name | None) -> Parsed[_Name]:
+    return Parsed((), (0,), is_single=True) if name is None else Parsed((name,), (), is_single=True)
 
 
-def _given(parsed: Sequence[_Name | None]) -> Given[_Name]:
+def _several(parsed: Sequence[_Name | None]) -> Parsed[_Name]:
     unknown = [place for place, name in enumerate(parsed) if name is None]
-    return Given([name for name in parsed if name is not None], unknown, is_single=False)
+    return Parsed([name for name in parsed if name is not None], unknown, is_single=False)
 
 
 def _receipt_of(leased: Leased) -> Receipt | None:
@@ -161,12 +161,12 @@ def _renewed(leased: Leased, result: ChangeResult) -> ChangeResult:
     return msgspec.structs.replace(result, message=message)
 
 
-def _receipts_of_batch(batch: MessageBatch) -> Given[Receipt]:
+def _receipts_of_batch(batch: MessageBatch) -> Parsed[Receipt]:
     make = getattr(batch.source, "receipts", None)
     if make is not None:
         receipts: Sequence[Receipt] = make()
         if len(receipts) == len(batch):
-            return Given(receipts, (), is_single=False)
+            return Parsed(receipts, (), is_single=False)
     if "receipt" not in batch.columns.schema.names or batch.columns.column("receipt").null_count:
         raise IllegalArgumentError("this batch holds messages without a lease; give what pop_batch returned")
-    return _given([Receipt.parse(text) for text in batch.columns.column("receipt").to_pylist()])
+    return _several([Receipt.parse(text) for text in batch.columns.column("receipt").to_pylist()])

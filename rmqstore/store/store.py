@@ -64,7 +64,7 @@ from rmqstore.store.placing import Placing
 from rmqstore.store.popping import Popping
 from rmqstore.store.reader import Reader
 from rmqstore.store.receipts import (
-    NOTHING_GIVEN,
+    NO_RECEIPTS,
     Leased,
     LeasedMany,
     Popped,
@@ -327,13 +327,13 @@ class Store(Reader):
             acks: what is done, as :meth:`ack` takes it, of any topic and group. It is acked first, in the same atomic step, at once even
                 when the pop then waits: a worker's loop needs one sync a round, not two. The outcomes are in ``.acks`` of the list.
         """
-        given = receipts_of(acks) if acks != () else NOTHING_GIVEN
+        given = receipts_of(acks) if acks != () else NO_RECEIPTS
         request, patience_ms = self._popping.asked(
             topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue, given.names
         )
         result = self._popping.wait(request, patience_ms) if patience_ms else self._popping.look(request)
         found = PoppedMessages(result.messages.messages())
-        if given is not NOTHING_GIVEN:
+        if given is not NO_RECEIPTS:
             found.acks = given.spread(result.acks, AckOutcome.UNKNOWN)
         return found
 

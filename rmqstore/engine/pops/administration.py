@@ -60,7 +60,7 @@ _UNITS = 4
 
 
 class Administration(Part):
-    """Stages what operators ask for."""
+    """Does what operators ask for."""
 
     # ------------------------------------------------------------ moving a group
 

@@ -48,7 +48,7 @@ class NoLease(Enum):
 
 
 class Leasing(Part):
-    """Stages the end of leases."""
+    """Ends leases."""
 
     def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | NoLease:
         """Find the check point of a receipt."""

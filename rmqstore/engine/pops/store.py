@@ -109,7 +109,7 @@ class OrderedPops(OrderedSide, PopStore):
             self._durable_cursor = self._cursor
             self._undurable_cursors.clear()
 
-    def _stage(self, now_ms: int, *, only_consumes: bool = False) -> Transaction:
+    def _begin(self, now_ms: int, *, only_consumes: bool = False) -> Transaction:
         return Transaction(self._shared, self._state, self._log, now_ms, only_consumes=only_consumes)
 
     # ------------------------------------------------------------ the atomic primitive
@@ -125,7 +125,7 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call as kv:
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
-            transaction, leasing = self._stage(now_ms, only_consumes=bool(txn.acks and txn.only_acks)), self._leasing
+            transaction, leasing = self._begin(now_ms, only_consumes=bool(txn.acks and txn.only_acks)), self._leasing
             for topic, queues in txn.group_queues.items():
                 if not transaction.spread_groups(topic, queues):
                     return PopTxnResult(WriteStatus.MOVED, 0), Ticket(0)
@@ -159,7 +159,7 @@ class OrderedPops(OrderedSide, PopStore):
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
         picker = None if request.filter == "*" else picker_of(parse_filter(request.filter), self._log.format)
         with self._lock, self._call:
-            transaction = self._stage(now_ms, only_consumes=True)
+            transaction = self._begin(now_ms, only_consumes=True)
             if not request.acks:
                 return self._popping.pop(transaction, request, picker)
             acks = self._leasing.ack(transaction, request.acks)
@@ -190,7 +190,7 @@ class OrderedPops(OrderedSide, PopStore):
             expired = self._shared.floors.before(LEASES, EXPIRY, EXPIRY + U64.pack(now_ms + 1), limit + 1)
             if not expired:
                 return ReviveReport(0, 0, 0, more=False), Ticket(0)
-            transaction = self._stage(now_ms)
+            transaction = self._begin(now_ms)
             report = self._leasing.revive(transaction, [key for key, _ in expired], limit)
             return report, transaction.commit()
 
@@ -200,19 +200,19 @@ class OrderedPops(OrderedSide, PopStore):
         check_group(group)
         with self._lock, self._call:
             known = self._known_topic(topic, queue)
-            transaction = self._stage(now_ms)
+            transaction = self._begin(now_ms)
             self._administration.reset(transaction, known, group, range(known.queues) if queue is None else (queue,), offset)
             return self._resting(transaction.commit())
 
     def delete_topic(self, name: str) -> Ticket:
         with self._lock, self._call:
-            transaction = self._stage(0)
+            transaction = self._begin(0)
             self._administration.delete_topic(transaction, name)
             return self._resting(transaction.commit())
 
     def delete_group(self, name: str) -> Ticket:
         with self._lock, self._call:
-            transaction = self._stage(0)
+            transaction = self._begin(0)
             self._administration.set_group(transaction, name, GroupSettings())
             self._administration.delete_group(transaction, name)
             return self._resting(transaction.commit())
@@ -224,7 +224,7 @@ class OrderedPops(OrderedSide, PopStore):
         for each in settings.backoff_ms:
             check_time_ms("a duration of backoff", each, minimum=1)
         with self._lock, self._call:
-            transaction = self._stage(0)
+            transaction = self._begin(0)
             self._administration.set_group(transaction, name, settings)
             return self._resting(transaction.commit())
 
@@ -233,7 +233,7 @@ class OrderedPops(OrderedSide, PopStore):
             raise IllegalArgumentError(f"queues must be an int of 1 to {MAX_QUEUES}, not {queues!r}")
         check_readable_topic(name)
         with self._lock, self._call:
-            transaction = self._stage(0)
+            transaction = self._begin(0)
             topic = transaction.arranged_topic(name, queues)
             ticket = self._resting(transaction.commit())
             return self._state.info(topic), ticket
@@ -396,10 +396,10 @@ class OrderedPops(OrderedSide, PopStore):
                 return Ticket(kv.position)
             if self._state.gone:
                 # What is taken in may have their names.
-                transaction = self._stage(now_ms)
+                transaction = self._begin(now_ms)
                 self._administration.remove_left(transaction)
                 transaction.commit()
-            transaction = self._stage(now_ms)
+            transaction = self._begin(now_ms)
             taken = PopImport(kv, transaction, self._log)
             for table, rows in tables:
                 taken.take(table, rows)
@@ -420,7 +420,7 @@ class OrderedPops(OrderedSide, PopStore):
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock, self._call as kv:
-            transaction, floors = self._stage(now_ms), self._shared.floors
+            transaction, floors = self._begin(now_ms), self._shared.floors
             done = drop_old_marks(kv, floors, transaction.write, POP_SIDE, now_ms, self._options.mark_memory_ms, budget)
             if over := floors.before(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget):
                 gone = []

@@ -106,7 +106,7 @@ class Cancelling:
         due = deliver_at_of(located.put.record)
         self.minutes[(tick if due < 0 else due) // MINUTE_MS] -= 1
 
-    def staged(self) -> WriteBatch:
+    def changes(self) -> WriteBatch:
         """Return what the call changes, but for the counters."""
         write = WriteBatch()
         write.delete_many(TIMERS, self._gone)

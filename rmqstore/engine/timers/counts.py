@@ -24,7 +24,7 @@ class MinuteCounts:
     """The counters of one store.
 
     Attributes:
-        known: those that were read; who writes what :meth:`stage` added takes it over here once that is done.
+        known: those that were read; who writes what :meth:`add_to` added takes it over here once that is done.
     """
 
     def __init__(self, kv: OrderedKV) -> None:
@@ -41,16 +41,16 @@ class MinuteCounts:
             self.known[minute] = count
         return count
 
-    def stage(self, batch: WriteBatch, deltas: Mapping[int, int]) -> dict[int, int]:
+    def add_to(self, batch: WriteBatch, deltas: Mapping[int, int]) -> dict[int, int]:
         """Add the changed counters to ``batch``, and return them."""
-        staged: dict[int, int] = {}
+        counts: dict[int, int] = {}
         changed: list[tuple[bytes, bytes]] = []
         emptied: list[bytes] = []
         for minute, delta in sorted(deltas.items()):
             if not delta:
                 continue
             count = self.of_minute(minute) + delta
-            staged[minute] = count
+            counts[minute] = count
             if count > 0:
                 changed.append((COUNT + U64.pack(minute), count.to_bytes(8, "big")))
             else:
@@ -59,7 +59,7 @@ class MinuteCounts:
             batch.put_many(META, changed)
         if emptied:
             batch.delete_many(META, emptied)
-        return staged
+        return counts
 
     def between(self, first_minute: int, stop_minute: int) -> int:
         """Return how many pending timers are due in ``first_minute <= minute < stop_minute``."""

@@ -360,7 +360,7 @@ class Removal:
         """Say whether there is anything to write."""
         return bool(self._stretches)
 
-    def stage(self, write: WriteBatch) -> None:
+    def add_to(self, write: WriteBatch) -> None:
         """Add it all to a write, but for the counters."""
         for keys in self._stretches:
             write.delete_range(TIMERS, keys[0], keys[-1] + b"\x00", keys)

@@ -127,7 +127,7 @@ class OrderedTimers(TimerSide):
 
     def _write(self, write: WriteBatch, by_minute: Mapping[int, int], pending: int, last_seq: int) -> Ticket:
         """Write a call together with the counters: by how much each minute changes, and what the others are now."""
-        counts = self._counts.stage(write, by_minute)
+        counts = self._counts.add_to(write, by_minute)
         write.put(META, SEQ_KEY, PAIR.pack(last_seq, pending))
         ticket = self._shared.write(write)
         self._counts.known.update(counts)
@@ -175,7 +175,7 @@ class OrderedTimers(TimerSide):
         position = max(self._change_position, self._seal_position)
         seals_again = self._lacks_seals and CancelOutcome.ALREADY_DELIVERED in outcomes
         if done.ticks or seals_again:
-            write = done.staged()
+            write = done.changes()
             if seals_again:
                 write.put(META, SEAL_KEY, self._sealed.to_bytes())
             position = self._write(write, done.minutes, self._pending - len(done.ticks), self._last_seq).position
@@ -278,7 +278,7 @@ class OrderedTimers(TimerSide):
         """Remove one page of what is forgotten, in one write."""
         write = WriteBatch()
         write.if_lost = IfLost.NOTHING
-        removal.stage(write)
+        removal.add_to(write)
         deltas, pending_left = removal.deltas, self._pending - len(removal.delivered)
         if removal.damaged:
             deltas, pending_left = self._recount(removal)

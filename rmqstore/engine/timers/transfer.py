@@ -116,7 +116,7 @@ class TimerImport:
         self.added = 0
 
     def take(self, table: str, rows: pa.RecordBatch) -> None:
-        """Stage the rows of one table.
+        """Take the rows of one table.
 
         Raises:
             UnsupportedOperationError: there is no such table.
@@ -131,7 +131,7 @@ class TimerImport:
         of_table(takers, table)(rows)
 
     def take_timers(self, rows: pa.RecordBatch) -> None:
-        """Stage rows of the table of timers."""
+        """Take rows of the table of timers."""
         ticks, seqs = numbers(rows, "tick"), numbers(rows, "seq")
         order = np.lexsort((seqs, ticks))
         rows = rows.take(pa.array(order))

@@ -151,7 +151,7 @@ def leases_never_turn_back() -> None:
 @mutant("P4", "P4.acked_is_final", "P1.a_repeated_attempt_gets_the_same_leases")
 def acks_are_not_written() -> Edit:
     """An ack of a running lease is answered, and forgotten."""
-    return edit(OrderedPops.apply, "leasing.ack(transaction, txn.acks)", "leasing.ack(self._stage(now_ms), txn.acks)")
+    return edit(OrderedPops.apply, "leasing.ack(transaction, txn.acks)", "leasing.ack(self._begin(now_ms), txn.acks)")
 
 
 @mutant("P5", "P5.outcomes_are_true", at=answers(Pops, "apply"))
@@ -289,7 +289,7 @@ def letters_are_not_dropped() -> Edit:
     return edit(
         OrderedPops.apply,
         removal,
-        f"{removal} if txn.removals[0].resend_to is not None else {removal.replace('transaction', 'self._stage(now_ms)')}",
+        f"{removal} if txn.removals[0].resend_to is not None else {removal.replace('transaction', 'self._begin(now_ms)')}",
     )
 
 

@@ -100,7 +100,7 @@ def marks_by_checksum(self: Any, put: Any, batch: MessageBatch, now_ms: int, mar
 @mutant("T10", "T5.times_beyond_2_53_are_kept_to_the_ms", kind="data")
 def minutes_wrap() -> Edit:
     """Pending timers are counted by minute in 32 bits, so those of some thousand years ahead are counted in the bucket of an early one."""
-    return edit(MinuteCounts.stage, "minute", "(minute % 2**32)")
+    return edit(MinuteCounts.add_to, "minute", "(minute % 2**32)")
 
 
 @mutant("T10", CORE_HISTORY, kind="data", at=instead(Timers, "pending"))

@@ -183,14 +183,14 @@ def _of_a_part(fault: type) -> type:
             if type(part) is sound:
                 part.__class__ = fault
 
-    def stage(side: Any, now_ms: int, **how: bool) -> Transaction:
-        transaction: Transaction = super(Pops, side)._stage(now_ms, **how)
+    def begin(side: Any, now_ms: int, **how: bool) -> Transaction:
+        transaction: Transaction = super(Pops, side)._begin(now_ms, **how)
         if type(transaction) is sound:
             transaction.__class__ = fault
         return transaction
 
     side = Timers if ".timers." in sound.__module__ else Pops
-    return type(fault.__name__, (side,), {"planted": planted} if side is Timers else {"planted": planted, "_stage": stage})
+    return type(fault.__name__, (side,), {"planted": planted} if side is Timers else {"planted": planted, "_begin": begin})
 
 
 def mutant(

@@ -44,7 +44,7 @@ from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 FORMAT_VERSION: Final = 1
 
 _SYNCED: Final = "SYNCED"
-_BESIDE: Final = "db.copy-"
+_COPY: Final = "db.copy-"
 """How the name of a checkpoint begins that is only there to be copied; an open removes those of a snapshot that was killed."""
 _MARK: Final = struct.Struct(">QI")
 _TOMBSTONES: Final = 1024
@@ -66,7 +66,7 @@ def open_rocksdb(directory: Path, spaces: Sequence[str], tuning: RocksDBTuning) 
 
     home.open(create)
     try:
-        for left in directory.glob(f"{_BESIDE}*"):
+        for left in directory.glob(f"{_COPY}*"):
             shutil.rmtree(left, ignore_errors=True)
         return RocksDBKV(home, spaces, tuning)
     except BaseException as error:
@@ -275,7 +275,7 @@ class RocksDBKV(CommittedKV):
             if new.parent.stat().st_dev == self._home.directory.stat().st_dev:
                 self._checkpoint(new)
                 return
-            beside = self._home.directory / f"{_BESIDE}{secrets.token_hex(4)}"
+            beside = self._home.directory / f"{_COPY}{secrets.token_hex(4)}"
             try:
                 self._checkpoint(beside)
                 copy_tree(beside, new)

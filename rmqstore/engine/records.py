@@ -138,7 +138,7 @@ def encode_batch(batch: MessageBatch) -> list[bytes]:
         return source.records
     if batch.has_columns:
         return encode_columns(batch.columns)
-    return [encode_message(message) for message in batch.messages]
+    return [*map(encode_message, batch.messages)]
 
 
 def encode_message(message: Message | PoppedMessage, attempt: int = 0, first_pop_ms: int = NONE) -> bytes:

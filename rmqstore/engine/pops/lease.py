@@ -323,8 +323,7 @@ class Popping(Part):
         return _Taken(offsets, records, stores, offset)
 
     def _part(self, lease: Lease, request: PopRequest, taken: _Taken) -> QueueRecords:
-        broker = self._adoptions.broker_of(lease.granter)
-        proof = lease.receipt(taken.offsets[0], request.topic, request.group, broker, in_order=request.order)
+        proof = lease.receipt(taken.offsets[0], request.topic, request.group, self._broker_of(lease), in_order=request.order)
         return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, lease.first_pop_ms)
 
     def _result(self, topic: Topic, group_id: int, request: PopRequest, parts: Sequence[QueueRecords], *, more: bool = False) -> PopResult:

@@ -75,8 +75,8 @@ class Listing(Part):
         if found is not None and not isinstance(found, DamagedRun):
             run = self._state.fifo.get(GroupQueue(group_id, topic_id, queue), {})
             record = as_delivered(found[0], run.get(offset), self._format)
-        broker = self._adoptions.broker_of(lease.granter)
-        receipt = lease.receipt(offset, topic, group, broker, in_order=self._state.is_ordered(group_id, topic_id))
+        in_order = self._state.is_ordered(group_id, topic_id)
+        receipt = lease.receipt(offset, topic, group, self._broker_of(lease), in_order=in_order)
         firsts = [-1 if record is None else self._format.first_pop_of(record), lease.first_pop_ms, pop_ms]
         return LeaseInfo(
             topic=topic,

@@ -55,7 +55,7 @@ class Leasing(Part):
         last_epoch, missing = self._shared.epoch, NoLease.STALE if receipt.epoch < self._shared.epoch else NoLease.UNKNOWN
         granter = self._options.store_tag
         if receipt.broker != self._options.broker:
-            record = self._adoptions.store_of(receipt.broker)
+            record = next((each for each in self._adopted.values() if each.broker == receipt.broker), None)
             if record is None:
                 return NoLease.UNKNOWN
             # What another store gave is as old as a receipt of an earlier open.

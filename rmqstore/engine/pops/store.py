@@ -56,7 +56,7 @@ from rmqstore.engine.pops.state import Dead, PopState, Topic
 from rmqstore.engine.pops.transaction import Beneath, Transaction
 from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.engine.shared import OrderedSide, Shared
-from rmqstore.engine.state import Adoptions, is_taken_in, note_taken_in
+from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import parse_filter
 from rmqstore.late import pa
@@ -95,8 +95,8 @@ class OrderedPops(OrderedSide, PopStore):
         # Also of a pop that failed: its leases may have been listed before, with their receipts.
         self._state = PopState(kv, getattr(self, "_state", None))
         self._log = self._open_log(self._shared)
-        self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
-        beneath = Beneath(self._shared, self._state, self._log, self._adoptions)
+        self._adopted = stored_adopted(kv, POP_SIDE)
+        beneath = Beneath(self._shared, self._state, self._log, self._adopted)
         self._popping = Popping(beneath)
         self._leasing = Leasing(beneath)
         self._retention = Retention(beneath)
@@ -414,7 +414,7 @@ class OrderedPops(OrderedSide, PopStore):
 
     def adopted(self) -> dict[int, Adopted]:
         with self._lock, self._call:
-            return dict(self._adoptions.by_tag)
+            return dict(self._adopted)
 
     # ------------------------------------------------------------ upkeep
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rmqstore.contract import EngineOptions, Flush, Ticket
+from rmqstore.contract.state import Adopted
 from rmqstore.engine.kv.base import IfLost
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
@@ -37,7 +38,6 @@ from rmqstore.engine.schema import (
     U64,
 )
 from rmqstore.engine.shared import Shared
-from rmqstore.engine.state import Adoptions
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,
@@ -60,16 +60,21 @@ class Beneath(NamedTuple):
     shared: Shared
     state: PopState
     log: QueueLog
-    adoptions: Adoptions
+    adopted: Mapping[int, Adopted]
 
 
 class Part:
     """A part of the pop side: it reads what is beneath, and changes it by the transaction of a call."""
 
     def __init__(self, beneath: Beneath) -> None:
-        self._shared, self._state, self._log, self._adoptions = beneath
+        self._shared, self._state, self._log, self._adopted = beneath
         self._options = self._shared.options
         self._format = self._log.format
+
+    def _broker_of(self, lease: Lease) -> str:
+        """Return the name in the receipts of a lease, which is that of the store that gave it."""
+        record = self._adopted.get(lease.granter)
+        return self._options.broker if record is None else record.broker
 
 
 class Transaction:

@@ -28,7 +28,7 @@ from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, drop_old_marks
 from rmqstore.engine.schema import PAIR
 from rmqstore.engine.shared import OrderedSide, Shared
-from rmqstore.engine.state import giver_of, place_of
+from rmqstore.engine.state import giver_of
 from rmqstore.engine.timers import tombstones
 from rmqstore.engine.timers.ticks import Congestion, Place
 
@@ -150,8 +150,16 @@ class TimerSide(OrderedSide, TimerStore):
         return giver_of(seq, self._options.store_tag, self._adopted)
 
     def _place_of(self, handle: TimerHandle) -> Place | None:
-        tag, epoch = self._options.store_tag, self._shared.epoch
-        return place_of(handle, tag, epoch, self._adopted, self.precision_ms, self._is_known, self._is_damaged)
+        """Return where the put is that a handle names; None when the store that it names did not give it, or is not here."""
+        if handle.store_tag != self._giver_of(handle.seq):
+            return None
+        own = (handle.tick, handle.seq, handle.epoch)
+        record = self._adopted.get(handle.store_tag)
+        if record is None:
+            return own if handle.epoch <= self._shared.epoch else None
+        places = [(tick, handle.seq, handle.epoch) for tick in record.ticks_of(handle.tick, self.precision_ms)]
+        known = next((place for place in places if self._is_known(*place)), None)
+        return known or next((place for place in places if self._is_damaged(*place[:2])), own)
 
     def next_tick_ms(self) -> int | None:
         ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]

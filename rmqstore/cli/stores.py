@@ -122,7 +122,7 @@ def reading(path: Path) -> Iterator[Reader]:
 
 def _readable(path: Path) -> ReadStore | Store:
     try:
-        return open_store(path, read_only=True, clock=clock_factory())
+        return ReadStore(checked_path(path), {})
     except UnsupportedOperationError:
         pass  # its engine cannot be opened for reading
     try:

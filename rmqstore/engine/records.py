@@ -52,46 +52,21 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class RecordFormat(Protocol):
-    """Makes and reads records; a module of functions will do."""
+    """Makes and reads records; a module of functions will do, and this one says of each what it gives."""
 
-    def encode_batch(self, batch: MessageBatch) -> list[bytes]:
-        """Return one record per message; the messages have an id and a born time."""
-
-    def encode_columns(self, columns: pa.RecordBatch) -> list[bytes]:
-        """Return one record per row of a batch of ``IN_SCHEMA``."""
-
-    def encode_message(self, message: Message | PoppedMessage, attempt: int = 0, first_pop_ms: int = NONE) -> bytes:
-        """Return the record of one message that was counted as delivered ``attempt`` times."""
-
-    def with_delivery(self, record: bytes, attempt: int, first_pop_ms: int) -> bytes:
-        """Return a copy of ``record`` that counts ``attempt`` deliveries and was first popped at ``first_pop_ms``."""
-
-    def route_of(self, record: bytes) -> tuple[bytes, int]:
-        """Return (topic, queue id) of a record; queue id -1 when the store has not chosen one."""
-
-    def attempt_of(self, record: bytes) -> int:
-        """Return how many deliveries were counted."""
-
-    def first_pop_of(self, record: bytes) -> int:
-        """Return when the message was first popped, ms, or -1."""
-
-    def tag_of(self, record: bytes) -> bytes:
-        """Return the tag, empty when there is none."""
-
-    def message_id_of(self, record: bytes) -> bytes:
-        """Return the message id."""
-
-    def decode_message(self, record: bytes) -> Message:
-        """Return the record as a message on its way in."""
-
-    def popped_message(self, record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
-        """Return the record as a message on its way out."""
-
-    def decode_columns(self, records: Sequence[bytes]) -> dict[str, pa.Array]:
-        """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""
-
-    def property_texts(self, record: bytes, names: Iterable[str]) -> dict[str, str]:
-        """Return those of the named properties that a record has, fields that RocketMQ keeps as properties included."""
+    def encode_batch(self, batch: MessageBatch) -> list[bytes]: ...
+    def encode_columns(self, columns: pa.RecordBatch) -> list[bytes]: ...
+    def encode_message(self, message: Message | PoppedMessage, attempt: int = 0, first_pop_ms: int = NONE) -> bytes: ...
+    def with_delivery(self, record: bytes, attempt: int, first_pop_ms: int) -> bytes: ...
+    def route_of(self, record: bytes) -> tuple[bytes, int]: ...
+    def attempt_of(self, record: bytes) -> int: ...
+    def first_pop_of(self, record: bytes) -> int: ...
+    def tag_of(self, record: bytes) -> bytes: ...
+    def message_id_of(self, record: bytes) -> bytes: ...
+    def decode_message(self, record: bytes) -> Message: ...
+    def popped_message(self, record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage: ...
+    def decode_columns(self, records: Sequence[bytes]) -> dict[str, pa.Array]: ...
+    def property_texts(self, record: bytes, names: Iterable[str]) -> dict[str, str]: ...
 
 
 HEADER: Final = struct.Struct("<IiHHHHHHiqqq")

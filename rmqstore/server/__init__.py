@@ -73,12 +73,16 @@ def open(  # noqa: A001 - a store opens like a file
         FormatVersionError, CorruptStoreError: what is there cannot be read.
         UnsupportedOperationError: the engine cannot be opened for reading (S1).
     """
-    if not isinstance(share, bool):
-        raise IllegalArgumentTypeError(f"share must be True or False, not {share!r}")
-    if not share:
-        return store.open(path, read_only=read_only, engine=engine, clock=clock, services=services, **settings)  # type: ignore[call-overload,no-any-return] # one of the two
-    if read_only:
+    for name, flag in (("read_only", read_only), ("share", share), ("services", services)):
+        if not isinstance(flag, bool):
+            raise IllegalArgumentTypeError(f"{name} must be True or False, not {flag!r}")
+    if read_only and share:
         raise IllegalArgumentError("read_only and share exclude each other: a reader needs no owner")
+    if read_only:
+        checked_clock(clock)
+        return ReadStore(checked_path(path), {"engine": engine, **settings})
+    if not share:
+        return store.open(path, engine=engine, clock=clock, services=services, **settings)
     from rmqstore.server.sharing import SharedStore  # it brings sockets and a loop along
 
     checked = checked_clock(clock)

@@ -85,7 +85,7 @@ class SharedStore(Passing):
     def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
         self._path = path.absolute()
         self._home: HeldDirectory | None = None
-        self._open_it = functools.partial(open_store, clock=clock, services=services, **settings)
+        self._open_it: Callable[[Path], Store] = lambda place: open_store(place, clock=clock, services=services, **settings)
         self._lock = threading.Lock()
         self._mine: Store | None = None
         self._server: ServerThread | None = None

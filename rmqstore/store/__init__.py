@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, overload
+from typing import Any
 
 from rmqstore.clock import Clock
 from rmqstore.errors import IllegalArgumentTypeError
@@ -15,42 +15,13 @@ from rmqstore.store.store import Store
 __all__ = ["ReadStore", "Reader", "Store", "StoreStats", "open"]
 
 
-@overload
-def open(  # noqa: A001
-    path: str | os.PathLike[str],
-    *,
-    read_only: Literal[False] = False,
-    engine: str | None = None,
-    clock: Clock | None = None,
-    services: bool = True,
-    **settings: Any,
-) -> Store: ...
-@overload
-def open(  # noqa: A001
-    path: str | os.PathLike[str],
-    *,
-    read_only: Literal[True],
-    engine: str | None = None,
-    clock: Clock | None = None,
-    services: bool = True,
-    **settings: Any,
-) -> ReadStore: ...
 def open(  # noqa: A001 - a store opens like a file
-    path: str | os.PathLike[str],
-    *,
-    read_only: bool = False,
-    engine: str | None = None,
-    clock: Clock | None = None,
-    services: bool = True,
-    **settings: Any,
-) -> Store | ReadStore:
-    """Open a store for this process alone, or for reading; :func:`rmqstore.open` has the arguments and errors."""
-    for name, flag in (("read_only", read_only), ("services", services)):
-        if not isinstance(flag, bool):
-            raise IllegalArgumentTypeError(f"{name} must be True or False, not {flag!r}")
+    path: str | os.PathLike[str], *, engine: str | None = None, clock: Clock | None = None, services: bool = True, **settings: Any
+) -> Store:
+    """Open a store for this process alone; :func:`rmqstore.open` has the arguments and errors."""
+    if not isinstance(services, bool):
+        raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
     clock = checked_clock(clock)
-    if read_only:
-        return ReadStore(checked_path(path), {"engine": engine, **settings})
     store = Store(OwnedEngines(checked_path(path), {"engine": engine, **settings}), clock, services=services)
     get_plugins().notify_opened(store)
     return store

@@ -244,8 +244,7 @@ def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[R
             place = checked_path(source)
             if read_manifest(place) is None:
                 raise StorePathError(f"there is no store at {place} to dump")
-            opened = _opened(place)
-            source = stack.enter_context(opened)
+            source = stack.enter_context(_opened(place))
         if isinstance(source, Store):
             check_transferable(source)
             if all(info.capabilities.read_only_open is Support.FULL for info in source.engine.infos.values()):
@@ -260,7 +259,7 @@ def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[R
 
 def _opened(place: Path) -> Store | ReadStore:
     try:
-        return open_store(place, read_only=True)
+        return ReadStore(place, {})
     except UnsupportedOperationError:
         return open_store(place, services=False)
 

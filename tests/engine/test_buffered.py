@@ -330,7 +330,7 @@ def test_sorted_map_matches_a_dict(script: list[tuple[str, list[bytes]]]) -> Non
     model: dict[bytes, bytes] = {}
     for what, some in script:
         if what == "put":
-            entries.put_many([(key, key) for key in some])
+            entries.items.update((key, key) for key in some)
             model.update((key, key) for key in some)
         elif what == "remove":
             entries.remove_many(some)

@@ -13,7 +13,7 @@ An entry wins over every range, because a range delete takes the entries it cove
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -124,7 +124,7 @@ class SortedKeys:
 
 
 class SortedMap(Generic[V]):
-    """A dict that can also be read by key range. Puts cost what a dict costs; the first range call after them sorts what is new."""
+    """A dict that can also be read by key range. Puts go into ``items`` itself; the first range call after them sorts what is new."""
 
     __slots__ = ("_keys", "items")
 
@@ -134,10 +134,6 @@ class SortedMap(Generic[V]):
 
     def __len__(self) -> int:
         return len(self.items)
-
-    def put_many(self, items: Iterable[tuple[bytes, V]] | Mapping[bytes, V]) -> None:
-        """Set many keys."""
-        self.items.update(items)
 
     def remove_many(self, keys: Iterable[bytes]) -> None:
         """Remove many keys; those that are not there do not matter."""

@@ -39,7 +39,7 @@ from rmqstore.errors import (
 )
 from rmqstore_lmdb import reading
 from rmqstore_lmdb.memory import stays_in_memory
-from rmqstore_lmdb.pages import page_of, translated
+from rmqstore_lmdb.pages import PAGE_BYTES, page_of, size_of, translated
 
 if TYPE_CHECKING:
     from lmdb import _Database
@@ -50,8 +50,7 @@ MAP_BYTES: Final = 1 << 30
 FORMAT_VERSION: Final = 1
 MAX_READERS: Final = 510
 _READER_BYTES: Final = 64
-_PAGE_BYTES: Final = 4096
-_LMDB_WRITE_BYTES: Final = 64 * _PAGE_BYTES
+_LMDB_WRITE_BYTES: Final = 64 * PAGE_BYTES
 AUTO: Final = "auto"
 
 
@@ -104,12 +103,9 @@ class LmdbBase(Base):
 
     def _open(self) -> None:
         making = self._home is None
-        used_bytes = self._file.stat().st_size if self._file.exists() else 0
+        used_bytes = 0 if making else size_of(self._file)
         while self._map_bytes < 2 * used_bytes:
             self._map_bytes *= 2
-        if not making and used_bytes < 2 * _PAGE_BYTES:
-            # LMDB would take an empty file for a new one, and begin again.
-            raise CorruptStoreError(f"{self._file} is missing or cut short", file=str(self._file), offset=used_bytes)
         self._reserve_lock_file()
         try:
             self._env = lmdb.Environment(

@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from lmdb import _Database
 
 _KEY: Final = itemgetter(0)
+PAGE_BYTES: Final = 4096
+
+
+def size_of(file: Path) -> int:
+    """Return the length of an environment's file, bytes.
+
+    Raises:
+        CorruptStoreError: LMDB would take it for a new one, as it is empty or not there.
+    """
+    size = file.stat().st_size if file.exists() else 0
+    if size < 2 * PAGE_BYTES:
+        raise CorruptStoreError(f"{file} is missing or cut short", file=str(file), offset=size)
+    return size
 
 
 def page_of(

@@ -25,15 +25,14 @@ import lmdb
 from rmqstore.engine.kv.base import Entry
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.snapshot_view import FixedView, ViewKV
-from rmqstore.errors import CorruptStoreError, StoreError, StorePathError
+from rmqstore.errors import StoreError, StorePathError
 from rmqstore_lmdb.memory import stays_in_memory
-from rmqstore_lmdb.pages import page_of, translated
+from rmqstore_lmdb.pages import page_of, size_of, translated
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
 _MAP_BYTES: Final = 1 << 30
-_PAGE_BYTES: Final = 4096
 
 
 class Environment:
@@ -140,10 +139,7 @@ class LmdbFixedView(FixedView):
                 self._shared, self._env, self._dbs, self._txn = shared, shared.env, shared.dbs, txn
 
     def _opened(self) -> Environment:
-        file = self._path / "data.mdb"
-        size = file.stat().st_size if file.exists() else 0
-        if size < 2 * _PAGE_BYTES:
-            raise CorruptStoreError(f"{file} is missing or cut short", file=str(file), offset=size)
+        size = size_of(self._path / "data.mdb")
         env = lmdb.Environment(
             str(self._path),
             map_size=max(_MAP_BYTES, 2 * size),

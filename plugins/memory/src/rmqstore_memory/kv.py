@@ -59,7 +59,7 @@ class MemoryKV(CommittedKV):
         for op in batch.ops:
             entries = self._maps[op.space]
             if isinstance(op, PutMany):
-                entries.put_many(op.items)
+                entries.items.update(op.items)
             elif isinstance(op, DeleteMany):
                 entries.remove_many(op.keys)
             else:

@@ -30,12 +30,12 @@ class Walk(NamedTuple):
     ack: int
 
 
-# What Python 3.11 counted on 2026-11-25, and 5 percent. Who makes a call shorter lowers its limit; nobody raises one.
+# What Python 3.11 counted on 2026-11-29, and up to 5 percent. Who makes a call shorter lowers its limit; nobody raises one.
 # The targets, wheel / rocksdb: send 90 / 60, tick 350 / 200, pop 110 / 80, ack 75 / 50.
 LIMITS = {
-    "wheel": Walk(send=76, tick=334, pop=105, ack=66),  # counted: 73, 319, 100, 63
-    "rocksdb": Walk(send=59, tick=208, pop=74, ack=46),  # counted: 57, 199, 71, 44
-    "lmdb": Walk(send=65, tick=228, pop=79, ack=52),  # counted: 62, 218, 76, 50
+    "wheel": Walk(send=75, tick=333, pop=104, ack=65),  # counted: 75, 333, 102, 65
+    "rocksdb": Walk(send=56, tick=207, pop=73, ack=45),  # counted: 54, 206, 72, 45
+    "lmdb": Walk(send=62, tick=227, pop=78, ack=51),  # counted: 59, 225, 77, 51
 }
 
 

@@ -91,7 +91,8 @@ class RunQueueLog(QueueLog):
         self._recent.pop((topic.id, queue), None)
 
     def aged(self, topic: Topic, queue: int, offset: int, before_ms: int, room_bytes: int) -> Aged:
-        start = self._begin(topic, queue, offset)
+        below = self._entry_below(topic, queue, offset)
+        start = QUEUE.pack(topic.id, queue, offset) if below is None else below[0]
         stop = QUEUE_PREFIX.pack(topic.id, queue) + _PAST_OFFSETS
         passed: list[DamagedRun] = []
         latest: list[DamagedRun] = []
@@ -108,11 +109,6 @@ class RunQueueLog(QueueLog):
                 room_bytes -= len(value)
             start = page[-1][0] + b"\x00"
         return Aged(latest[0].first if latest else self._next_run(topic, queue, start), None, passed)
-
-    def _begin(self, topic: Topic, queue: int, offset: int) -> bytes:
-        """Return the key of the last run that begins at or below ``offset``, or where that would be."""
-        entry = self._entry_below(topic, queue, offset)
-        return QUEUE.pack(topic.id, queue, offset) if entry is None else entry[0]
 
     def _entry_below(self, topic: Topic, queue: int, offset: int) -> tuple[bytes, bytes] | None:
         """Return the last run that begins at or below ``offset``."""

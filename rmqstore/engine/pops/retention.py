@@ -154,7 +154,7 @@ class Retention(Part):
     def _aged(self, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
         """Return the offset behind the runs at the head that are too old."""
         before_ms = transaction.now_ms - self._options.retention_ms
-        if not self._options.retention_ms or before_ms <= 0:
+        if before_ms <= 0:
             return first
         place = (topic.id, queue)
         looked = self._looked.get(place)

@@ -290,7 +290,9 @@ class RocksDBKV(CommittedKV):
             try:
                 self._db.checkpoint(path)
             except Exception as error:
-                raise translated(error, path) from error
+                problem = translated(error, path)
+                # Where the tables that it flushes first find no room, RocksDB writes nothing more until it is opened again.
+                raise self.refuse_full(problem) if isinstance(problem, StoreFullError) else problem from error
 
     def close(self) -> None:
         """Sync, flush what is in memory so that the next open replays nothing, and let go of the files; idempotent."""

@@ -9,7 +9,6 @@ to begin anew, so the others wait a while for it.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time

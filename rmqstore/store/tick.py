@@ -10,7 +10,7 @@ import msgspec
 
 from rmqstore.config import Config
 from rmqstore.contract import Expired, Flush, PopStore, Side, Ticket, TimerStore
-from rmqstore.errors import ClockStepError, LostCallsError, StoreFullError
+from rmqstore.errors import ClockStepError, LostCallsError, RmqstoreError, StoreFullError
 from rmqstore.store.handover import HandOver
 from rmqstore.store.pauses import Held
 from rmqstore.store.schedules import Scheduler
@@ -112,7 +112,16 @@ class Ticking:
             # What upkeep takes away makes room, for which all that moves waits.
             full = error
         if self._upkeep_turn.take(now_ms) or self._has_more or always:
-            expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
+            expired: list[Expired] = []
+            try:
+                expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
+            except RmqstoreError as error:
+                if full is None:
+                    raise
+                if type(error) is not StoreFullError:  # worse than that
+                    error.add_note(f"the hand-over before it failed, too: {full}")
+                    raise
+                full.add_note(f"upkeep behind it failed, too: {error}")
             if expired:
                 _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
                 report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))

@@ -6,16 +6,19 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import rmqstore
-from rmqstore import ClockStepError, ManualClock, Message
+from rmqstore import ClockStepError, ManualClock, Message, RmqstoreError, StoreFullError, StorePoisonedError
+from rmqstore.errors import LostCallsError
 from rmqstore.store.tick import TickReport
 from rmqstore.store.ticker import Duties, Ticker
 from rmqstore.store.waits import Signal
+from tests.pairs import ENGINES
 
 
 class Failing(Duties):
@@ -90,6 +93,39 @@ store.send(rmqstore.Message("t", b"x"), delay=rmqstore_delay)
     program = program.replace("rmqstore_delay", "__import__('datetime').timedelta(seconds=1)")
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "s")], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("of_upkeep", "told"),
+    [
+        (StoreFullError("no room for upkeep"), "no room for messages"),
+        (LostCallsError("answers are gone"), "answers are gone"),
+        (StorePoisonedError("a sync failed"), "a sync failed"),
+    ],
+)
+def test_of_two_errors_of_a_tick_the_worse_one_is_told_with_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_upkeep: RmqstoreError, told: str
+) -> None:
+    """The first one, unless upkeep says more than that there is no room."""
+
+    def failing(error: Exception) -> Callable[..., None]:
+        def fail(*arguments: object) -> None:
+            raise error
+
+        return fail
+
+    clock = ManualClock(1_700_000_000_000)
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], services=False, clock=clock) as store:
+        store.send(Message("t", b"x"), delay=timedelta(seconds=1))
+        clock.advance(1000)
+        with monkeypatch.context() as patch:
+            patch.setattr(store.engine.pops, "apply", failing(StoreFullError("no room for messages")))
+            patch.setattr(store.engine.pops, "maintain", failing(of_upkeep))
+            with pytest.raises(type(of_upkeep), match=told) as raised:
+                store._ticking.run(clock.now_ms(), always=True)
+        (note,) = raised.value.__notes__
+        assert {told, note.partition(": ")[2]} == {"no room for messages", str(of_upkeep)}
+        assert store.tick().handed_over == 1
 
 
 def test_an_expired_lease_wakes_nobody_before_the_turn_of_the_revive(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from plugins.wheel.tests.breaking import ledger_of, opened
 from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run
-from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore import ManualClock, Message, Store, StoreFullError, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
 from rmqstore_wheel.files.disk import Disk, DiskFile
@@ -214,25 +215,109 @@ def test_upkeep_goes_on_where_nothing_can_be_set_aside(run: Run, monkeypatch: py
     assert len(run.files) == 1
 
 
+# ---------------------------------------------------------------- an open
+
+
+def test_what_is_set_aside_in_part_keeps_no_message_from_a_store_that_is_opened_anew(disk: SmallDisk) -> None:
+    """As long as nothing of it was lent: there was no room for more, or the store was closed too early."""
+    full = Full(disk)
+    full.consume()
+    full.upkeep()
+    full.store.close()
+    os.truncate(disk.store / "wheel" / "spare", 4 * 1024 * 1024)
+    disk.fill()
+    disk.leave(1_000_000)
+    full.store = full.opened()
+    full.store.send(Message("t", b"x"))
+    disk.free()
+    full.store.close()
+
+
+@pytest.mark.parametrize("what", ["directory", "link that leads nowhere"])
+def test_something_else_in_the_place_of_what_is_set_aside_is_named_at_once(tmp_path: Path, what: str) -> None:
+    """It poisoned the store once its log had a second file."""
+    opened(tmp_path / "s").close()
+    path = tmp_path / "s" / "wheel" / "spare"
+    if what == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    for _ in range(2):
+        with pytest.raises(StorePathError, match="wheel/spare is in the place of"):
+            opened(tmp_path / "s")
+    path.rename(tmp_path / "away")
+    opened(tmp_path / "s").close()
+
+
+# ---------------------------------------------------------------- what is set aside
+
+
+def spare_at(path: Path) -> Spare:
+    spare = Spare(Disk(), path, 10_000_000, 4_000_000)
+    spare.open()
+    return spare
+
+
 def test_a_spare_comes_and_goes_in_pieces(disk: SmallDisk) -> None:
     path = disk.path / "spare"
 
-    def opened() -> Spare:
-        return Spare(Disk(), path, 10_000_000, 4_000_000)
+    def kept() -> int:
+        return path.stat().st_blocks * 512 // 1_000_000
 
-    spare = opened()
-    assert [(spare.grow(), path.stat().st_size) for _ in range(4)] == [
-        (True, 4_000_000), (True, 8_000_000), (True, 10_000_000), (False, 10_000_000)
-    ]  # fmt: skip
+    spare = spare_at(path)
+    assert [(spare.grow(), kept()) for _ in range(4)] == [(True, 4), (True, 8), (True, 10), (False, 10)]
     spare.close()
-    spare = opened()
-    assert [(spare.lend(to_upkeep=False), path.stat().st_size) for _ in range(3)] == [
-        (True, 6_000_000), (True, 2_000_000), (False, 2_000_000)
-    ]  # fmt: skip
-    assert [(spare.lend(to_upkeep=True), path.stat().st_size) for _ in range(2)] == [(True, 0), (False, 0)]
+    spare = spare_at(path)
+    assert [(spare.lend(to_upkeep=False), kept()) for _ in range(3)] == [(True, 6), (True, 2), (False, 2)]
+    assert [(spare.lend(to_upkeep=True), kept()) for _ in range(2)] == [(True, 0), (False, 0)]
     disk.fill()
     assert not spare.grow()
-    assert path.stat().st_size == 0
+    assert kept() == 0
     disk.free()
     assert [(spare.grow(), spare.is_lent) for _ in range(4)] == [(True, True), (True, True), (True, False), (False, False)]
+    spare.close()
+
+
+def test_what_is_lent_is_known_to_the_next_open_and_what_was_never_there_is_not_lent(disk: SmallDisk) -> None:
+    path = disk.path / "spare"
+    spare = spare_at(path)
+    assert spare.grow()
+    assert spare.grow()
+    for is_lent in (False, True, True):
+        spare.close()
+        spare = spare_at(path)
+        assert spare.is_lent is is_lent
+        spare.lend(to_upkeep=True)
+    spare.close()
+    spare = spare_at(path)
+    assert [(spare.grow(), spare.is_lent) for _ in range(2)] == [(True, True), (True, False)]
+    spare.close()
+
+
+def test_nothing_is_written_for_a_piece_that_has_no_room(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refused send would write and remove it, and take the room of others meanwhile."""
+    spare = spare_at(disk.path / "spare")
+    assert spare.grow()
+    disk.fill()
+    disk.leave(3_000_000)
+    with monkeypatch.context() as patch:
+        patch.delattr(DiskFile, "zero_fill")
+        assert not spare.grow()
+    disk.leave(2_000_000)
+    assert spare.grow()
+    spare.close()
+
+
+def test_nothing_is_lent_for_want_of_names(disk: SmallDisk) -> None:
+    """Else each tick that cannot make a file would empty all of it, for nothing."""
+    spare = spare_at(disk.path / "spare")
+    assert spare.grow()
+    names = os.statvfs(disk.path)
+    subprocess.run(["mount", "-o", f"remount,nr_inodes={names.f_files - names.f_ffree}", disk.path], check=True)
+    with pytest.raises(OSError, match="No space left"):
+        (disk.path / "file").touch()
+    assert not spare.lend(to_upkeep=True)
+    with open(disk.path / "spare", "ab") as file:  # bytes are wanted as well
+        os.posix_fallocate(file.fileno(), 10_000_000, os.statvfs(disk.path).f_bavail * names.f_frsize - 1_000_000)
+    assert spare.lend(to_upkeep=True)
     spare.close()

@@ -75,6 +75,8 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         stack.callback(home.close)
         ledger = Ledger(disk, root, sizes, home, min_epoch=options.min_epoch, pop_buffer=options.pop_buffer)
         stack.callback(ledger.log.close)
+        stack.callback(ledger.spare.close)
+        ledger.spare.open()
         with ledger.translated():
             marks = OpenMarks(disk, root)
         stack.callback(marks.close)

@@ -15,10 +15,11 @@ import mmap
 import os
 import resource
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class DiskFile:
     def length(self) -> int:
         """Bytes of the file, holes included."""
         return os.fstat(self._fd).st_size
+
+    @property
+    def filled(self) -> int:
+        """Up to where space is set aside from the start on, without a gap."""
+        return os.lseek(self._fd, 0, os.SEEK_HOLE) if self.length else 0
 
     @property
     def is_current(self) -> bool:
@@ -153,8 +159,24 @@ def _advise(mapped: mmap.mmap | None, *advice: int) -> None:
             mapped.madvise(*advice)
 
 
+class Left(NamedTuple):
+    """How many bytes, and how many names of files, a file system has left for this process; many where it does not say."""
+
+    bytes: int
+    names: int
+
+
 class Disk:
     """The operating system's files."""
+
+    def left(self, path: Path) -> Left:
+        """Return what is left where ``path`` is, by the file system's own account, which leaves quotas out."""
+        try:
+            disk = os.statvfs(path)
+        except OSError:
+            return Left(sys.maxsize, sys.maxsize)
+        blocks, names = (disk.f_bfree, disk.f_ffree) if os.geteuid() == 0 else (disk.f_bavail, disk.f_favail)
+        return Left(blocks * disk.f_frsize if disk.f_blocks else sys.maxsize, names if disk.f_files else sys.maxsize)
 
     def create(self, path: Path, length: int = 0) -> DiskFile:
         """Make a file of ``length`` bytes, a hole, in place of one that is there; its name is durable with the directory."""

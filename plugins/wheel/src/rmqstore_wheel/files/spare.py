@@ -7,18 +7,19 @@ As long as something is lent, the log takes no messages, which would be in the p
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from rmqstore.errors import NO_ROOM
+from rmqstore.errors import NO_ROOM, StorePathError
 from rmqstore_wheel.files.disk import Disk, DiskFile
 
 
 class Spare:
-    """The file at ``path``, of ``size`` bytes once it is whole, which comes and goes in pieces.
+    """The file at ``path``, of ``size`` bytes once it is whole, which comes and goes in pieces. What is lent is a hole at its end.
 
     Attributes:
         size: bytes of all of it.
-        is_lent: less is set aside than there was when the disk was not full; in a file of an earlier open, than there shall be.
+        is_lent: less is set aside than there was when the disk was not full, in this open or an earlier one.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, piece: int) -> None:
@@ -27,45 +28,57 @@ class Spare:
         self.size = size
         self._piece = piece
         self._file: DiskFile | None = None
-        self._length, self._wanted = 0, size
-        # Else messages would take what is left of it whenever the store is opened.
-        self.is_lent = path.is_file() and path.stat().st_size < size
+        self._length = self._wanted = 0
+        self.is_lent = False
+
+    def open(self) -> None:
+        """Find what is set aside already; who does not call this changes nothing.
+
+        Raises:
+            StorePathError: there is something else than a file at the path.
+        """
+        if self._path.is_file():
+            file = self._file = self._disk.open(self._path)
+            self._length, self._wanted = min(file.filled, self.size), min(file.length, self.size)
+            self.is_lent = self._length < self._wanted
+        elif os.path.lexists(self._path):
+            raise StorePathError(f"{self._path} is in the place of a file of zeros, and is none; move it away")
 
     def lend(self, *, to_upkeep: bool) -> bool:
-        """Give a piece back to the disk; False when none is left."""
-        if self._file is None and not self._path.exists():
+        """Give a piece back to the disk; False when none is left, or the disk has bytes and lacks names of files."""
+        file = self._file
+        if file is None or self._length <= (0 if to_upkeep else self.size // 2):
             return False
-        file = self._opened()
-        if self._length <= (0 if to_upkeep else self.size // 2):
+        left = self._disk.left(self._path.parent)
+        if not left.names and left.bytes >= self._piece:
             return False
-        if not self.is_lent:
-            self.is_lent, self._wanted = True, self._length
         self._length = max(self._length - self._piece, 0)
-        file.truncate(self._length)
+        self._cut(file)
         return True
 
     def grow(self) -> bool:
         """Set another piece aside, if one is missing and there is room; says whether there was."""
-        file = self._opened()
         upto = min(self._length + self._piece, self.size)
-        if self._length == upto:
+        if self._length == upto or self._disk.left(self._path.parent).bytes < upto - self._length:
             return False
+        file = self._file = self._file or self._disk.create(self._path)
         try:
             file.zero_fill(self._length, upto - self._length)
         except OSError as error:
-            file.truncate(self._length)
+            self._cut(file)
             if error.errno not in NO_ROOM:
                 raise
             return False
         self._length = upto
-        self.is_lent = self.is_lent and self._length < self._wanted
+        self._wanted = max(upto, self._wanted)
+        self.is_lent = self._length < self._wanted
         return True
 
-    def _opened(self) -> DiskFile:
-        if self._file is None:
-            self._file = self._disk.open(self._path) if self._path.exists() else self._disk.create(self._path)
-            self._length = min(self._file.length, self.size)
-        return self._file
+    def _cut(self, file: DiskFile) -> None:
+        """Let a hole follow what is set aside, up to what there was before, for the next open."""
+        self.is_lent = self._length < self._wanted
+        file.truncate(self._length)
+        file.truncate(self._wanted)
 
     def close(self) -> None:
         """Let go of the file, which stays."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from plugins.wheel.tests.breaking import ledger_of, opened
-from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run
+from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run, drop_check_points
 from rmqstore import ManualClock, Message, Store, StoreFullError, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
@@ -216,6 +217,29 @@ def test_upkeep_goes_on_where_nothing_can_be_set_aside(run: Run, monkeypatch: py
 
 
 # ---------------------------------------------------------------- an open
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "all is made anew"])
+def test_an_open_goes_on_in_what_is_set_aside(disk: SmallDisk, tmp_path: Path, how: str) -> None:
+    """Nobody could consume what has filled the disk else."""
+    full = Full(disk)
+    copy_tree(disk.store, tmp_path / "killed")
+    full.store.close()
+    if how == "killed":
+        shutil.rmtree(disk.store)
+        copy_tree(tmp_path / "killed", disk.store)
+    elif how == "all is made anew":
+        drop_check_points(disk.store)
+        for made in ("consumequeue", "timerlog"):
+            shutil.rmtree(disk.store / "wheel" / "db" / made)
+    disk.fill()
+    full.store = full.opened()
+    disk.free()
+    full.consume()
+    full.upkeep()
+    full.clock.advance(2 * HOUR_MS)
+    full.store.tick()
+    full.check()
 
 
 def test_what_is_set_aside_in_part_keeps_no_message_from_a_store_that_is_opened_anew(disk: SmallDisk) -> None:

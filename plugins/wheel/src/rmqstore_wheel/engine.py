@@ -77,8 +77,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         stack.callback(ledger.log.close)
         stack.callback(ledger.spare.close)
         ledger.spare.open()
-        with ledger.translated():
-            marks = OpenMarks(disk, root)
+        marks = ledger.in_spare(partial(OpenMarks, disk, root))
         stack.callback(marks.close)
         stack.callback(lambda: ledger.queues.close())
         index = TimerIndex(ledger, options.precision_ms)

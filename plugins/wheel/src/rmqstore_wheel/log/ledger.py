@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -28,7 +29,7 @@ from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.group_commit import CommittedKV, is_from_outside
 from rmqstore.engine.pops.state import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, LEASES, META
-from rmqstore.errors import NO_ROOM, CorruptStoreError, LostCallsError, StoreError, StoreFullError
+from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
@@ -445,8 +446,7 @@ class Ledger(CommittedKV):
         for candidate in candidates:
             if self._is_of_this_log(candidate):
                 try:
-                    self._start(candidate)
-                    self._replay(self.log.recover(candidate.offset, candidate.epoch))
+                    self.in_spare(partial(self._begin_at, candidate))
                 except (CorruptStoreError, OSError):
                     # If it is the log that is damaged, rebuilding everything says so again.
                     continue
@@ -489,11 +489,15 @@ class Ledger(CommittedKV):
 
     def rebuild(self) -> None:
         """Rebuild everything from the log."""
-        self._start(CheckPoint(offset=self.log.chain.first))
-        self._replay(self.log.recover(self.log.chain.first))
+        self.in_spare(partial(self._begin_at, CheckPoint(offset=self.log.chain.first)))
         if self.log.chain.first and self.restart < 0:
             path = str(self.log.chain.path_of(self.log.chain.first))
             raise CorruptStoreError(f"{path} is the first file, and no copy of the state follows: files before it are missing", file=path)
+
+    def _begin_at(self, found: CheckPoint) -> None:
+        """Begin with what a check point says, and apply what is behind it; where that ends halfway, it may be done again."""
+        self._start(found)
+        self._replay(self.log.recover(found.offset, found.epoch))
 
     def _replay(self, frames_of_log: Iterable[Frame]) -> None:
         """Apply frames that were found in the log."""
@@ -566,14 +570,12 @@ class Ledger(CommittedKV):
     # ------------------------------------------------------------ files that go
 
     def in_spare(self, work: Callable[[], T]) -> T:
-        """Do some work of upkeep. Where it finds no room, the spare is lent to it; it changed nothing then, and is done again."""
+        """Do some work of upkeep or of an open. Where it finds no room, the spare is lent to it, and it is done again."""
         while True:
             try:
                 return work()
-            except LostCallsError:
-                raise
-            except StoreFullError as error:
-                if not self._lend(error.__cause__, to_upkeep=True):
+            except OSError as error:
+                if not self._lend(error.__cause__ if type(error) is StoreFullError else error, to_upkeep=True):
                     raise
 
     def _lend(self, error: BaseException | None, *, to_upkeep: bool) -> bool:

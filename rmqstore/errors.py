@@ -160,12 +160,12 @@ class StoreLockedError(StoreError, BlockingIOError):
     """Another owner has the store open (X1)."""
 
 
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""What the system says when a call found no room, on the disk or among the open files (F1)."""
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
+"""What the system says when a call found no room, on the disk, in a file that may not grow, or among the open files (F1)."""
 
 
 class StoreFullError(StoreError):
-    """The disk has no room, or no file can be opened more (F1); the call changed nothing, and the store goes on when there is room."""
+    """The disk has no room, a file may not grow, or no more be opened (F1); the call changed nothing, and with room the store goes on."""
 
 
 class LostCallsError(StoreFullError):

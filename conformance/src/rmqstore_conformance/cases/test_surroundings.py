@@ -202,6 +202,41 @@ def test_f1_a_call_that_finds_no_descriptor_changes_nothing(durable_stores: Stor
     assert read_ids(store) == ["mfirst", "mlast"]
 
 
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    """Let the process write no file beyond a length within this block."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.clause("F3", "H3")
+@pytest.mark.parametrize("size", [4 * BODY_BYTES, 4 * BODY_BYTES + 1000], ids=["whole_pages", "parts_of_pages"])
+def test_f1_files_may_not_grow(durable_stores: Stores, size: int) -> None:
+    """F1: a limit for the length of files (RLIMIT_FSIZE) is as a full disk: calls fail whole, and succeed when it is lifted."""
+    store = durable_stores.open(default_queues=1)
+    store.send(message("first"))
+    store.send(message("timer"), delay=timedelta(seconds=1))
+    sent = ["mfirst"]
+    with _largest_file(size):
+        for number in range(12):
+            with suppress(StoreFullError):
+                store.send(message(number, body=bytes([number]) * (BODY_BYTES // 2 + 1)))
+                sent.append(f"m{number}")
+        assert len(sent) <= 12, "no file came to its limit"
+        with suppress(StoreFullError):
+            durable_stores.tick_after(store, 2000)
+    durable_stores.tick_after(store, 0)
+    store.send(message("last"))
+    for _ in range(2):
+        assert read_ids(store) == [*sent, "mtimer", "mlast"]
+        assert store.verify() == []
+        store = durable_stores.reopen(store)
+
+
 @pytest.mark.clause("R1")
 def test_f1_an_open_that_finds_no_descriptor_changes_nothing(durable_stores: Stores) -> None:
     """F1: an open of a process that has few descriptors left gets the error of a full disk, or opens; what is stored is there later."""

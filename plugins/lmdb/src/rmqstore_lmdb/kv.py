@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -202,7 +203,7 @@ class LmdbBase(Base):
                     self._grow()
                 except lmdb.Error as error:
                     if os.strerror(errno.EIO) in str(error) and (was_full or self._disk_is_full()):
-                        raise StoreFullError(f"{self._file}: {error}, and the disk is full") from error
+                        raise StoreFullError(f"{self._file}: {error}, and the disk is full, or the file") from error
                     raise translated(error, self._path) from error
 
     def _free_bytes(self) -> int:
@@ -218,10 +219,13 @@ class LmdbBase(Base):
         return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
 
     def _disk_is_full(self) -> bool:
-        """Tell by writing a file, for a disk that filled up during the commit, or a quota.
+        """Tell by writing a file, for a disk that filled up during the commit, or a quota; and by the limit of the process for files.
 
         A write cut short leaves no room behind, so a disk that takes as much as LMDB writes at once was not full.
         """
+        most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if 0 <= most_bytes <= self._file.stat().st_size:
+            return True
         probe = self._path / "probe"
         try:
             with probe.open("wb") as file:

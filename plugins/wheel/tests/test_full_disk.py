@@ -18,11 +18,13 @@ import pytest
 
 from plugins.wheel.tests.breaking import ledger_of, opened
 from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run, drop_check_points
+from plugins.wheel.tests.test_commit_log import append, pieces
 from rmqstore import ManualClock, Message, Store, StoreFullError, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.spare import Spare
+from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
 
@@ -240,6 +242,24 @@ def test_an_open_goes_on_in_what_is_set_aside(disk: SmallDisk, tmp_path: Path, h
     full.clock.advance(2 * HOUR_MS)
     full.store.tick()
     full.check()
+
+
+def test_an_open_reads_no_hole_where_that_takes_room(disk: SmallDisk) -> None:
+    """A file of the log is a hole behind its end once the next one is begun, whose first call may find no room. On tmpfs that killed."""
+    directory = disk.path / "commitlog"
+    log = CommitLog(Disk(), directory, 8 << 20)
+    append(log, pieces([1], 1_000_000))
+    disk.fill()
+    disk.leave(1_000_000)
+    with pytest.raises(OSError, match="No space"):
+        append(log, pieces([2], 3_400_000))
+    assert len(log.chain.starts) == 2
+    log.close()
+    disk.fill()
+    child = os.fork()
+    if not child:
+        os._exit(len(list(CommitLog(Disk(), directory, 8 << 20).recover(0))))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_what_is_set_aside_in_part_keeps_no_message_from_a_store_that_is_opened_anew(disk: SmallDisk) -> None:

@@ -79,21 +79,28 @@ class DiskFile:
         self._map = None
         os.ftruncate(self._fd, length)
 
+    def data_from(self, offset: int) -> Iterator[tuple[int, int]]:
+        """Yield what is no hole from ``offset`` on: from where to where. A hole that is read through a view may take room, as on tmpfs."""
+        length = self.length
+        while offset < length:
+            try:
+                start = os.lseek(self._fd, offset, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # behind the last data
+                    raise
+                return
+            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+            yield start, offset
+
     def zeros_from(self, offset: int) -> int | None:
         """Return up to where space is set aside from ``offset`` on without a gap; None when something else than zeros is behind it."""
-        length, filled, view = self.length, offset, self.view()
-        try:
-            while offset < length:
-                start = os.lseek(self._fd, offset, os.SEEK_DATA)
-                offset = os.lseek(self._fd, start, os.SEEK_HOLE)
-                for at in range(start, offset, len(_ZEROS)):
-                    if view[at : min(at + len(_ZEROS), offset)] != _ZEROS[: min(len(_ZEROS), offset - at)]:
-                        return None
-                if start <= filled:
-                    filled = offset
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # behind the last data
-                raise
+        filled, view = offset, self.view()
+        for start, stop in self.data_from(offset):
+            for at in range(start, stop, len(_ZEROS)):
+                if view[at : min(at + len(_ZEROS), stop)] != _ZEROS[: min(len(_ZEROS), stop - at)]:
+                    return None
+            if start <= filled:
+                filled = stop
         return filled
 
     def sync(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -293,15 +293,20 @@ class CommitLog:
             if start + self.file_bytes <= self.tail:
                 continue
             view = self._looked_at(start)
-            # Not by mmap.find, which reads beyond the map before Python 3.11.5. What is looked for cannot overlap itself.
-            for found in _MARK.finditer(view, max(self.tail - start, 0)):
-                end = found.start() + frames.PROPERTY_BYTES
-                trailer = frames.read_trailer(bytes(view[found.start() : end]))
-                begin = -1 if trailer is None else end - trailer.size
-                if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
-                    continue
-                if trailer.durable <= start + begin and self._stands_there(view, start, begin, end, trailer):
-                    raise self._damaged(f"a later one at {start + begin} says that it was on disk")
+            for low, high in self._data_in(start, max(self.tail - start, 0)):
+                # Not by mmap.find, which reads beyond the map before Python 3.11.5. What is looked for cannot overlap itself.
+                for found in _MARK.finditer(view, low, high):
+                    end = found.start() + frames.PROPERTY_BYTES
+                    trailer = frames.read_trailer(bytes(view[found.start() : end]))
+                    begin = -1 if trailer is None else end - trailer.size
+                    if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
+                        continue
+                    if trailer.durable <= start + begin and self._stands_there(view, start, begin, end, trailer):
+                        raise self._damaged(f"a later one at {start + begin} says that it was on disk")
+
+    def _data_in(self, file_start: int, begin: int) -> Iterable[tuple[int, int]]:
+        """Return where in a file something else than a hole is looked at, from a place on."""
+        return self.chain.file(file_start).data_from(begin)
 
     def _stands_there(self, view: memoryview, file_start: int, begin: int, end: int, trailer: frames.Trailer) -> bool:
         """Say whether a file holds this frame there, and not a copy of one in the body of a message."""

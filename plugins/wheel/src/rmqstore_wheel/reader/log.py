@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Never
 
@@ -133,6 +133,9 @@ class ReadLog(CommitLog):
     def _looked_at(self, file_start: int) -> memoryview:
         copy = self._copies.get(file_start)
         return memoryview(b"" if copy is None else copy)
+
+    def _data_in(self, file_start: int, begin: int) -> Iterable[tuple[int, int]]:
+        return ((begin, len(self._looked_at(file_start))),)
 
     def _cut(self, begin: int, epoch: int) -> None:
         """Leave what is there to its owner."""

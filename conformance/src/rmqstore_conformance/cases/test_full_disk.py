@@ -5,12 +5,11 @@ It needs the right to mount one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +29,46 @@ from rmqstore_conformance.targets import Target
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(300)]
 
 
+class Disk:
+    """A small disk, and the store of one pair of engines on it."""
+
+    def __init__(self, disk: SmallDisk, pair: Pair, target: Target) -> None:
+        self.path, self.store = disk.path, disk.store
+        self.fill, self.free = disk.fill, disk.free
+        self.clock = ManualClock(START_MS)
+        self.pair = pair
+        self.settings = target.settings
+
+    def open(self, **settings: Any) -> Store:
+        """Open the store, made as needed."""
+        return open_script(self.store, self.pair, {**self.settings, **settings}, self.clock)
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Have no byte free within a ``with`` block, which a call that finds no room ends."""
+        self.fill()
+        with suppress(StoreFullError):
+            yield
+        self.free()
+
+
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+def disk(tmp_path: Path, durable_engine: Pair, target: Target) -> Iterator[Disk]:
     with ExitStack() as ending:
         try:
             made = ending.enter_context(small_disk(tmp_path / "disk"))
         except OSError as error:
             pytest.skip(f"not run: {error.strerror}")
-        yield made
-
-
-def _open(disk: SmallDisk, pair: Pair, target: Target, clock: ManualClock, **settings: Any) -> Store:
-    return open_script(disk.store, pair, {**target.settings, **settings}, clock)
+        yield Disk(made, durable_engine, target)
 
 
 @pytest.mark.clause("F1", "F3")
-def test_each_call_on_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_each_call_on_a_full_disk(disk: Disk) -> None:
     """F1: every call of a script meets a full disk first: it fails whole, and succeeds when there is room."""
-    play = played(durable_engine, target.settings).without_upkeep()
-    clock = ManualClock(START_MS)
+    play = played(disk.pair, disk.settings).without_upkeep()
     full = 0
-    with _open(disk, durable_engine, target, clock) as store:
-        calls = Workload(store, clock).calls
+    with disk.open() as store:
+        calls = Workload(store, disk.clock).calls
         for before, step in zip(play.steps, play.steps[1:], strict=False):
             disk.fill()
             try:
@@ -66,7 +83,7 @@ def test_each_call_on_a_full_disk(disk: SmallDisk, durable_engine: Pair, target:
             _check(store, step)
     # A log may take room ahead of its end, so few calls need more.
     assert full, "the disk was never full"
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         _check(store, play.steps[-1])
 
 
@@ -82,82 +99,69 @@ def _timeless(shown: Shown) -> Shown:
 
 
 @pytest.mark.clause("F1", "H3")
-def test_behind_a_full_disk_a_cursor_that_is_not_durable_is_not_called_so(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_behind_a_full_disk_a_cursor_that_is_not_durable_is_not_called_so(disk: Disk) -> None:
     """F1: what is read again behind a call that found no room may not be durable yet; timers are removed by what is."""
-    clock = ManualClock(START_MS)
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         store.send(Message("t", b"x"), delay_ms=1000)
-        clock.advance(2000)
+        disk.clock.advance(2000)
         pops = store.engine.pops
-        ticket = next(step for step in store._hand_over.steps(clock.now_ms()) if isinstance(step, tuple))[1]
+        ticket = next(step for step in store._hand_over.steps(disk.clock.now_ms()) if isinstance(step, tuple))[1]
         cursor = pops.timer_cursor()
         large = MessageBatch(messages=(Message("t", os.urandom(100_000), queue_id=0, message_id="large", born_ms=START_MS),))
-        disk.fill()
-        with contextlib.suppress(StoreFullError):
+        with disk.full():
             for _ in range(100):
-                pops.append(large, clock.now_ms())
-        disk.free()
+                pops.append(large, disk.clock.now_ms())
         pops.topic("t")
         assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
 
 
 @pytest.mark.clause("F1", "R3")
-def test_a_store_is_opened_or_made_on_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_a_store_is_opened_or_made_on_a_full_disk(disk: Disk) -> None:
     """F1: a store that finds no room when it is made or opened says so, and loses nothing by it."""
-    clock = ManualClock(START_MS)
-    disk.fill()
-    with pytest.raises(StoreFullError):
-        _open(disk, durable_engine, target, clock)
-    disk.free()
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.full(), pytest.raises(StoreFullError):
+        disk.open()
+    with disk.open() as store:
         store.send(Message("t", b"x"))
-    disk.fill()
-    with contextlib.suppress(StoreFullError):
-        _open(disk, durable_engine, target, clock).close()
-    disk.free()
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.full():
+        disk.open().close()
+    with disk.open() as store:
         assert len(store.pop("t", "g")) == 1
         assert store.verify() == []
 
 
 @pytest.mark.clause("F1", "F3")
 @pytest.mark.needs("snapshot")
-def test_a_snapshot_that_finds_no_room_is_gone(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_a_snapshot_that_finds_no_room_is_gone(disk: Disk) -> None:
     """F1: a snapshot that finds no room leaves nothing behind, and the store goes on."""
-    with _open(disk, durable_engine, target, ManualClock(START_MS)) as store:
+    with disk.open() as store:
         store.send_batch([Message("t", os.urandom(1000)) for _ in range(100)])
-        disk.fill()
-        with pytest.raises(StoreFullError):
+        with disk.full(), pytest.raises(StoreFullError):
             store.snapshot(disk.path / "copy")
         assert not (disk.path / "copy").exists()
-        disk.free()
         store.send(Message("t", b"x"))
         assert store.lag("t", "g").ready == 101
         assert store.verify() == []
 
 
 @pytest.mark.parametrize("asked", ["a call", "close", "close at once"])
-def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engine: Pair, target: Target, asked: str) -> None:
+def test_f1_answers_that_a_full_disk_took_are_told(disk: Disk, asked: str) -> None:
     """F1: under ``flush = async`` a full disk takes calls that were answered: the next call of the application says so, once."""
-    clock = ManualClock(START_MS)
     answered = 0
-    store = _open(disk, durable_engine, target, clock, flush="async")
+    store = disk.open(flush="async")
     store.send(Message("t", b"x"))
     store.flush()
-    disk.fill()
-    with contextlib.suppress(StoreFullError):
-        for _ in range(300):
-            store.send(Message("t", os.urandom(1000)))
-            answered += 1
     # The background thread finds out, and can tell only a log.
     duties = Duties(store)
-    works = [duties.flush] if asked == "close at once" else [duties.flush, duties.flush, duties.tick]
-    for work in works:
-        with contextlib.suppress(StoreFullError):
-            work()
-    disk.free()
+    with disk.full():
+        with suppress(StoreFullError):
+            for _ in range(300):
+                store.send(Message("t", os.urandom(1000)))
+                answered += 1
+        for work in [duties.flush] if asked == "close at once" else [duties.flush, duties.flush, duties.tick]:
+            with suppress(StoreFullError):
+                work()
     if asked != "close at once":
-        with contextlib.suppress(StoreFullError):
+        with suppress(StoreFullError):
             duties.tick()
     told = False
     try:
@@ -169,28 +173,26 @@ def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engi
         store.send(Message("t", b"y"))
         answered += 1
         store.close()
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         found = store.lag("t", "g").ready
         assert store.verify() == []
     assert told or found == answered + 1, f"{answered + 1} were answered, {found} are there, and nothing was said"
 
 
 @pytest.mark.clause("F3", "P2", "P3", "P5")
-def test_f1_leases_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_f1_leases_that_a_full_disk_took_are_told(disk: Disk) -> None:
     """F1: so it is with leases under ``pop.flush = async``: their messages come again, no receipt does, and all else is as it was."""
-    clock = ManualClock(START_MS)
     given: list[PoppedMessage] = []
-    with _open(disk, durable_engine, target, clock, pop__flush="async") as store:
+    with disk.open(pop__flush="async") as store:
         store.send_batch([Message("t", b"%d" % number) for number in range(400)])
         held = store.pop("t", group="g", max_messages=1)
         assert store.ack(held) == [AckOutcome.ACKED]
-        disk.fill()
-        with contextlib.suppress(StoreFullError):
-            for _ in range(100):
-                given += store.pop("t", group="g", max_messages=1, invisible_ms=60_000)
-        with pytest.raises(StoreFullError):
-            store.send_batch([Message("t", bytes(1_000_000))] * 100)
-        disk.free()
+        with disk.full():
+            with suppress(StoreFullError):
+                for _ in range(100):
+                    given += store.pop("t", group="g", max_messages=1, invisible_ms=60_000)
+            with pytest.raises(StoreFullError):
+                store.send_batch([Message("t", bytes(1_000_000))] * 100)
         told = False
         try:
             store.lag("t", "g")
@@ -209,26 +211,21 @@ def test_f1_leases_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engin
 
 @pytest.mark.clause("C2", "C4")
 @pytest.mark.parametrize("is_later", [False, True], ids=["at once", "behind another send"])
-def test_f1_what_cancels_answer_behind_a_full_disk_holds(disk: SmallDisk, durable_engine: Pair, target: Target, is_later: bool) -> None:
+def test_f1_what_cancels_answer_behind_a_full_disk_holds(disk: Disk, is_later: bool) -> None:
     """F1: with room again cancels succeed, and what they say of a timer whose tick found none is what they say behind a reopen."""
-    clock = ManualClock(START_MS)
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         sent = store.send(Message("t", os.urandom(1000)), delay_ms=1000)
-        disk.fill()
-        with contextlib.suppress(StoreFullError):
+        with disk.full():
             for _ in range(100):
                 store.send(Message("t", os.urandom(1000)), delay_ms=5000)
-        disk.free()
         assert store.cancel_key("t", "none") == []
-        clock.advance(1000)
-        disk.fill()
-        with contextlib.suppress(StoreFullError):
+        disk.clock.advance(1000)
+        with disk.full():
             store.tick()
-        disk.free()
         if is_later:
             store.send(Message("t", b"later"), delay_ms=3_600_000)
         first = store.cancel(sent)
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         assert store.cancel(sent) is first
         store.tick()
         assert len(store.pop("t", "g")) == (first is CancelOutcome.ALREADY_DELIVERED)
@@ -236,7 +233,7 @@ def test_f1_what_cancels_answer_behind_a_full_disk_holds(disk: SmallDisk, durabl
 
 
 @pytest.mark.clause("F1", "F3", "X3")
-def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_threads_on_a_disk_that_is_full_at_times(disk: Disk) -> None:
     """F1: the failure of one thread's call does not take along what another thread was told is stored."""
     told: list[str] = []
     refused: list[str] = []
@@ -260,8 +257,7 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine
         except BaseException as error:
             errors.append(error)
 
-    clock = ManualClock(START_MS)
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         threads = [threading.Thread(target=send, args=(number, store)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -278,8 +274,8 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine
             thread.join()
         assert not errors, errors
         assert store.verify() == []
-    with _open(disk, durable_engine, target, clock) as store:
-        clock.advance(10_000)
+    with disk.open() as store:
+        disk.clock.advance(10_000)
         store.tick()
         stored = Counter(name for queue in range(2) for name in read_ids(store, "t", queue))
         assert store.verify() == []
@@ -289,20 +285,14 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine
 
 
 @pytest.mark.clause("F1")
-def test_x5_a_store_that_was_renamed_meets_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+def test_x5_a_store_that_was_renamed_meets_a_full_disk(disk: Disk) -> None:
     """X5: what opens its files again when a disk was full finds them where the store is by then."""
-    clock = ManualClock(START_MS)
-    with _open(disk, durable_engine, target, clock) as store:
+    with disk.open() as store:
         store.send(Message("t", b"x", message_id="before"))
         disk.store.rename(disk.path / "moved")
-        disk.fill()
-        is_full = False
-        while not is_full:
-            try:
+        with disk.full():
+            while True:
                 store.send(Message("t", os.urandom(1000), message_id="filler"))
-            except StoreFullError:
-                is_full = True
-        disk.free()
         store.send(Message("t", b"x", message_id="behind"))
         found = [name for queue in range(2) for name in read_ids(store, "t", queue)]
         assert {"before", "behind"} <= set(found)

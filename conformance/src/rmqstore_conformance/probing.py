@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from rmqstore import Message, MessageBatch
 from rmqstore.contract import Capabilities, EngineOptions, EngineSession, PopRequest, PopTxn, Support
 from rmqstore.plugins import get_plugins
+from rmqstore_conformance.stores import directory
 
 _NOW_MS: Final = 1_700_000_000_000
 _OPTIONS: Final = EngineOptions(store_tag=1, broker="probe")
@@ -62,12 +62,12 @@ def probe(engine: str) -> dict[str, bool]:
 
 
 def _did(engine: str, flag: str) -> bool:
-    with tempfile.TemporaryDirectory(prefix="rmqs-probe-") as directory:
-        home = Path(directory, "home")
+    with directory() as place:
+        home = place / "home"
         home.mkdir()
         session = get_plugins().load_engine(engine)[1].open(home, _OPTIONS)
         try:
-            return _PROBES[flag](session, Path(directory))
+            return _PROBES[flag](session, place)
         except Exception:
             # However it fails: the user does not get it.
             return False

@@ -93,10 +93,10 @@ def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_pa
 
 
 @pytest.mark.clause("X3")
-def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target: Target, tmp_path: Path, tell: Tell) -> None:
+def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target: Target, in_memory: Path, tell: Tell) -> None:
     """F2: calls of several threads meet while every sync fails, slowly: none of them is acknowledged, whichever one syncs."""
     need("strace")
-    answers = crowds_of(tmp_path, durable_engine, target.settings, CROWDS)
+    answers = crowds_of(in_memory, durable_engine, target.settings, CROWDS)
     assert all(each.keys() == set(crowd) for crowd, each in zip(CROWDS, answers, strict=True)), f"calls did not come back: {answers}"
     raised = Counter(outcome for each in answers for outcome in each.values())
     tell(f"answers: {', '.join(f'{count} {name}' for name, count in raised.most_common())}")
@@ -107,11 +107,11 @@ def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target
     assert set(raised) == {"StorePoisonedError"}, f"not all answered that the store is poisoned: {raised}"
 
 
-def test_f2_a_sync_that_fails_in_a_close(durable_engine: Pair, target: Target, tmp_path: Path) -> None:
+def test_f2_a_sync_that_fails_in_a_close(durable_engine: Pair, target: Target, in_memory: Path) -> None:
     """F2: under flush = async a close makes durable what was answered, so it says when it cannot."""
     need("strace")
     settings = {**target.settings, "flush": "async", "flush_interval_ms": 3_600_000}
-    ((outcome,),) = [[*answers.values()] for answers in crowds_of(tmp_path, durable_engine, settings, [["close"]])]
+    ((outcome,),) = [[*answers.values()] for answers in crowds_of(in_memory, durable_engine, settings, [["close"]])]
     assert outcome == "StorePoisonedError"
 
 

@@ -104,7 +104,7 @@ class Interruption:
 
 @pytest.mark.clause("H1", "P4")
 def test_f4_an_interrupted_call_happened_or_did_not(
-    engine_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
+    engine_pair: Pair, target: Target, seed: int, in_memory: Path, tell: Callable[[object], None]
 ) -> None:
     """F4: calls are interrupted at any step: each happened or did not, what was answered is true, nothing blocks, ``verify`` is clean."""
     interrupts = Interrupts(random.Random(f"{engine_pair} {seed}"))
@@ -113,7 +113,7 @@ def test_f4_an_interrupted_call_happened_or_did_not(
     stores = 0
     while came.total() < target.times(INTERRUPTS) or stores < 2:
         play = played(engine_pair, settings, f"{PREFIX}{seed} interrupts {stores}")
-        life = Interruption(tmp_path / f"store-{stores}", play, settings, interrupts)
+        life = Interruption(in_memory / f"store-{stores}", play, settings, interrupts)
         try:
             life.run()
         except BaseException as error:
@@ -130,12 +130,12 @@ def _interrupt() -> None:
 
 @pytest.mark.clause("P4")
 @pytest.mark.parametrize("call", ["send", "ack"])
-def test_f4_a_close_behind_an_interrupted_call(durable_pair: Pair, target: Target, tmp_path: Path, call: str) -> None:
+def test_f4_a_close_behind_an_interrupted_call(durable_pair: Pair, target: Target, in_memory: Path, call: str) -> None:
     """F4: a call is interrupted, and the next thing is the close: an open finds the call wholly or not at all, and ``verify`` is clean."""
     clock = ManualClock(START_MS)
     step, came = 1, 0
     while True:
-        path = tmp_path / f"store-{step}"
+        path = in_memory / f"store-{step}"
         store = open_script(path, durable_pair, target.settings, clock)
         store.send_batch([Message("t", b"old", queue_id=0)] * 4)
         leased = store.pop("t", "g", max_messages=2)

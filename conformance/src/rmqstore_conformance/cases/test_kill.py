@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recording import played
 from rmqstore_conformance.faults.script import START_MS, open_script
-from rmqstore_conformance.stores import Pair, directory
+from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import Target
 
 ROUNDS = 20
@@ -29,16 +28,6 @@ pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(3600)]
 @pytest.fixture(name="settings")
 def _settings(target: Target) -> dict[str, Any]:
     return {**target.settings, **SETTLED_SHARE}
-
-
-@pytest.fixture(name="tmp_path")
-def _in_memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """In memory where it can be, as a kill takes nothing that was written; what a case that fails leaves is kept on the disk."""
-    failed = request.session.testsfailed
-    with directory() as folder:
-        yield folder
-        if request.session.testsfailed > failed:
-            shutil.copytree(folder, tmp_path / "kept")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +55,7 @@ def _within(operation: str) -> Callable[[Event], bool]:
 
 @pytest.mark.clause("R1", "R2", "H1", "P4", "C5", "X4")
 def test_a_killed_store_keeps_its_word(
-    tmp_path: Path, lives: Lives, durable_pair: Pair, settings: dict[str, Any], target: Target, seed: int, tell: Callable[[object], None]
+    in_memory: Path, lives: Lives, durable_pair: Pair, settings: dict[str, Any], target: Target, seed: int, tell: Callable[[object], None]
 ) -> None:
     """R1: calls of all kinds in a random order are killed: what they were answered is true afterwards, and they go on from there."""
     chance = random.Random(f"{durable_pair} {seed}")
@@ -76,7 +65,7 @@ def test_a_killed_store_keeps_its_word(
     # Where a kill falls is a matter of time, so it goes on until enough of them fell into a call.
     while len(kills) < rounds or (sum(each.within for each in kills) < 0.6 * rounds and len(kills) < 5 * rounds):
         play = played(durable_pair, settings, f"{PREFIX}{seed} kill {stores}")
-        killed = Killed(tmp_path / f"store-{stores}", play, settings, lives)
+        killed = Killed(in_memory / f"store-{stores}", play, settings, lives)
         try:
             with Opener(durable_pair, settings) as opener:
                 while not killed.is_over and len(killed.kills) < KILLS_IN_A_ROW:
@@ -95,13 +84,13 @@ def test_a_killed_store_keeps_its_word(
 
 
 @pytest.mark.clause("R3", "X4")
-def test_killed_while_it_is_made(tmp_path: Path, lives: Lives, durable_pair: Pair, settings: dict[str, Any], seed: int) -> None:
+def test_killed_while_it_is_made(in_memory: Path, lives: Lives, durable_pair: Pair, settings: dict[str, Any], seed: int) -> None:
     """R3: a store that was killed while it was made is made by the next open."""
     play = played(durable_pair, settings, f"{PREFIX}{seed} made")
-    Killed(tmp_path / "whole", play, settings, lives).live(lambda event: False)
+    Killed(in_memory / "whole", play, settings, lives).live(lambda event: False)
     stores = inside = 0
     while stores < 3 or (inside < 4 and stores < 30):
-        killed = Killed(tmp_path / f"store-{stores}", play, settings, lives)
+        killed = Killed(in_memory / f"store-{stores}", play, settings, lives)
         stores += 1
         for _ in range(4):
             killed.live(_within("open"), plays_on=False)
@@ -119,19 +108,19 @@ def test_killed_while_it_is_made(tmp_path: Path, lives: Lives, durable_pair: Pai
 @pytest.mark.needs("snapshot")
 @pytest.mark.parametrize("operation", ["open", "snapshot", "close"])
 def test_killed_at_the_ends_of_its_life(
-    tmp_path: Path, lives: Lives, durable_pair: Pair, settings: dict[str, Any], seed: int, operation: str
+    in_memory: Path, lives: Lives, durable_pair: Pair, settings: dict[str, Any], seed: int, operation: str
 ) -> None:
     """R3: recovery may itself be killed; so may a snapshot, which is then no store, and a close."""
     play = played(durable_pair, settings, f"{PREFIX}{seed} ends")
     # One that nobody kills, to know how long each of these takes.
-    Killed(tmp_path / "whole", play, settings, lives).live(lambda event: False, copy=tmp_path / "copy")
-    killed = Killed(tmp_path / "store", play, settings, lives)
+    Killed(in_memory / "whole", play, settings, lives).live(lambda event: False, copy=in_memory / "copy")
+    killed = Killed(in_memory / "store", play, settings, lives)
     with Opener(durable_pair, settings) as opener:
         killed.live(_behind(30, between=False))
         if operation != "open":
             killed.look(opener)
         for number in range(5):
-            copy = tmp_path / f"copy-{number}"
+            copy = in_memory / f"copy-{number}"
             killed.live(_within(operation), plays_on=False, copy=copy if operation == "snapshot" else None)
             # A copy that was cut short is not there, one that was finished is whole.
             if copy.exists():

@@ -7,11 +7,15 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterable
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import pyarrow as pa
 
+from rmqstore.plugins import get_plugins
 from rmqstore_conformance.stores import ANNOUNCED, own_environment
 
 HANGS_S = 30.0
@@ -78,3 +82,10 @@ class Child:
 def say(**fields: object) -> None:
     """Write a line to whom this process was started by, in one system call."""
     os.write(1, msgspec.json.encode(fields) + b"\n")
+
+
+def import_all(*pairs: Iterable[str]) -> None:
+    """Import engines, and what pyarrow imports with its first array, so that no fork of this process has to."""
+    for engine in set(chain.from_iterable(pairs)):
+        get_plugins().load_engine(engine)
+    pa.array([0])

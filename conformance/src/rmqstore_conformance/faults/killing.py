@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rmqstore import ManualClock
-from rmqstore_conformance.faults.children import Child, say
+from rmqstore_conformance.faults.children import Child, import_all, say
 from rmqstore_conformance.faults.cutting import Moment, judged, look_at
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.script import Answer, Notes, Play, note_what_was_lost, open_script
@@ -231,6 +231,7 @@ def main() -> None:
     while line := sys.stdin.readline():
         job = json.loads(line)
         announce(job["plugins"])
+        import_all(job["pair"])
         if (child := os.fork()) == 0:
             say(process=os.getpid())
             live(job)

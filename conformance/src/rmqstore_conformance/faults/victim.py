@@ -21,6 +21,7 @@ from typing import Any, Final
 from rmqstore import ManualClock, Message, RmqstoreError, Store
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.kv.buffered import BufferedKV
+from rmqstore_conformance.faults.children import import_all
 from rmqstore_conformance.faults.script import START_MS, Answer, open_script
 from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import Shown, difference, show
@@ -292,6 +293,7 @@ def main() -> None:
     """Do the job in the file that the command line names."""
     job = json.loads(Path(sys.argv[1]).read_bytes())
     announce(job["plugins"])
+    import_all(*(each["pair"] for each in job.get("jobs", [job])))
     do(job)
 
 

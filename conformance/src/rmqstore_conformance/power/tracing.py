@@ -23,6 +23,9 @@ RECORDED: Final = (*WRITES, *LENGTHS, *SYNCS, *OPENS, *NAMES, *COPIES, *DESCRIPT
 """All that changes files, or tells which file another call is about."""
 
 _LONGEST: Final = 64 << 20
+_SHORT: Final = 256
+"""So much of each string is shown where no data are asked for."""
+
 _WHOLE: Final = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\w+|\?)(.*)$", re.DOTALL)
 _BEGUN: Final = re.compile(r"^(\d+) +(\w+)\((.*?),? ?<unfinished \.\.\.>$", re.DOTALL)
 _ENDED: Final = re.compile(r"^(\d+) +<\.\.\. (\w+) resumed>(.*)\) += (-?\w+|\?)(.*)$", re.DOTALL)
@@ -68,9 +71,9 @@ def traced(command: Sequence[str], names: Iterable[str], output: Path, injection
         names: of the system calls that are written down.
         output: the file that they are written to.
         injections: what strace answers in place of the system, as its option ``inject`` takes it.
-        paths: descriptors stand with the paths that they are open on.
+        paths: descriptors stand with the paths that they are open on, and what is written is left out.
     """
-    options = ["-f", "-q", "-xx", "-s", str(_LONGEST), "-e", "signal=none", "-e", "raw=read", "-o", str(output)]
+    options = ["-f", "-q", "-xx", "-s", str(_SHORT if paths else _LONGEST), "-e", "signal=none", "-e", "raw=read", "-o", str(output)]
     if not any(":signal=" in each for each in injections):
         # Stops at these calls alone, which is faster; strace 6.1 then forgets the signals that it is to inject.
         options.append("--seccomp-bpf")

@@ -28,7 +28,7 @@ def refused(store: Store, rows: list[Message]) -> bool:
 
 def test_t9_refusals_follow_the_formula(engine_stores: Stores) -> None:
     """T9: p = clamp((n - C) / C), with n the slot as the batch would leave it: nothing up to C, half at 1.5 C, everything from 2 C on."""
-    limit, draws = 40, 400
+    limit, draws = 40, 200
     store = engine_stores.open(congestion_limit=limit, congestion_seed=7)
     for each in due("first", limit):
         store.send(each)
@@ -46,7 +46,7 @@ def test_t9_one_draw_a_batch_at_its_fullest_slot(engine_stores: Stores) -> None:
     store = engine_stores.open(congestion_limit=10, congestion_seed=3)
     store.send_batch(due("first", 10))
     spread = [message(f"x{slot}", deliver_at_ms=DUE_MS + 1000 * slot) for slot in range(5)] + due("z", 2)
-    share = sum(refused(store, spread) for _ in range(400)) / 400
+    share = sum(refused(store, spread) for _ in range(200)) / 200
     assert 0.22 < share < 0.38, "13 timers over a limit of 10 are refused with p = 0.3"
     assert store.pending().total == 10
     # Both slots get ten, and one of them would hold twenty.

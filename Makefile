@@ -18,6 +18,8 @@ TEST_WORKERS ?= 3
 SECONDS_EACH ?= 60
 ENGINES ?= wheel rocksdb lmdb
 CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
+# By module, so that no other case is collected.
+CRASH_MODULES := $(addprefix rmqstore_conformance.cases.,$(filter test_%,$(CRASH_CASES)))
 # Cases that draw disk states by chance.
 STATE_CASES := test_power_loss and not test_r2
 
@@ -85,13 +87,13 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine wheel --rmq-level core --rmq-wired \
 		--rmq-effort 0.02 -k "not every_pair"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
-	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.08 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
-	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs $(CRASH_MODULES) --rmq-engine all --rmq-level full \
+		--rmq-effort 0.08 --rmq-seed fresh -k "not (rocksdb and ($(STATE_CASES)))"
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs $(CRASH_MODULES) --rmq-engine all --rmq-level full \
 		--rmq-effort 0.1 -k "rocksdb and ($(STATE_CASES))"
 	@echo "== conformance: full disks under two engines"
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine wheel --rmq-pop-engine lmdb --rmq-level full \
-		-k test_full_disk
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance.cases.test_full_disk --rmq-engine wheel --rmq-pop-engine lmdb \
+		--rmq-level full
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance

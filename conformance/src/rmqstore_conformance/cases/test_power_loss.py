@@ -164,9 +164,8 @@ def test_r1_what_several_threads_were_answered_is_there(durable_engine: Pair, un
         answered.add(f"m{mark.number}")
         if at % max(SENT_TOGETHER // unplugged.target.times(SENT_TOGETHER), 1):
             continue
-        image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
         with directory() as folder:
-            write_image(folder / "store", image)
+            write_image(folder / "store", volume.dropped())
             with open_script(folder / "store", durable_engine, unplugged.target.settings, ManualClock(START_MS + 2000)) as store:
                 store.tick()
                 there = set(read_ids(store, "t"))
@@ -220,12 +219,10 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
         # A recovery that is more than one step is cut behind each of them, with nothing of the next one.
         steps = [at for at, call in enumerate(calls, start=1) if call.kind in DURABLE]
         steps = chance.sample(steps, min(CUTS_OF_A_RECOVERY, len(steps)))
-        volume = recovery.volume()
-        for cut, call in enumerate(calls, start=1):
-            volume.do(call)
+        for cut, _, volume in recovery.replayed():
             what = f"{state.what}; then behind call {cut} of the recovery"
             if cut in steps:
-                yield state._replace(what=what, image=volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED)))
+                yield state._replace(what=what, image=volume.dropped())
             if cut in cuts:
                 yield state._replace(what=what, image=volume.image(chance.choice(fates_of(volume, 0, chance))))
 
@@ -243,12 +240,9 @@ def _after_kills(found: Recorded, play: Play, target: Target, seed: int) -> Iter
     chance = random.Random(f"kills {seed}")
     moments = {cut: moment_at(found, play, cut) for cut in range(1, len(found.recording.calls) + 1)}
     within = {cut: moment for cut, moment in moments.items() if moment.begun in play.calls}
-    volumes = {cut: found.recording.volume() for cut in sorted(chosen_cuts(within, target.times(KILLS), chance))}
-    for cut, volume in volumes.items():
-        for call in found.recording.calls[:cut]:
-            volume.do(call)
+    volumes = {cut: found.recording.volume(cut) for cut in sorted(chosen_cuts(within, target.times(KILLS), chance))}
     openings = [
-        Playing(play.pair, target.settings, before=volume.image({}), now_ms=play.steps[moments[cut].begun].now_ms, send_to=AFTERWARDS)
+        Playing(play.pair, target.settings, before=volume.image(), now_ms=play.steps[moments[cut].begun].now_ms, send_to=AFTERWARDS)
         for cut, volume in volumes.items()
     ]
     for (cut, volume), again in zip(volumes.items(), record_openings(openings, target.recorder), strict=True):
@@ -330,11 +324,8 @@ def test_c6_what_the_power_took_names_nothing_that_comes_later(durable_engine: P
     """C6: under flush = async the power goes, and takes all since the open: handles and receipts given out since are never given again."""
     lazy = unplugged.under(flush="async")
     found = lazy.record(Answers.name)
-    volume = found.recording.volume()
     opened = next(mark.calls for mark in found.recording.marks if mark.event == "end" and mark.number == 0)
-    for call in found.recording.calls[:opened]:
-        volume.do(call)
-    write_image(lazy.kept / "store", volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED)))
+    write_image(lazy.kept / "store", found.recording.volume(opened).dropped())
     clock = ManualClock(START_MS)
     with open_script(lazy.kept / "store", durable_engine, lazy.target.settings, clock) as store:
         script = Answers(store, clock)

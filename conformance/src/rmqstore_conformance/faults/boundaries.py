@@ -11,7 +11,7 @@ from rmqstore_conformance.faults.cutting import Moment, State
 from rmqstore_conformance.faults.recording import Recorded
 from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.power.content import Image, digest_of
-from rmqstore_conformance.power.volume import Call, Fate, Volume
+from rmqstore_conformance.power.volume import Call, Volume
 
 _SYNCS: Final = ("sync", "names", "everything")
 DURABLE: Final = (*_SYNCS, "settle")
@@ -58,7 +58,7 @@ def answers_of(recorded: Recorded, play: Play, *, power: bool = True) -> Iterato
         if call is not None:
             volume.do(call)
         for stretch in stretches.get(done, ()):
-            image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED) if power else {})
+            image = volume.dropped() if power else volume.image()
             step = play.steps[stretch.step]
             asked = step.name if step.call.again is not None else json.dumps(step.shown)
             if (key := (digest_of(image), asked, step.call.is_promised)) not in seen:
@@ -82,10 +82,8 @@ def between_writes(
     for _, alike in sorted(kinds_of(recorded, stretches, play).items()):
         chosen = _places(calls, alike, per_kind)
         places.update({place: each for each in alike for place in chosen if each.first < place < each.behind})
-    volume = recorded.recording.volume()
     seen: set[tuple[bytes, int]] = set()
-    for done, call in enumerate(calls, start=1):
-        volume.do(call)
+    for done, _, volume in recorded.recording.replayed():
         if (stretch := places.get(done)) is None:
             continue
         moment = Moment(stretch.step - 1, stretch.step, stretch.first)
@@ -148,9 +146,9 @@ def _spread(found: Sequence[int], wanted: int) -> list[int]:
 
 
 def _left(volume: Volume, *, power: bool) -> Iterator[tuple[str, Image]]:
-    yield "killed, all kept that was written", volume.image({})
+    yield "killed, all kept that was written", volume.image()
     if power:
-        yield "power lost, all dropped that was not synced", volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
+        yield "power lost, all dropped that was not synced", volume.dropped()
 
 
 def writes_told(recorded: Recorded, play: Play) -> str:

@@ -91,16 +91,13 @@ def chosen_cuts(moments: dict[int, Moment], wanted: int, chance: random.Random) 
 
 def states_of(recorded: Recorded, play: Play, wanted: int, seed: int, *, steps: Collection[int]) -> Iterator[State]:
     """Yield at most ``wanted`` different states within some steps; there is a cut behind every call when there is room for it."""
-    calls = recorded.recording.calls
     chance = random.Random(f"{play.pair} {seed}")
-    moments = {cut: moment_at(recorded, play, cut) for cut in range(1, len(calls) + 1)}
+    moments = {cut: moment_at(recorded, play, cut) for cut in range(1, len(recorded.recording.calls) + 1)}
     moments = {cut: moment for cut, moment in moments.items() if moment.begun in steps}
     chosen = chosen_cuts(moments, max(1, wanted // PER_CUT), chance)
     per_cut = max(PER_CUT, wanted // max(1, len(moments)))
-    volume = recorded.recording.volume()
     seen: set[tuple[bytes, int]] = set()
-    for cut, call in enumerate(calls, start=1):
-        volume.do(call)
+    for cut, _, volume in recorded.recording.replayed():
         if cut not in chosen:
             continue
         moment = moments[cut]
@@ -120,10 +117,8 @@ def states_of(recorded: Recorded, play: Play, wanted: int, seed: int, *, steps: 
 
 def torn_states(recorded: Recorded, play: Play) -> Iterator[State]:
     """Yield what is left when the power goes behind a write that tears, and everything before it was kept."""
-    volume = recorded.recording.volume()
     seen: set[tuple[bytes, int]] = set()
-    for cut, call in enumerate(recorded.recording.calls, start=1):
-        volume.do(call)
+    for cut, call, volume in recorded.recording.replayed():
         pending = volume.pending()
         last = max(pending, default=0)
         if call.kind != "write" or last not in pending or not can_tear(pending[last]):

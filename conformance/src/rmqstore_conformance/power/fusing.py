@@ -79,7 +79,7 @@ def read_recording(trace: Path, before: Image | None, *, lying: bool = False) ->
         else:
             calls.append(Call("forgotten" if lying and kind in ("sync", "names") else kind, path, file, offset, data, target))
             volume.do(calls[-1])
-    return Recording(calls, marks, before, volume.image({}), {})
+    return Recording(calls, marks, before, volume.image(), {})
 
 
 # ---------------------------------------------------------------- the file system

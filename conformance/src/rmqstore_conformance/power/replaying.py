@@ -31,7 +31,6 @@ class _Open:
         self.at = 0
         self.appends = "O_APPEND" in flags
         self.settles = "O_DSYNC" in flags or "O_SYNC" in flags
-        self.is_directory = False
 
 
 def replayed(root: Path, before: Image | None, calls: Iterable[SystemCall], *, lying: bool = False) -> Recording:
@@ -46,7 +45,7 @@ def replayed(root: Path, before: Image | None, calls: Iterable[SystemCall], *, l
         if call.result >= 0 or call.name in MARKS:
             replay.take(call)
     scratch = frozenset(replay.mapped - replay.synced)
-    return Recording(replay.calls, replay.marks, before, replay.volume.image({}), replay.seen, scratch, frozenset(replay.unknown))
+    return Recording(replay.calls, replay.marks, before, replay.volume.image(), replay.seen, scratch, frozenset(replay.unknown))
 
 
 class _Replay:

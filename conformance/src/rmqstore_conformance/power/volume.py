@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
     Attributes:
         kind: make, open, write, length, sync, settle (what the file's last call changed is durable, as with ``O_DSYNC``), rename, link,
-            remove, tree, directory, names (of a directory are durable), everything (is durable).
+            remove, directory, names (of a directory are durable), everything (is durable).
         file: tells open files apart.
     """
 
@@ -307,16 +307,6 @@ class Volume:
         folder, name = self._place(call.path)
         folder.change(self._number(), (name, None))
 
-    def _do_tree(self, call: Call) -> None:
-        self._remove_all(*self._place(call.path))
-
-    def _remove_all(self, folder: Directory, name: str) -> None:
-        node = folder.live[name]
-        if isinstance(node, Directory):
-            for inner in list(node.live):
-                self._remove_all(node, inner)
-        folder.change(self._number(), (name, None))
-
     def _do_directory(self, call: Call) -> None:
         folder, name = self._place(call.path)
         made = Directory()
@@ -346,11 +336,16 @@ class Volume:
             found.update(node.not_durable())
         return dict(sorted(found.items()))
 
-    def image(self, fates: Mapping[int, Fate]) -> Image:
+    def image(self, fates: Mapping[int, Fate] | None = None) -> Image:
         """Return what is left when changes meet these fates; those not named are kept."""
         found: Image = {}
+        fates = fates or {}
         self._collect(self._root, "", fates, found)
         return found
+
+    def dropped(self) -> Image:
+        """Return what is left when all goes that is not durable."""
+        return self.image(dict.fromkeys(self.pending(), Fate.DROPPED))
 
     def _collect(self, folder: Directory, above: str, fates: Mapping[int, Fate], found: Image) -> None:
         for name, node in folder.content(fates).items():
@@ -397,9 +392,19 @@ class Recording(NamedTuple):
     unknown: frozenset[str] = frozenset()
     names_follow: bool = False
 
-    def volume(self) -> Volume:
-        """Return a volume that the calls can be fed to."""
-        return Volume(self.before, names_follow=self.names_follow)
+    def volume(self, cut: int = 0) -> Volume:
+        """Return a volume that the calls can be fed to, behind so many of them."""
+        volume = Volume(self.before, names_follow=self.names_follow)
+        for call in self.calls[:cut]:
+            volume.do(call)
+        return volume
+
+    def replayed(self) -> Iterator[tuple[int, Call, Volume]]:
+        """Yield behind each call how many there were, the call, and the volume as it is then."""
+        volume = self.volume()
+        for cut, call in enumerate(self.calls, start=1):
+            volume.do(call)
+            yield cut, call, volume
 
     def unseen(self, left: Image) -> list[str]:
         """Return the files that changed otherwise than by these calls, given what the directory really holds."""

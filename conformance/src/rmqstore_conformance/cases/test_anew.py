@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,12 +12,19 @@ from rmqstore import AckOutcome, Lag, Message, Store
 from rmqstore.contract import InitMode
 from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import Stores, ids, label, message, pop_all
+from rmqstore_conformance.stores import Pair, Stores, ids, label, message, pop_all, stores_of
 
 (T,) = topics(__name__, 1)
 (G,) = groups(__name__, 1)
 
 SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def durable_stores(durable_engine: Pair) -> Iterator[Stores]:
+    """Stores of each engine: topics and groups are of the pops alone."""
+    with stores_of(durable_engine) as factory:
+        yield factory
 
 
 class Life:

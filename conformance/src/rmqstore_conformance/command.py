@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_conformance.case import Case, case_of, has_its_turn
 from rmqstore_conformance.clauses import clause
-from rmqstore_conformance.plugin import COLLECTOR, TARGET
+from rmqstore_conformance.plugin import COLLECTOR, PACKAGE, TARGET
 from rmqstore_conformance.rendering import alone, evidence, not_run
 from rmqstore_conformance.report import Report
 from rmqstore_conformance.results import Outcome
@@ -26,23 +26,28 @@ from rmqstore_conformance.targets import Level, Target
 
 __all__ = ["evidence", "explanation", "failures", "known_cases", "not_run", "run"]
 
-_PACKAGE = "rmqstore_conformance"
 _LAST_LINES = 30
+
+
+def own_options(directory: str | Path) -> list[str]:
+    """Return options of pytest for a run of the suite in an empty directory.
+
+    Nothing in the directory of the caller changes what runs: no configuration of pytest there is read.
+    """
+    # What differs is shown as it is; no -v can be passed to pytest here.
+    (ini := Path(directory, "pytest.ini")).write_text("[pytest]\nverbosity_assertions = 1\n", encoding="utf-8")
+    return ["--pyargs", PACKAGE, "-c", str(ini), "--rootdir", str(directory), "-p", "no:cacheprovider", "-p", "no:terminal"]
 
 
 def run(arguments: Sequence[str], *, workers: int = 1) -> list[Report]:
     """Run the cases with these options of pytest, a bar on stderr; returns a report for each pair of engines.
-
-    Nothing in the directory of the caller changes what runs: no configuration of pytest there is read.
 
     Raises:
         IllegalArgumentError: the options do not go together, or an engine is not there.
     """
     bar = _Bar()
     with tempfile.TemporaryDirectory(prefix="rmqs-conformance-") as directory:
-        # What differs is shown as it is; no -v can be passed to pytest here.
-        (ini := Path(directory, "pytest.ini")).write_text("[pytest]\nverbosity_assertions = 1\n", encoding="utf-8")
-        own = ["--pyargs", _PACKAGE, "-c", str(ini), "--rootdir", directory, "-p", "no:cacheprovider", "-p", "no:terminal"]
+        own = own_options(directory)
         if workers > 1 and importlib.util.find_spec("xdist"):
             own += ["-n", str(workers), "--dist", "worksteal"]
         # What pytest refuses it says there, and ends with a number.
@@ -155,8 +160,8 @@ def known_cases() -> list[Case]:
             found.extend(case for item in session.items if has_its_turn(case := case_of(item, target), target))
 
     with tempfile.TemporaryDirectory() as directory:
-        own = ["--pyargs", _PACKAGE, "--rootdir", directory, "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:terminal"]
-        pytest.main([*own, "--collect-only", "--rmq-engine", _any_engine(), "--rmq-level", str(Level.FULL)], plugins=[Collecting()])
+        aim = ["--rmq-engine", _any_engine(), "--rmq-level", str(Level.FULL)]
+        pytest.main([*own_options(directory), "--collect-only", *aim], plugins=[Collecting()])
     return found
 
 

@@ -21,7 +21,8 @@ COLLECTOR: pytest.StashKey[Collector] = pytest.StashKey()
 MODULES: pytest.StashKey[Sequence[str]] = pytest.StashKey()
 _CASE: pytest.StashKey[Case] = pytest.StashKey()
 PACKAGE = "rmqstore_conformance"
-_PROPERTY = PACKAGE
+CASE_PROPERTY = PACKAGE
+"""The property of a test that holds its case as a dictionary."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -129,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not has_its_turn(case, target):
             left_out.append(item)
             continue
-        item.user_properties.append((_PROPERTY, case.to_dict()))
+        item.user_properties.append((CASE_PROPERTY, case.to_dict()))
         if reason := why_not(case):
             item.add_marker(pytest.mark.skip(reason=reason))
         if reason := collector.expected_failure(case):
@@ -163,7 +164,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if call.excinfo is not None and call.excinfo.errisinstance(UnfaithfulError):
             found = item.stash[_CASE]
             seen = msgspec.structs.replace(found, clauses=tuple(dict.fromkeys((*found.clauses, CLAUSE))))
-            report.user_properties = [(name, seen.to_dict() if name == _PROPERTY else value) for name, value in report.user_properties]
+            report.user_properties = [(name, seen.to_dict() if name == CASE_PROPERTY else value) for name, value in report.user_properties]
     return report
 
 
@@ -183,7 +184,7 @@ class Listener:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
-            if name == _PROPERTY:
+            if name == CASE_PROPERTY:
                 self._collector.note(value, report)
 
     def pytest_sessionfinish(self) -> None:

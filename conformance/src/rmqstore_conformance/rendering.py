@@ -11,12 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from rmqstore.contract import NewNames
+from rmqstore_conformance.plugin import PACKAGE
 from rmqstore_conformance.report import Capability, Report
 from rmqstore_conformance.results import Outcome, Result
 
 _MARKS: Final = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.DECLARED_ABSENT: "–", Outcome.NOT_RUN: "?"}
 _LONGEST_ROWS: Final = 60
-_PACKAGE: Final = "rmqstore_conformance"
 
 _STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1c2126; }
@@ -86,7 +86,7 @@ def alone(report: Report, result: Result) -> str:
     """Return the command that runs one case again, alone."""
     file, _, name = result.case.nodeid.partition("::")
     module = file.rpartition("/")[2].removesuffix(".py")
-    return report.header.command.replace(_PACKAGE, shlex.quote(f"{_PACKAGE}.cases.{module}::{name}"), 1)
+    return report.header.command.replace(PACKAGE, shlex.quote(f"{PACKAGE}.cases.{module}::{name}"), 1)
 
 
 # ---------------------------------------------------------------- Markdown

@@ -166,7 +166,7 @@ def _header(pair: Pair, target: Target, seed: int, started: dt.datetime) -> Head
 
 
 def _versions(pair: Pair) -> dict[str, str]:
-    names = {"rmqstore-conformance", "rmqstore", "numpy", "pyarrow", "hypothesis", "pytest"}
+    names = {"rmqstore-conformance", "rmqstore", "numpy", "pyarrow", "pytest"}
     for entry in get_plugins().engines():
         if entry.name in pair and entry.version:
             names.add(entry.distribution)

@@ -18,12 +18,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from rmqstore.errors import IllegalArgumentError
-from rmqstore_conformance.command import known_cases
+from rmqstore_conformance.command import known_cases, own_options
 from rmqstore_conformance.proving.operators import Mutation
 from rmqstore_conformance.proving.reach import Reach
 from rmqstore_conformance.proving.trial import Finding, Trial
 
-_SUITE: Final = "rmqstore_conformance"
 _QUICKEST_S: Final = 10
 _SLOWER: Final = 4
 """A case on a wrong engine has so many times the seconds that it took, traced, on the sound one."""
@@ -150,9 +149,7 @@ class _Ran(NamedTuple):
 
 def _suite(directory: Path, options: Sequence[str], seconds: float | None) -> tuple[bool, str]:
     """Run the suite in a process of its own; returns whether it ended in time, and the end of what it said."""
-    (ini := directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    own = ["--pyargs", _SUITE, "-c", str(ini), "--rootdir", str(directory), "-p", "no:cacheprovider", "-p", "no:terminal"]
-    command = [sys.executable, "-m", "pytest", *own, *options]
+    command = [sys.executable, "-m", "pytest", *own_options(directory), *options]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with (
         (directory / "said").open("w+b") as said,

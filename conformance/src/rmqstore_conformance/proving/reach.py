@@ -13,15 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pytest
 
+from rmqstore_conformance.plugin import CASE_PROPERTY
 from rmqstore_conformance.proving.operators import Mutation
-
-PROPERTY: Final = "rmqstore_conformance"
-"""The property of a test that holds the case as a dictionary."""
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +121,7 @@ class _Tracing:
         self._failed |= not report.passed
 
     def _note(self, item: pytest.Item, seconds: float) -> None:
-        case = dict(item.user_properties).get(PROPERTY)
+        case = dict(item.user_properties).get(CASE_PROPERTY)
         if isinstance(case, dict) and not self._failed:
             found: dict[str, list[int]] = defaultdict(list)
             for file, lines in self._lines.items():

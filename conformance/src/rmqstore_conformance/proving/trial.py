@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from rmqstore_conformance.plugin import CASE_PROPERTY
 from rmqstore_conformance.proving.operators import Mutation, mutated
-from rmqstore_conformance.proving.reach import PROPERTY
 
 _MOST_BYTES: Final = 6 << 30
 """A wrong engine that takes more memory fails; it must not take the machine with it."""
@@ -159,7 +159,7 @@ class _Judging:
 
 
 def _case(properties: Sequence[tuple[str, object]]) -> dict[str, Any]:
-    found = dict(properties).get(PROPERTY)
+    found = dict(properties).get(CASE_PROPERTY)
     return found if isinstance(found, dict) else {}
 
 

@@ -252,6 +252,37 @@ def test_a_run_that_is_damaged_after_a_part_of_it_went_out_is_parked() -> None:
     assert store.verify() == []
 
 
+@pytest.mark.parametrize("set_back", [False, True], ids=["in one tick", "clock set back between"])
+def test_a_run_that_is_damaged_between_two_batches_is_parked_once(set_back: bool) -> None:
+    """T12: what was before is not durable yet, so the run is still whole; its rest cannot be told apart any more, and does not vanish."""
+    kv = TapedKV()
+    store = opened(kv)
+    for n in range(2):
+        put_spread(store, [5, 5, 5], 10 * n)
+    put_spread(store, [9], 20)
+    store.seal(MINUTE + 9000)
+    first, cursor = topics(store, limit=2)
+    spoil(kv)
+    if set_back:
+        store.seal(MINUTE)
+        assert topics(store, cursor)[0] == []
+        assert store.next_tick_ms() == MINUTE + 5000
+        store.seal(MINUTE + 9000)
+    parked, behind = topics(store, cursor, limit=1)
+    rest, whole = topics(store, behind)
+    assert (first, parked, rest) == (["t", "t"], ["%PARKED%"], ["t"] * 4)
+    for durable in (cursor, behind):
+        store.forget(durable)
+        _, again = crashed(kv, behind)
+        again.seal(MINUTE + 9000)
+        assert topics(again, behind)[0] == rest
+        assert again.verify() == []
+    store.forget(whole)
+    assert not kv.scan(TIMERS, b"", None, 1)
+    assert store.verify() == []
+    assert topics(store, whole)[0] == []
+
+
 @settings(max_examples=60)
 @given(st.lists(st.one_of(st.tuples(st.just("put"), st.integers(0, 40)), st.tuples(st.sampled_from(["seal", "give"]), st.integers(0, 40)))))
 @example([("put", 3), ("seal", 20), ("give", 0), ("seal", 5), ("give", 0), ("put", 10), ("seal", 15), ("seal", 5), ("give", 0)])

@@ -103,8 +103,6 @@ class TimerRuns:
         self._floors = floors
         # Until the first ``forget`` is done, the runs that it removes are unchecked.
         self.met_damage = True
-        # Keys of the damaged runs that ``due`` gave since the database was opened.
-        self._parked: set[bytes] = set()
 
     # ------------------------------------------------------------ finding
 
@@ -210,14 +208,15 @@ class TimerRuns:
             tick, first_seq = PAIR.unpack(key)
             done = after.bound(tick)
             # A batch may have ended within a run.
-            if first_seq <= sealed.bound(tick) and (done < first_seq or done < first_seq + _last_delta(value)):
+            if first_seq <= sealed.bound(tick) and (done < first_seq or done < min(self._last_seq(key, value), sealed.bound(tick))):
                 return int(tick)
         return None
 
     def live(self, start: tuple[int, int], seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield (tick, seq, record) of what ``seen`` lets out and is not cancelled, from the place ``start`` on, by tick and seq.
 
-        A damaged run yields one parked message. About ``limit`` are wanted.
+        A damaged run yields one parked message, at the last place that it may hold: a batch may have ended within it when it was whole,
+        and what covers that message covers all of it. About ``limit`` are wanted.
         """
         at = self._start_of(start) if start[1] else PAIR.pack(*start)
         stop = U64.pack(seen.until_ms + 1)
@@ -247,10 +246,9 @@ class TimerRuns:
                 run = decode_run(value)
             except DamagedRunError as error:
                 self.met_damage = True
-                if done_bound < first_seq:
-                    yield tick, first_seq, encode_message(parked_message(value, str(error), _name_of(tick, first_seq)))
-                    # Only now, since what was asked for last is not always given.
-                    self._parked.add(key)
+                last_seq = min(self._last_seq_of_damaged(key), sealed_bound)
+                if done_bound < last_seq:
+                    yield tick, last_seq, encode_message(parked_message(value, str(error), _name_of(tick, first_seq)))
                 continue
             if holes is None:
                 holes = self._holes_of(page)
@@ -284,16 +282,26 @@ class TimerRuns:
 
     def _add_damaged(self, removal: Removal, key: bytes, value: bytes, upto: TimerCursor) -> None:
         """Remove a run that cannot be read."""
-        tick = PAIR.unpack(key)[0]
-        following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
-        last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
+        tick, last_seq = PAIR.unpack(key)[0], self._last_seq_of_damaged(key)
         holes = tombstones.holes_between(self._kv, self._floors, key, PAIR.pack(tick, last_seq + 1))
         removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
         bound = upto.bound(tick)
         # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there
         # to be parked. That seq was given out, so no put will take the place.
-        if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
+        if bound < min(upto.bound(tick - 1), last_seq):
             removal.move_damaged(PAIR.pack(tick, bound + 1), value)
+
+    def _last_seq(self, key: bytes, value: bytes) -> int:
+        """Return the last seq of a run, or what bounds it when the run cannot be read."""
+        try:
+            return int(PAIR.unpack(key)[1]) + check_run(value).deltas[-1]
+        except DamagedRunError:
+            return self._last_seq_of_damaged(key)
+
+    def _last_seq_of_damaged(self, key: bytes) -> int:
+        """Return the seq before that of the next run of the tick, which is as far as a run that cannot be read may go."""
+        following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(PAIR.unpack(key)[0] + 1), 1)
+        return int(PAIR.unpack(following[0][0])[1]) - 1 if following else 2**63
 
     # ------------------------------------------------------------ reading all
 

@@ -80,7 +80,7 @@ def doctor(
     with what to do. A store that is in use is looked at beside its owner, where its engine can do that.
 
     Of a data set that Spark wrote every shard is checked. Jobs, migrations and reshardings that were interrupted are named, finished or
-    undone, and jobs that cannot be finished given up.
+    undone, and jobs that cannot be finished given up. The consumers of streams are named, with what they popped last.
     """
     if finish or undo or drop_job is not None:
         _repair(store, finish=finish, undo=undo, drop_job=drop_job)
@@ -150,6 +150,15 @@ def _dataset(path: Path, *, deep: bool) -> Iterator[Finding]:
     yield Finding("data set", Level.OK, f"{show.count(manifest.shards, 'shard')} of engine {manifest.engine}, id {manifest.id}")
     for trouble in repair.troubles(dataset):
         yield Finding(trouble.check, Level.PROBLEM if trouble.is_problem else Level.WARNING, trouble.text)
+    for consumer in repair.consumers(dataset):
+        is_bad, text = consumer.round > 0 and consumer.receipt is None, f"consumer {consumer.path.name} has popped nothing yet"
+        if (first := consumer.receipt) is not None:
+            when = relative(first.pop_time_ms, stores.now_ms())
+            text = f"consumer {consumer.path.name} of group {first.group} popped round {consumer.round} of topic {first.topic} {when}"
+        elif is_bad:
+            text = f"round {consumer.round} of consumer {consumer.path.name} cannot be read"
+        given_up = f"whether it goes on, its checkpoint alone tells; when that is given up, remove {consumer.path}"
+        yield Finding("streams", Level.WARNING if is_bad else Level.OK, f"{text}; {given_up}")
     well = 0
     for shard in dataset.present():
         bad = [each for each in examine(dataset.shard_path(shard), deep=deep) if each.level is not Level.OK]

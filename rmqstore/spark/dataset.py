@@ -5,6 +5,7 @@
     rmqstore-dataset.json    the manifest: format, id, number of shards, engine, routing, settings; a move that is under way
     shard-00000/ …           the shards, each a store like any other; its rmqstore.toml has the settings, too
     jobs/                    what was written by jobs, and is being written (rmqstore.spark.jobs)
+    streams/                 what streams popped that consume as a group (rmqstore.spark.popping)
 
 It is made beside its place, shards and all, and renamed: so there is a whole data set or none, and of two that make it one wins.
 """
@@ -62,6 +63,9 @@ FORMAT: Final = 1
 MAX_SHARDS: Final = 4096
 LOCK_WAIT_MS: Final = 600_000
 """How long a task waits for a shard that another task holds."""
+
+STREAMS: Final = "streams"
+"""The directory of what streams popped, with one directory for each consumer."""
 
 RESHARDING: Final = "resharding"
 """What is built beside a data set for another number of shards, and the note of it, have this in their names."""

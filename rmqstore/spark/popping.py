@@ -56,7 +56,7 @@ from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, TransferError, system_error
 from rmqstore.message import MAX_POP
 from rmqstore.schemas import OUT_SCHEMA
-from rmqstore.spark.dataset import Dataset, write_json
+from rmqstore.spark.dataset import STREAMS, Dataset, write_json
 from rmqstore.spark.jobs import job_under_way
 from rmqstore.spark.readout import SCHEMAS, Part, View, Wanted
 from rmqstore.store.reader import ReadStore
@@ -140,7 +140,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ on the driver
 
     def _path(self, consumer: str, number: int) -> Path:
-        return self._dataset.path / "streams" / consumer / f"{number}.arrow"
+        return self._dataset.path / STREAMS / consumer / f"{number}.arrow"
 
     @contextmanager
     def _ticked(self, shard: int) -> Iterator[Store]:
@@ -169,7 +169,11 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ack the rounds up to this one, and remove those before it."""
         if self._acked == number:
             return
-        rounds = sorted(int(path.stem) for path in self._path(consumer, number).parent.glob("*.arrow"))
+        place = self._path(consumer, number).parent
+        if self._acked is None:
+            for left in place.glob("*.new"):  # by a kill
+                left.unlink(missing_ok=True)
+        rounds = sorted(int(path.stem) for path in place.glob("*.arrow"))
         for each in (each for each in rounds if each <= number):
             for shard, batches in groupby(_batches(self._path(consumer, each)), _shard):
                 with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 
+from rmqstore.contract.receipts import Receipt
 from rmqstore.errors import ConfigError, CorruptStoreError, RmqstoreError, StorePathError, TransferError
 from rmqstore.spark import migrating, resharding
-from rmqstore.spark.dataset import Dataset, left_asides, place_of
+from rmqstore.spark.dataset import STREAMS, Dataset, left_asides, place_of
 from rmqstore.spark.ingest import ingest_here
 from rmqstore.spark.jobs import Job, jobs_of, unfinished_jobs
 
@@ -21,6 +23,14 @@ class Trouble(msgspec.Struct, frozen=True):
     check: str
     is_problem: bool
     text: str
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """A stream that consumes as a group, by its directory: the last round, 0 for none, and a receipt of it, None if it cannot be read."""
+
+    path: Path
+    round: int
+    receipt: Receipt | None
 
 
 def troubles(dataset: Dataset) -> Iterator[Trouble]:
@@ -62,6 +72,23 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
         yield Trouble(
             "creation", False, f"{left} was left by a creation that did not come to its end, or runs; {doctor} --undo` removes it"
         )
+
+
+def consumers(dataset: Dataset) -> Iterator[Consumer]:
+    """Yield the streams that popped from the data set; whether one still runs, and has acked its last round, its checkpoint alone tells."""
+    for place in sorted(dataset.path.joinpath(STREAMS).glob("*/")):
+        rounds = {int(path.stem): path for path in place.glob("*.arrow") if path.stem.isdecimal()}
+        last = max(rounds, default=0)
+        yield Consumer(place, last, _receipt_in(rounds[last]) if rounds else None)
+
+
+def _receipt_in(path: Path) -> Receipt | None:
+    """Return the first receipt of a round, which says whose it is; None when it cannot be read."""
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+            return Receipt.parse(file.get_batch(0).column("receipt")[0].as_py())
+    except (pa.ArrowException, ValueError, KeyError, OSError):
+        return None
 
 
 def opened(path: Path) -> Dataset:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rmqstore
+from rmqstore.cli.doctor import Level, examine
 from rmqstore.clock import SystemClock
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import ShardProgress
@@ -264,6 +265,26 @@ def test_what_is_not_there_any_more_is_told(orders: Dataset) -> None:
     file.unlink()
     with pytest.raises(rmqstore.TransferError, match="its checkpoint was set back"):
         reader.partitions(start, end)
+
+
+def test_consumers_are_named_and_what_a_kill_left_of_a_pop_is_removed(orders: Dataset) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    end = latest(reader, start)
+    (place,) = (orders.path / "streams").iterdir()
+    left = place / "2.0a1b2c3d.new"
+    left.write_bytes(b"a part")
+    (orders.path / "streams" / "empty").mkdir()
+    told = [each.text for each in examine(orders.path, deep=False) if each.check == "streams"]
+    assert len(told) == 2
+    assert any(f"consumer {place.name} of group billing popped round 1 of topic orders" in each and str(place) in each for each in told)
+    assert any("consumer empty has popped nothing yet" in each for each in told)
+    (place / "1.arrow").write_bytes(b"no Arrow")
+    (bad,) = [each for each in examine(orders.path, deep=False) if each.level is Level.WARNING and each.check == "streams"]
+    assert f"round 1 of consumer {place.name} cannot be read" in bad.text
+    (place / "1.arrow").unlink()
+    latest(reader_of(orders), end)
+    assert not left.exists()
 
 
 def test_options_that_make_no_stream_of_a_group_are_refused(orders: Dataset, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def migrate(
     """Move the store at ``path`` to another engine, or to ticks of another width; handles, receipts and marks stay good.
 
     The new store is built beside it and compared by digest, then both change places. A crash at any point leaves the old or the new one
-    at ``path``; run again, it goes on. The old one is kept.
+    at ``path``; run again, it goes on, and when it is to move elsewhere it begins anew. The old one is kept.
 
     Raises:
         TransferError: there is nothing to change, or something would be lost.
@@ -231,16 +231,21 @@ def migrate(
 def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progress) -> MigrateReport:
     replacement = Replacement(place, "migrating")
     note = replacement.noted() or {}
-    if (finished := replacement.take_up()) is not None:
+    wished = note.get("wish", {})
+    is_wished = (wished.get("engine"), wished.get("precision_ms")) == (engine, precision_ms)
+    # What an earlier run made for another wish takes no place but one that the old store has left.
+    finished = replacement.take_up() if is_wished or replacement.is_in_place() or not place.exists() else None
+    if finished is not None and _is_of(read_manifest(place) or {}, engine, precision_ms):
         return MigrateReport(place, finished.previous, note["tables"])
     if read_manifest(place) is None:
         raise StorePathError(f"there is no store at {place} to migrate")
     get_plugins().load_engine(engine)
     with StoreDirectory(place) as directory, ReadStore(place, {}) as view:
-        baked = (directory.manifest or {})["baked"]
-        if baked["timer_engine"] == baked["pop_engine"] == engine and precision_ms in (None, baked.get("precision_ms")):
+        manifest = directory.manifest or {}
+        if _is_of(manifest, engine, precision_ms):
             raise TransferError(f"store {place} is of engine {engine!r} already")
-        settings = new_store_settings(baked, {"engine": engine} | ({} if precision_ms is None else {"precision_ms": precision_ms}))
+        given = {"engine": engine} | ({} if precision_ms is None else {"precision_ms": precision_ms})
+        settings = new_store_settings(manifest["baked"], given)
         check_settings(place, settings)
         check_transferable(view)
         source = IncomingStore(view)
@@ -249,6 +254,12 @@ def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progr
             replacement.claim()
             replacement.begin({"wish": wish})
         tables = built(replacement, settings, source, SystemClock(), progress)
-        old = "+".join(engines_in(directory.manifest or {}))
+        old = "+".join(engines_in(manifest))
         replacement.ready(tables, source.epoch, free_name(place, f"before-{old}"))
         return MigrateReport(place, replacement.publish().previous, tables)
+
+
+def _is_of(manifest: Mapping[str, Any], engine: str, precision_ms: int | None) -> bool:
+    """Say whether a store is of one engine, and of a precision if one is given."""
+    baked = manifest["baked"]
+    return baked["timer_engine"] == baked["pop_engine"] == engine and precision_ms in (None, baked.get("precision_ms"))

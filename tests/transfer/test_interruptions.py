@@ -310,6 +310,46 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
     assert {path.name for path in stores.root.iterdir()} == {"old", kept[0].name}
 
 
+@one_engine
+@pytest.mark.parametrize("moment", ["half built", "complete", "exchanged", "between two renames"])
+def test_a_migration_to_something_else_than_one_that_was_killed_does_what_it_is_asked(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    store = used(stores).store
+    engine, own, digest = OTHER[stores.pair.timers], stores.pair.timers, store.transfer.digest()
+    store.close()
+    asked: dict[str, Any] = {"engine": OTHER[engine], "precision_ms": None}
+    if asked["engine"] not in DURABLE:
+        asked = {"engine": own, "precision_ms": 2 * store.engine.config.precision_ms}
+
+    def cut(*_: object, **__: object) -> Any:
+        raise CutShortError
+
+    with monkeypatch.context() as patched:
+        match moment:
+            case "half built":
+                patched.setattr(taking.Taking, "_compare", cut)
+            case "complete":
+                patched.setattr(replacing.Replacement, "publish", cut)
+            case "exchanged":
+                exchanged = replacing.exchanged
+                patched.setattr(replacing, "exchanged", lambda one, other: exchanged(one, other) and cut())
+            case _:
+                rename = Path.rename
+                patched.setattr(replacing, "exchanged", lambda one, other: False)
+                patched.setattr(Path, "rename", lambda one, other: cut() if one.name == "old.migrating" else rename(one, other))
+        with pytest.raises(CutShortError):
+            migrate(store.path, engine=engine)
+    report = migrate(store.path, **asked)
+    with rmqstore.open(store.path, read_only=True) as new:
+        assert new.engine.config.timer_engine == new.engine.config.pop_engine == asked["engine"]
+        if asked["precision_ms"] is None:
+            assert new.transfer.digest() == digest
+    assert report.previous is not None
+    kept = 1 if moment in ("half built", "complete") else 2
+    assert len(list(stores.root.iterdir())) == 1 + kept
+
+
 def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> None:
     store = used(stores).store
     engine, digest = OTHER[stores.pair.timers], store.transfer.digest()

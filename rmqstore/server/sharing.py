@@ -3,7 +3,8 @@
 The first of them owns the store and serves the others by a socket in the store's directory. When it closes or dies, the others see their
 connections break, and the first of them that gets the lock opens the store, which recovers, and serves in its turn. A call that was under
 way is made again, at the new owner, where that neither loses nor doubles anything. All of them stay in the directory that they opened,
-whatever its name leads to by now (X5), so that no call is made again on another store. A server (``rmqstore serve``) that goes may be about
+whatever its name leads to by now (X5), so that no call is made again on another store; but where the same store is in the place by now, as
+behind a migration, nobody takes over the one that was left. A server (``rmqstore serve``) that goes may be about
 to begin anew, so the others wait a while for it.
 """
 
@@ -21,14 +22,14 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from rmqstore.clock import Clock
-from rmqstore.errors import StoreClosedError, StoreLockedError, StoreUnavailableError, system_error
+from rmqstore.errors import StoreClosedError, StoreError, StoreLockedError, StorePoisonedError, StoreUnavailableError, named, system_error
 from rmqstore.server.calls import Passing
 from rmqstore.server.connection import Address
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.serving import ServerThread
 from rmqstore.store import open as open_store
 from rmqstore.store.administration import Part
-from rmqstore.store.directory import SOCKET_NAME, HeldDirectory
+from rmqstore.store.directory import SOCKET_NAME, HeldDirectory, read_manifest
 from rmqstore.store.store import Store
 
 _Part = TypeVar("_Part", bound=Part)
@@ -84,6 +85,7 @@ class SharedStore(Passing):
     def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
         self._path = path.absolute()
         self._home: HeldDirectory | None = None
+        self._name = self._path  # of the home, when it was found
         self._open_it: Callable[[Path], Store] = lambda place: open_store(place, clock=clock, services=services, **settings)
         self._lock = threading.Lock()
         self._mine: Store | None = None
@@ -106,7 +108,18 @@ class SharedStore(Passing):
             self._home = HeldDirectory(directory)
         except OSError as error:
             raise system_error(error, self._path) from error
+        self._name = Path(named(str(self._home.path)))
         self._follower.stay_in(self._home.path)
+
+    def _refuse_replaced(self, home: HeldDirectory) -> None:
+        """Refuse to own a store that goes on in another directory, which has its name: what came here would be kept aside, or removed.
+
+        Raises:
+            StorePoisonedError: it does.
+        """
+        now = Path(named(str(home.path)))
+        if now != self._name and (number := _number_of(self._name)) is not None and number == _number_of(home.path):
+            raise StorePoisonedError(f"store {self._path} was replaced, as by a migration; open it again, since this one is {now} now")
 
     def _see_owner(self, patience: timedelta) -> None:
         """Make sure that the owner serves others; one that is just opening the store does so in a moment."""
@@ -149,6 +162,8 @@ class SharedStore(Passing):
             if self._mine is None:
                 if self._waits_for_server():
                     return None
+                if self._home is not None:
+                    self._refuse_replaced(self._home)
                 try:
                     mine = self._open_it(self._path if self._home is None else self._home.path)
                 except StoreLockedError:
@@ -157,6 +172,8 @@ class SharedStore(Passing):
                 try:
                     if self._home is None:
                         self._stay_in(place)
+                    else:
+                        self._refuse_replaced(self._home)  # before the lock was there
                     self._server = ServerThread(mine, lambda entrance: entrance.listen_unix(place / SOCKET_NAME))
                 except BaseException as error:
                     mine.close()
@@ -210,3 +227,11 @@ class SharedStore(Passing):
 
     def _part(self, kind: type[_Part]) -> _Part:
         return self._current()._part(kind)
+
+
+def _number_of(path: Path) -> int | None:
+    """Return the number of the store at ``path``; None when there is none that can be read."""
+    try:
+        return (read_manifest(path) or {}).get("store_id")
+    except StoreError:
+        return None

@@ -26,12 +26,14 @@ from rmqstore import (
     StoreClosedError,
     StoreFullError,
     StoreLockedError,
+    StorePoisonedError,
     StoreUnavailableError,
 )
 from rmqstore.server import sharing
 from rmqstore.server.connection import Connection
 from rmqstore.server.sharing import SharedStore
 from rmqstore.store.directory import SOCKET_NAME
+from rmqstore.transfer import migrate
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import soon
 
@@ -152,6 +154,27 @@ def test_a_follower_stays_with_its_store(current: Path, tmp_path: Path, is_moved
         second.close()
         with pytest.raises(StoreClosedError, match=f"store {current} is closed"):
             second.pending()
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_a_follower_of_a_store_that_was_migrated_says_so(tmp_path: Path) -> None:
+    """X5: what it sends would be in the old one, which is kept to be removed; nor does it own that."""
+    first, second, third = (shared(tmp_path / "s") for _ in range(3))
+    third.send(NOW)
+    first.close()
+    previous = migrate(tmp_path / "s", engine=ENGINES[1]).previous
+    for _ in range(2):
+        with pytest.raises(StorePoisonedError, match=f"open it again.*{previous}"):
+            second.send(NOW)
+    with ThreadPoolExecutor(1) as threads, pytest.raises(StorePoisonedError):
+        threads.submit(third.pop, "t", "g", wait=timedelta(seconds=30)).result()
+    second.close()
+    third.close()
+    with rmqstore.open(tmp_path / "s", share=True) as again:
+        assert again.lag("t", "g").ready == 1
+    assert previous is not None
+    with rmqstore.open(previous, share=True) as old:
+        assert old.lag("t", "g").ready == 1
 
 
 def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:

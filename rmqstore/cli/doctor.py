@@ -126,6 +126,7 @@ def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
     in_use = _engines_of(path)
     yield from _plugins(in_use)
     yield from _directory(path)
+    yield from _beside(path)
     if not stores.is_store(path):
         return
     yield _lock(path)
@@ -205,6 +206,19 @@ def _directory(path: Path) -> Iterator[Finding]:
         return
     engines = " + ".join(engines_in(manifest))
     yield Finding("store", Level.OK, f"format {manifest['format']}, store id {manifest['store_id']:08x}, engine {engines}")
+
+
+def _beside(path: Path) -> Iterator[Finding]:
+    """Say what a load or a migration has left beside the place, as long as none came to its end."""
+    from rmqstore.transfer.replacing import Replacement
+
+    place = path.resolve()
+    for doing, what in (("loading", "load"), ("migrating", "migration")) if place.name else ():
+        replacement = Replacement(place, doing)
+        if (note := replacement.noted()) is not None:
+            whose = f"{replacement.staging} is of a {what} that runs, or was interrupted"
+            end = "puts it into its place" if "inode" in note else f"goes on; to give it up, remove it and {replacement.staging.name}.json"
+            yield Finding(what, Level.WARNING, f"{whose}; the same one, begun again, {end}")
 
 
 def _lock(path: Path) -> Finding:

@@ -42,7 +42,8 @@ def load(
     progress: Progress | None = None,
     **settings: Any,
 ) -> LoadReport:
-    """Load a dump into the directory ``path``, which holds no store, or one that is empty; run again after an interruption, it goes on.
+    """Load a dump into the directory ``path``, which holds no store, or one that is empty; run again after an interruption, it goes on,
+    and with another dump, or other settings, it begins anew.
 
     Without a store there, the dump becomes one: same number, same offsets, seqs and epochs, so that all handles, receipts and marks stay
     good. It is built beside ``path`` and takes its place once its digest is right. An empty store is filled in its place, as by
@@ -100,7 +101,9 @@ def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress
     replacement = Replacement(place, "loading")
     note = replacement.noted() or {}
     plan = {"dump": dump.dump_id, "settings": {key: str(value) for key, value in sorted(given.items())}}
-    if replacement.take_up() is not None and note.get("plan") == plan:
+    is_planned = note.get("plan") == plan
+    # What another load made, and did not come to put into the place, gives way.
+    if (is_planned or replacement.is_in_place()) and replacement.take_up() is not None and is_planned:
         return LoadReport(place, note["tables"])
     if place.is_dir() and read_manifest(place) is not None:
         with Store(OwnedEngines(place, given), clock, services=False) as store:
@@ -111,7 +114,7 @@ def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress
         # It may hold something else.
         with StoreDirectory(place) as directory:
             directory.abandon()
-    if note.get("plan") != plan:
+    if not is_planned:
         replacement.claim()
         # The new store has the settings file of the old one, unless the place has one. All of it is there before the plan is noted, since
         # a run that goes on with a plan gives no settings.

@@ -188,6 +188,29 @@ def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores
     assert target.verify() == []
 
 
+@one_engine
+@pytest.mark.parametrize("is_complete", [False, True], ids=["half built", "complete"])
+def test_another_dump_takes_the_place_of_a_load_that_was_killed(stores: Stores, monkeypatch: pytest.MonkeyPatch, is_complete: bool) -> None:
+    store = used(stores).store
+    dump(store, stores.root / "first")
+    store.send(message("later"))
+    dump(store, stores.root / "second")
+    digest = store.transfer.digest()
+
+    def cut(*_: object, **__: object) -> Any:
+        raise CutShortError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((replacing.Replacement, "publish", cut) if is_complete else (taking.Taking, "_compare", cut)))
+        with pytest.raises(CutShortError):
+            load(stores.root / "first", stores.root / "new")
+    assert (stores.root / "new.loading.json").exists()
+    load(stores.root / "second", stores.root / "new")
+    with rmqstore.open(stores.root / "new", read_only=True) as new:
+        assert new.transfer.digest() == digest
+    assert not list(stores.root.glob("new.*"))
+
+
 @pytest.mark.parametrize("is_reopened", [True, False], ids=["reopened", "open"])
 def test_nothing_is_done_to_a_part_of_a_load(stores: Stores, is_reopened: bool) -> None:
     """A send or a tick beside a part would be written over by what is still to come, and be lost although it was answered."""

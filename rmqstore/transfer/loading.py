@@ -62,7 +62,7 @@ def load(
         ConfigError: a setting is wrong or differs from what the store was made with.
         StoreFullError: no room.
     """
-    place = checked_path(path)
+    place = _named(checked_path(path))
     found = open_dump(checked_path(dump))
     given = {name: value for name, value in {"engine": engine, **settings}.items() if value is not None}
     try:
@@ -188,6 +188,11 @@ def check_keeps(store: Store) -> None:
             raise UnsupportedOperationError(f"engine {name!r} keeps nothing on disk; load into an open store of it with load_into")
 
 
+def _named(path: Path) -> Path:
+    """Return the path by a name, beside which another one can be; ``.`` and ``..`` have none."""
+    return path.resolve() if path.name in ("", "..") else path
+
+
 def free_name(place: Path, what: str) -> str:
     """Return a name beside ``place`` that says what and when, and is not taken."""
     name = f"{place.name}.{what}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
@@ -224,7 +229,7 @@ def migrate(
         StoreLockedError: it is open.
         StoreFullError: no room; the store is as it was.
     """
-    place = checked_path(path)
+    place = _named(checked_path(path))
     try:
         return _migrate(place, engine, precision_ms, progress or silent)
     except OSError as error:

@@ -465,6 +465,19 @@ def test_an_open_that_a_migration_overtakes_does_not_own_the_old_store(stores: S
 
 
 @one_engine
+def test_a_store_is_loaded_and_migrated_from_within_its_directory(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = used(stores).store
+    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
+    dump(store, stores.root / "dump")
+    store.close()
+    (stores.root / "new").mkdir()
+    for name, move in (("old", lambda: migrate(".", engine=engine)), ("new", lambda: load("../dump", ".", engine=engine))):
+        monkeypatch.chdir(stores.root / name)
+        move()
+        _check_migrated(stores.root / name, engine, digest)
+
+
+@one_engine
 def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) -> None:
     store = used(stores).store
     store.close()

@@ -244,11 +244,12 @@ def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     if wanted.view in _OF_JOBS:
         yield from (rows.select(schema.names) for rows in _OF_JOBS[wanted.view](part, wanted))
         return
+    again = "the data set has got other shards; read it again"
+    if read_manifest(Path(part.path)) is None:
+        raise TransferError(f"{part.path} is no store any more: {again}")
     with ReadStore(Path(part.path), {}) as view:
         if view.engine.store_id != part.store_id:
-            raise TransferError(
-                f"{part.path} is another store than when this was planned: the data set has got other shards; read it again"
-            )
+            raise TransferError(f"{part.path} is another store than when this was planned: {again}")
         made: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
             "shard": lambda rows: pa.repeat(pa.scalar(part.shard, pa.int32()), len(rows)),
             "handle": lambda rows: _handles(view, rows),

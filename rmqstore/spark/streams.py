@@ -109,9 +109,13 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_rows = max_rows
         self._last: dict[str, Part] | None = None  # of a query that stops where the queues ended when it began
         self._seen: Offsets | None = None
+        self._times: Offsets = {}  # how often the data set was resharded, of the queues that were looked for last
 
     def initialOffset(self) -> Offsets:
-        return self._resharded() | _ends(self._queues()) if self._is_from_latest else {}
+        if not self._is_from_latest:
+            return {}
+        ends = _ends(self._queues())
+        return self._times | ends
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._queues()
@@ -120,9 +124,9 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        self._check(start)
         queues = self._queues() if self._last is None else self._last
-        start = start | self._resharded()
+        self._check(start)
+        start = start | self._times
         self._seen = start | _ends(queues)
         return bounded(start, queues, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
@@ -130,9 +134,10 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        queues = self._queues()
         self._check(end)
         parts: list[Part] = []
-        for name, queue in self._queues().items():
+        for name, queue in queues.items():
             first, behind = max(start.get(name, 0), queue.first), end.get(name, 0)
             parts += split(msgspec.structs.replace(queue, first=first, behind=behind), self._part_rows)
         return [InputPartition(part) for part in parts]
@@ -146,8 +151,8 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_RESHARDED: times} if times else {}
 
     def _check(self, offsets: Offsets) -> None:
-        """Refuse offsets of the shards that a data set had before."""
-        if offsets and offsets.get(_RESHARDED, 0) != self._resharded().get(_RESHARDED, 0):
+        """Refuse offsets of other shards than those whose queues were looked for last."""
+        if offsets and offsets.get(_RESHARDED, 0) != self._times.get(_RESHARDED, 0):
             raise TransferError(
                 f"data set {self._path} has got another number of shards since this stream read it, so its offsets are those of shards "
                 "that are gone; a new checkpoint begins with what is there"
@@ -155,7 +160,11 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _queues(self) -> dict[str, Part]:
         """Return every queue that has messages, whole, by the name that it has in offsets."""
-        return {f"{queue.shard}/{queue.topic}/{queue.queue_id}": queue for queue in plan(self._path, self._wanted, part_rows=2**63)}
+        while True:
+            self._times = self._resharded()
+            queues = {f"{queue.shard}/{queue.topic}/{queue.queue_id}": queue for queue in plan(self._path, self._wanted, part_rows=2**63)}
+            if self._resharded() == self._times:
+                return queues
 
 
 def _ends(queues: dict[str, Part]) -> Offsets:

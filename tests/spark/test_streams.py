@@ -28,6 +28,7 @@ pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from rmqstore.spark import streams
 from rmqstore.spark.source import RmqstoreSource
 from rmqstore.spark.streams import MicroBatchWriter, QueueReader, Staged
 
@@ -117,6 +118,7 @@ import rmqstore
 import rmqstore.spark
 from rmqstore.spark import jobs
 from rmqstore.spark.sessions import session
+from rmqstore.spark import streams
 from rmqstore.spark.source import RmqstoreSource
 from rmqstore.spark.popping import GroupReader
 from rmqstore.spark.streams import QueueReader
@@ -349,6 +351,44 @@ def test_offsets_of_other_shards_are_refused(dataset: Dataset) -> None:
     anew = reader.latestOffset({}, limit)
     assert (anew["resharded"], reader.latestOffset(anew, limit)) == (1, anew)
     assert sorted(map(int, bodies(reader, {}, anew))) == list(range(9))
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before a look", "behind it"])
+def test_a_resharding_while_a_stream_looks_is_told(dataset: Dataset, monkeypatch: pytest.MonkeyPatch, is_before: bool) -> None:
+    """The offsets of the old shards and the queues of the new ones never meet."""
+    ingested(committed(dataset, "load", rows(0, 90).drop_columns(["deliver_at_ms"])))
+    plan, numbers, limit = streams.plan, list[int](), ReadAllAvailable()
+
+    def resharded(*given: Any, **named: Any) -> Any:
+        found = [] if is_before else plan(*given, **named)
+        if numbers:
+            reshard_here(Dataset.open(dataset.path), numbers.pop())
+        return plan(*given, **named) if is_before else found
+
+    monkeypatch.setattr(streams, "plan", resharded)
+    end = reader_of(dataset.path).latestOffset({}, limit)
+    numbers.append(5)
+    with pytest.raises(rmqstore.TransferError, match="another number of shards since"):
+        reader_of(dataset.path).partitions({}, end)
+    end = reader_of(dataset.path).latestOffset({}, limit)
+    numbers.append(2)
+    with pytest.raises(rmqstore.TransferError, match="another number of shards since"):
+        reader_of(dataset.path).latestOffset(end, limit)
+    numbers.append(4)
+    whole = reader_of(dataset.path).latestOffset({}, limit)
+    assert sorted(map(int, bodies(reader_of(dataset.path), {}, whole))) == list(range(90))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_task_that_was_planned_before_a_resharding_says_so(dataset: Dataset, shards: int) -> None:
+    """Whether its shard is another one by now, or there is none of its number."""
+    ingested(committed(dataset, "load", rows(0, 9).drop_columns(["deliver_at_ms"])))
+    reader = reader_of(dataset.path)
+    planned = reader.partitions({}, reader.latestOffset({}, ReadAllAvailable()))
+    reshard_here(dataset, shards)
+    for part in planned:
+        with pytest.raises(rmqstore.TransferError, match=r"the data set has got other shards; read it again"):
+            list(reader.read(part))
 
 
 def test_options_that_make_no_stream_are_refused(dataset: Dataset) -> None:

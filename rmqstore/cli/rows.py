@@ -127,6 +127,8 @@ class _Source:
             self.number += 1
             self.bytes += len(line)
             self.digest.update(line)
+            if line[-1:] != b"\n" and self._stream.readline():  # else its halves would be two lines
+                raise self.bad("the line went on while it was read; send the file when nobody writes it any more")
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from rmqstore import Message
@@ -123,3 +124,30 @@ def test_garbage_is_refused_with_a_place_or_read(content: bytes, kind: Format) -
         read(content, kind)
     except IllegalMessageError as error:
         assert str(error).startswith("stdin")
+
+
+class Growing(io.RawIOBase):
+    """A file that ends where each piece does, for a moment."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [each for piece in pieces for each in (piece, b"")]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._pieces.pop(0) if self._pieces else b""
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def grown(*pieces: bytes) -> list[str]:
+    stream = io.BufferedReader(Growing(*pieces))
+    return [message.body.decode() for message in messages_of(list(reader_of(None, stream, Format.CSV, SHAPE).batches()))]
+
+
+def test_a_line_that_grows_while_it_is_read_is_no_two_lines() -> None:
+    assert grown(b"topic,body\nt,x\n", b"t,abcdef\n") == ["x"]
+    with pytest.raises(IllegalMessageError, match=r"line 3: the line went on while it was read; .* when nobody writes it any more"):
+        grown(b"topic,body\nt,x\nt,ab", b"cd,ef\n")
+    assert grown(b"topic,body\nt,x\nt,ab") == ["x", "ab"]

@@ -215,10 +215,11 @@ def _beside(path: Path) -> Iterator[Finding]:
     place = path.resolve()
     for doing, what in (("loading", "load"), ("migrating", "migration")) if place.name else ():
         replacement = Replacement(place, doing)
-        if (note := replacement.noted()) is not None:
-            whose = f"{replacement.staging} is of a {what} that runs, or was interrupted"
-            end = "puts it into its place" if "inode" in note else f"goes on; to give it up, remove it and {replacement.staging.name}.json"
-            yield Finding(what, Level.WARNING, f"{whose}; the same one, begun again, {end}")
+        if replacement.noted() is not None:
+            beside, is_old = replacement.staging, replacement.is_in_place()
+            text = f"{beside} is {'what was there before' if is_old else 'of'} a {what} that runs, or was interrupted"
+            end = "comes to its end" if is_old else f"goes on; to give it up, remove it and {beside.name}.json"
+            yield Finding(what, Level.WARNING, f"{text}; the same one, begun again, {end}")
 
 
 def _lock(path: Path) -> Finding:

@@ -13,9 +13,8 @@ import pytest
 import rmqstore
 from rmqstore.cli import doctor
 from rmqstore.settings import CORE_SETTINGS
-from rmqstore.transfer import load, migrate
+from rmqstore.transfer import load, migrate, replacing
 from rmqstore.transfer.replacing import Replacement
-from rmqstore.transfer.taking import Taking
 from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command
 
@@ -135,19 +134,26 @@ def test_deep_reads_everything(cli: Command, monkeypatch: pytest.MonkeyPatch) ->
     assert result.err == "2 problems.\n"
 
 
-@pytest.mark.parametrize("is_complete", [False, True], ids=["half built", "complete"])
-def test_what_a_killed_load_or_migration_left_is_named(cli: Command, monkeypatch: pytest.MonkeyPatch, is_complete: bool) -> None:
+@pytest.mark.parametrize("is_exchanged", [False, True], ids=["built", "exchanged"])
+def test_what_a_killed_load_or_migration_left_is_named(cli: Command, monkeypatch: pytest.MonkeyPatch, is_exchanged: bool) -> None:
     cli.send()
     cli.good("dump", "data", str(cli.root / "dump"))
-    monkeypatch.setattr(*((Replacement, "publish", None) if is_complete else (Taking, "_compare", None)))
-    with pytest.raises(TypeError):
+
+    def cut(own: Replacement) -> None:
+        if is_exchanged and own.path.exists():
+            replacing.exchanged(own.staging, own.path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Replacement, "publish", cut)
+    with pytest.raises(KeyboardInterrupt):
         migrate(cli.data, engine=ENGINE, precision_ms=100)
     told = text_of(cli, "migration")
-    assert "data.migrating is of a migration that runs, or was interrupted" in told
-    assert ("puts it into its place" in told, "remove it and data.migrating.json" in told) == (is_complete, not is_complete)
+    whose = "what was there before" if is_exchanged else "of"
+    assert f"data.migrating is {whose} a migration that runs, or was interrupted" in told
+    assert ("comes to its end" in told, "remove it and data.migrating.json" in told) == (is_exchanged, not is_exchanged)
     assert levels(cli)["migration"] == ["warning"]
     cli.data.rename(cli.data.with_name("away"))
-    with pytest.raises(TypeError):
+    with pytest.raises(KeyboardInterrupt):
         load(cli.root / "dump", cli.data)
     assert "data.loading is of a load that runs, or was interrupted" in text_of(cli, "load")
 

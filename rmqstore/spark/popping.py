@@ -19,12 +19,14 @@ offsets and without a ``latestOffset`` before. So whatever ``start`` says is com
 with attempt ids made of name, round and turn, and answers when its file is in place, durable and in one step. Tasks read files alone, and
 no shard is open meanwhile.
 
-- Killed before the file is in place, or before the offset log has the round: nobody has seen it. The same call comes again, follows the
-  note with the same attempt ids, and gets the same messages while their leases run, and else what is there then. It replaces the file.
+- Killed before the file is in place: nobody has seen it. The same call comes again, follows the note with the same attempt ids, and gets
+  the same messages while their leases run, and else what is there then.
 - Killed later, up to the commit log: the micro-batch is planned again and read from the file. So it has the same rows, whatever
   became of the leases, which is what a sink must rely on that takes each micro-batch once.
-- Killed before or within the ack: the query begins with it. An ack that is made again changes nothing (P5). The file of the last round
-  stays until the next one is acked, for a checkpoint that loses its last entry with the power.
+- Killed before or within the ack: the query begins with it. An ack that is made again changes nothing (P5).
+- A checkpoint that lost its last entries, with the power, say: the file of the last round stays until the next one is acked, and a round
+  that has a file is not popped again, since the sink may have it, and passes over what else comes under its number. One that lost more
+  than that is refused.
 
 **Another number of shards** (``rmqstore.spark.resharding``). Where the group stands goes along, so a query goes on in the new shards: each
 look reads the manifest, and who opens a shard by the old one gets an error. The rounds stay behind, and nothing was leased by then. So the
@@ -104,11 +106,16 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"consumer": secrets.token_hex(8), "round": 0}
         # A query goes on and on, and meanwhile the data set may get other shards.
         self._dataset = Dataset.open(self._dataset.path)
-        is_first, consumer, number = self._acked is None, start["consumer"], start["round"]
+        consumer, number = start["consumer"], start["round"]
+        end = {"consumer": consumer, "round": number + 1}
         self._ack(consumer, number)
+        path = self._path(consumer, number + 1)
+        if max(self._rounds(consumer), default=0) > number:
+            next(_batches(path))  # it is there, or this raises
+            return end
         left = self._waiting() if self._left is None else self._left
-        wish = self._path(consumer, number + 1).with_suffix(".json")
-        rows = self._pop(consumer, number + 1, **json.loads(wish.read_bytes())) if is_first and wish.exists() else 0
+        wish = path.with_suffix(".json")
+        rows = self._pop(consumer, number + 1, **json.loads(wish.read_bytes())) if wish.exists() else 0
         if not rows:
             shards = [shard for shard in self._dataset.shards if self._is_ready(shard)]
             most = min(left, limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize)
@@ -122,7 +129,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left = left
         if not rows:
             wish.unlink(missing_ok=True)
-        return {"consumer": consumer, "round": number + 1} if rows else start
+        return end if rows else start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         parts: list[Part] = []
@@ -141,6 +148,10 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _path(self, consumer: str, number: int) -> Path:
         return self._dataset.path / STREAMS / consumer / f"{number}.arrow"
+
+    def _rounds(self, consumer: str) -> list[int]:
+        """Return the rounds that have a file."""
+        return sorted(int(path.stem) for path in self._path(consumer, 0).parent.glob("*.arrow"))
 
     @contextmanager
     def _ticked(self, shard: int) -> Iterator[Store]:
@@ -169,19 +180,17 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ack the rounds up to this one, and remove those before it."""
         if self._acked == number:
             return
-        place = self._path(consumer, number).parent
         if self._acked is None:
-            for left in place.glob("*.new"):  # by a kill
+            for left in self._path(consumer, number).parent.glob("*.new"):  # by a kill
                 left.unlink(missing_ok=True)
-        rounds = sorted(int(path.stem) for path in place.glob("*.arrow"))
-        for each in (each for each in rounds if each <= number):
+        for each in (each for each in self._rounds(consumer) if each <= number):
             for shard, batches in groupby(_batches(self._path(consumer, each)), _shard):
                 with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
                     for batch in batches:
                         store.ack(batch.column("receipt").to_pylist())
             if each < number:
-                for suffix in (".arrow", ".json"):
-                    self._path(consumer, each).with_suffix(suffix).unlink(missing_ok=True)
+                for left in self._path(consumer, each).parent.glob(f"{each}.*"):
+                    left.unlink(missing_ok=True)
         self._acked = number
 
     def _pop(self, consumer: str, number: int, shards: Sequence[int], most: int) -> int:

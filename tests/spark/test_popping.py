@@ -171,13 +171,30 @@ def test_a_micro_batch_that_is_planned_again_has_the_same_rows_whatever_became_o
 
 def test_what_was_not_acked_in_time_comes_in_a_later_micro_batch(orders: Dataset, time: Time) -> None:
     reader = reader_of(orders)
-    start = begun(reader)
-    latest(reader, start)
+    end = latest(reader, begun(reader))
     time.now_ms += LEASE_MS + SECOND_MS
-    # As a query that begins again before its offset log had the round; by then the leases are over.
-    late = reader_of(orders)
-    again = found(late, start, latest(late, start))
+    for shard in orders.shards:
+        with orders.open_shard(shard) as store:
+            store.tick()
+    again = found(reader, end, latest(reader, end))
     assert (numbers(again), {row["attempt"] for row in again}) == (list(range(MESSAGES)), {2})
+
+
+def test_a_checkpoint_that_lost_its_last_micro_batch_gets_the_same_one_again(orders: Dataset, time: Time) -> None:
+    """The sink may have it, and would pass over whatever else comes under its number."""
+    reader = reader_of(orders, maxRowsPerBatch="8")
+    start = begun(reader)
+    first = latest(reader, start)
+    second = latest(reader, first)  # acks the first one
+    before = found(reader, start, second)
+    time.now_ms += LEASE_MS + SECOND_MS
+    again = reader_of(orders, maxRowsPerBatch="8")
+    assert (latest(again, start), latest(again, first)) == (first, second)
+    assert found(again, start, second) == before
+    third = latest(again, second)
+    assert numbers(before + found(again, second, third)) == list(range(MESSAGES))
+    with pytest.raises(rmqstore.TransferError, match="its checkpoint was set back"):
+        latest(reader_of(orders), start)
 
 
 def test_a_query_that_ends_with_what_waits_acks_before_it_counts_that(orders: Dataset, time: Time) -> None:

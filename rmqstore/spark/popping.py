@@ -162,11 +162,12 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield store
 
     def _waiting(self) -> int:
-        """Return how many messages wait for the group."""
+        """Return how many messages wait for the group, in memory as well; from now on who reads the shards sees them."""
         lags = []
         for shard in self._dataset.shards:
             with self._ticked(shard) as store:
                 lags.append(store.lag(self._topic, self._group))
+                store.flush()
         return sum(lag.ready + lag.retry for lag in lags)
 
     def _is_ready(self, shard: int) -> bool:

@@ -14,7 +14,7 @@ from rmqstore.clock import SystemClock
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import ShardProgress
 from rmqstore.spark.resharding import reshard_here
-from tests.spark.datasets import ENGINE, NOW_MS, SECOND_MS, committed, rows
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, rows, served
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
 
@@ -205,6 +205,18 @@ def test_a_query_that_ends_with_what_waits_acks_before_it_counts_that(orders: Da
     reader.prepareForTriggerAvailableNow()
     assert latest(reader, end) == end
     assert list(lags(orders)) == [(0, 0, 0)] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_query_that_ends_with_what_waits_gets_what_an_owner_has_in_memory(tmp_path: Path, engine: str) -> None:
+    settings = {"flush": "async", "flush_interval_ms": 3_600_000}
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine, settings=settings)
+    with served(dataset.shard_path(0)) as store:
+        store.send_batch([rmqstore.Message("orders", b"%d" % number) for number in range(MESSAGES)])
+        reader = reader_of(dataset)
+        start = begun(reader)
+        reader.prepareForTriggerAvailableNow()
+        assert numbers(found(reader, start, latest(reader, start))) == list(range(MESSAGES))
 
 
 def test_an_ack_that_was_cut_short_is_made_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

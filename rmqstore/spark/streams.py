@@ -114,7 +114,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offsets:
         if not self._is_from_latest:
             return {}
-        ends = _ends(self._queues())
+        ends = _ends(self._reached())
         return self._times | ends
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -124,7 +124,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        queues = self._queues() if self._last is None else self._last
+        queues = self._reached()
         self._check(start)
         start = start | self._times
         self._seen = start | _ends(queues)
@@ -157,6 +157,10 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"data set {self._path} has got another number of shards since this stream read it, so its offsets are those of shards "
                 "that are gone; a new checkpoint begins with what is there"
             )
+
+    def _reached(self) -> dict[str, Part]:
+        """Return the queues as far as the query goes."""
+        return self._queues() if self._last is None else self._last
 
     def _queues(self) -> dict[str, Part]:
         """Return every queue that has messages, whole, by the name that it has in offsets."""

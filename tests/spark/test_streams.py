@@ -333,6 +333,14 @@ def test_a_batch_takes_of_each_queue_in_proportion_and_no_more_than_it_may(store
     assert sizes == [[11, 4], [12, 3], [8, 2]]
 
 
+def test_a_stream_that_begins_at_the_end_and_stops_there_does_not_mind_what_comes_meanwhile(store: rmqstore.Store, tmp_path: Path) -> None:
+    reader = reader_of(tmp_path / "store", startingOffsets="latest")
+    reader.prepareForTriggerAvailableNow()
+    sent(store, "2")
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start == {"0/orders/0": 1, "0/orders/1": 1}
+
+
 def test_a_queue_that_ends_before_the_offset_of_a_checkpoint_is_told(store: rmqstore.Store, tmp_path: Path) -> None:
     with pytest.raises(rmqstore.TransferError, match="queue 0/orders/1 ends at offset 1, and this stream has read it up to 7"):
         reader_of(tmp_path / "store").latestOffset({"0/orders/1": 7}, ReadAllAvailable())

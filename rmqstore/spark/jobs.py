@@ -297,6 +297,7 @@ class Job:
         if not record.is_done:
             write_json(self.path / _DONE, msgspec.structs.replace(record, is_done=True))
             (self.path / _RECORD).unlink(missing_ok=True)
+            sync_path(self.path)  # with the files gone, it must not come back
         shutil.rmtree(self.staged, ignore_errors=True)
 
     def forget(self) -> None:

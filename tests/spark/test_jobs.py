@@ -120,6 +120,17 @@ def test_a_second_run_of_a_committed_job_brings_nothing_new(dataset: Dataset) ->
     assert sorted(timers_of(dataset.path)) == list(range(20))
 
 
+def test_what_was_staged_stays_until_no_loss_of_power_brings_the_record_back(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, synced = committed(dataset, "load", rows(0, 1)), list[tuple[Path, bool, bool]]()
+
+    def noting(path: Path) -> None:
+        synced.append((path, (job.path / "job.json").exists(), job.staged.exists()))
+
+    monkeypatch.setattr("rmqstore.spark.jobs.sync_path", noting)
+    job.drop()
+    assert (job.path, False, True) in synced
+
+
 def test_of_finished_jobs_the_newest_are_known(dataset: Dataset) -> None:
     done = [committed(dataset, f"job-{number:02}", rows(number, 1)) for number in range(20)]
     dropped, left = committed(dataset, "a-dropped", rows(20, 1)), committed(dataset, "b-left", rows(21, 1))

@@ -223,8 +223,11 @@ class Dataset:
         """Return the store directory of a shard."""
         return self.path / f"shard-{shard:05}"
 
-    def check_closed(self) -> None:
-        """Refuse to begin what needs every shard for itself, unless each is there, of the right engine, and open nowhere.
+    def check_ready(self, *, is_served_too: bool) -> None:
+        """Refuse to begin anything that writes, unless each shard is there, of the right engine, and open nowhere.
+
+        Args:
+            is_served_too: one that another process serves will do as well. It has a time of its own.
 
         Raises:
             StoreLockedError: a shard is open in another process.
@@ -232,23 +235,12 @@ class Dataset:
         """
         self.check_whole()
         for shard in self.shards:
-            StoreDirectory(self.shard_path(shard)).release()
-
-    def check_ready(self, now_ms: int | None = None) -> None:
-        """Refuse to begin anything that writes, as :meth:`check_closed`; but a shard that another process serves will do.
-
-        Args:
-            now_ms: the time that the shards are to see; one that is served has its own, so with a time it will not do.
-        """
-        if now_ms is not None:
-            self.check_closed()
-            return
-        self.check_whole()
-        for shard in self.shards:
             path = self.shard_path(shard)
             try:
                 StoreDirectory(path).release()
             except StoreLockedError as locked:
+                if not is_served_too:
+                    raise
                 try:
                     connect(path, patience=timedelta(0)).close()
                 except StoreUnavailableError:

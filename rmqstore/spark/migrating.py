@@ -35,7 +35,7 @@ def begin(dataset: Dataset, engine: str) -> None:
 
     Raises:
         TransferError: it is of that engine, a job is half done, or another migration is.
-        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_closed`.
+        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_ready`.
         EngineLookupError: the engine cannot be used.
     """
     info, _ = get_plugins().load_engine(engine)
@@ -52,7 +52,7 @@ def begin(dataset: Dataset, engine: str) -> None:
     if manifest.engine == engine:
         raise TransferError(f"data set {dataset.path} is of engine {engine!r} already")
     check_settings(manifest, engine)
-    dataset.check_closed()
+    dataset.check_ready(is_served_too=False)
     with at_rest(dataset):
         dataset.rewrite(msgspec.structs.replace(manifest, migrating_to=engine))
 

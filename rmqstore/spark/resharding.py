@@ -123,7 +123,7 @@ def begun(dataset: Dataset, shards: int) -> Iterator[Plan]:
 
     Raises:
         TransferError: there are so many already, a job is half done, another resharding is, or there is what cannot be split.
-        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_closed`; also when the shards have different settings.
+        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_ready`; also when the shards have different settings.
         CorruptStoreError: a shard cannot be read.
     """
     manifest = dataset.manifest

@@ -114,7 +114,7 @@ def schedule(
     check_columns((field.name, field.dataType.simpleString()) for field in df.schema.fields)
     now_ms, way = time_ms("now", now, now_ms), OnBadRow(on_bad_row)
     dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
-    dataset.check_ready(now_ms)
+    dataset.check_ready(is_served_too=now_ms is None)
     rules = rules_of(dataset, now_ms, way)
     job = job_of_write(dataset, job_id)
     files = _staged(df, job, rules) if job.record() is None else None
@@ -209,7 +209,7 @@ def hand_over(
     given_ms = time_ms("until", until, until_ms)
     due_ms = SystemClock().now_ms() if given_ms is None else given_ms
     dataset = Dataset.open(path)
-    dataset.check_closed()
+    dataset.check_ready(is_served_too=False)
     check_no_job_waits(dataset)
     found = _run(spark, dataset.shards, lambda shard: tick_shard(dataset, shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
     return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))

@@ -121,7 +121,7 @@ class RmqstoreSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
         path = self.options.get("path")
         dataset, rules, lock_wait_ms = self._target(schema, overwrite, (*_WRITE_OPTIONS, "job_id"))
-        dataset.check_ready(rules.now_ms)
+        dataset.check_ready(is_served_too=rules.now_ms is None)
         return JobWriter(job_of_write(dataset, self.options.get("job_id")), rules, lock_wait_ms, is_table=path is None)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:

@@ -154,7 +154,7 @@ def test_a_dump_of_a_data_set_may_change_its_engine(cli: Command, full: Dataset)
     cli.good("load", dump, copy, "--engine", ENGINES[0], "--precision", "100ms")
     made = Dataset.open(copy)
     assert (made.manifest.engine, made.manifest.settings) == (ENGINES[0], {"precision_ms": 100})
-    made.check_ready()
+    made.check_ready(is_served_too=True)
 
 
 def test_the_doctor_gives_a_job_up(cli: Command, half: Job) -> None:

@@ -116,11 +116,11 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path, dataset: Dataset) -> Non
 
 def test_a_shard_that_is_open_missing_or_foreign_is_named(dataset: Dataset) -> None:
     with dataset.open_shard(1), pytest.raises(rmqstore.StoreLockedError, match="shard-00001"):
-        dataset.check_ready()
-    dataset.check_ready()
+        dataset.check_ready(is_served_too=True)
+    dataset.check_ready(is_served_too=True)
     dataset.shard_path(1).rename(dataset.path.parent / "away")
     with pytest.raises(rmqstore.StorePathError, match="shard-00001 is missing"):
-        dataset.check_ready()
+        dataset.check_ready(is_served_too=True)
     with pytest.raises(rmqstore.StorePathError, match="shard-00001 is missing"):
         timers_of(dataset.path)
 
@@ -138,7 +138,7 @@ def test_an_interrupted_migration_is_finished_or_undone(dataset: Dataset) -> Non
         (trouble,) = repair.troubles(dataset)
         assert f"1 of 2 shards are of engine '{other}'" in trouble.text
         with pytest.raises(rmqstore.ConfigError, match="has not come to its end"):
-            dataset.check_ready()
+            dataset.check_ready(is_served_too=True)
         # Nor is a job committed whose write was opened before.
         with pytest.raises(rmqstore.ConfigError, match="has not come to its end"):
             committed(dataset, "late", rows(100, 5))
@@ -147,7 +147,7 @@ def test_an_interrupted_migration_is_finished_or_undone(dataset: Dataset) -> Non
         assert repaired(dataset)
         assert Dataset.open(dataset.path).manifest.engine == engine
         assert list(repair.troubles(dataset)) == []
-        dataset.check_ready()
+        dataset.check_ready(is_served_too=True)
         assert sorted(timers_of(dataset.path)) == list(range(100))
     with pytest.raises(rmqstore.TransferError, match="already"):
         migrating.begin(dataset, other)

@@ -103,7 +103,7 @@ def test_everything_goes_to_the_shard_that_its_name_has(tmp_path: Path, engine: 
         handle = opened(dataset, stack)[0].scan().timers[0].handle
     report = resharding.reshard_here(dataset, shards)
     made = Dataset.open(dataset.path)
-    made.check_ready()
+    made.check_ready(is_served_too=True)
     assert contents(made) == before
     assert sum(each.timers for each in report.shards) == before["timers"].total() == TIMERS - 2
     assert contents(Dataset(Path(report.previous), dataset.manifest)) == before
@@ -336,7 +336,7 @@ def test_killed_at_any_step_it_goes_on_or_back(
         mends(dataset)
         dataset = Dataset.open(root / "data")
         assert list(repair.troubles(dataset)) == []
-        dataset.check_ready()
+        dataset.check_ready(is_served_too=True)
         assert contents(dataset) == before
         assert {entry.name.partition("-2-shards")[0] for entry in root.iterdir()} <= {"data", "data.before"}
         found[dataset.manifest.shards] += 1
@@ -367,8 +367,8 @@ def test_a_shard_that_is_opened_meanwhile_is_split_anew(tmp_path: Path, monkeypa
             resharding.reshard_here(dataset, 3)
     (trouble,) = repair.troubles(Dataset.open(dataset.path))
     assert "to 3 shards has not come to its end" in trouble.text
-    for refused in (dataset.check_ready, lambda: migrating.begin(dataset, ENGINES[-1])):
-        if refused == dataset.check_ready or len(ENGINES) > 1:
+    for refused in (dataset.check_whole, lambda: migrating.begin(dataset, ENGINES[-1])):
+        if refused == dataset.check_whole or len(ENGINES) > 1:
             with pytest.raises(rmqstore.ConfigError, match="to 3 shards has not come to its end"):
                 refused()
     with pytest.raises(rmqstore.TransferError, match="on its way to 3 shards"):

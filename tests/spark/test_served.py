@@ -37,11 +37,9 @@ def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Datase
     record = job.record()
     assert record is not None
     with served(dataset.shard_path(0)) as store:
-        dataset.check_ready()
+        dataset.check_ready(is_served_too=True)
         with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
-            dataset.check_ready(NOW_MS)
-        with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
-            dataset.check_closed()
+            dataset.check_ready(is_served_too=False)
         with killed_after(1, RemoteStore):
             ingest_shard(job, 0)
         begun = job.progress(0)
@@ -145,5 +143,5 @@ def test_a_shard_that_is_open_and_not_served_is_waited_for(dataset: Dataset, job
         with pytest.raises(rmqstore.StoreLockedError, match=r"shard-00000.*waited 0 ms"):
             ingest_shard(job, 0, wait_ms=0)
         with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
-            dataset.check_ready()
+            dataset.check_ready(is_served_too=True)
     assert job.progress(0) is None

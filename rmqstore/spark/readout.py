@@ -173,17 +173,12 @@ def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
 def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -> Iterator[Part]:
     """Yield ranges of ticks with about equal numbers of timers, found by halving where the store counts them."""
     counts = view.pending()
-    if not counts.total or counts.earliest_ms is None or counts.latest_ms is None:
-        # A timer without a deliver time has a tick all the same.
-        if counts.total:
-            yield whole
+    if counts.earliest_ms is None or counts.latest_ms is None:
         return
     is_timed = wanted.from_ms is not None or wanted.to_ms is not None
     low = max(counts.earliest_ms, wanted.from_ms or 0)
     high = counts.latest_ms + 1 if wanted.to_ms is None else min(counts.latest_ms + 1, wanted.to_ms)
     if low >= high:
-        if not is_timed:
-            yield whole
         return
     # A store counts up to the last time that there is; what is due in that very ms belongs to the last part in any case.
     high = min(high, MAX_TIME_MS)

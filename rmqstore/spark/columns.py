@@ -127,8 +127,6 @@ def shard_column(columns: pa.RecordBatch, shards: int, first_row: int = 0) -> _N
     A row without a name takes its turn by its number in its task, which had ``first_row`` rows before.
     """
     rows = columns.num_rows
-    if shards == 1:
-        return np.zeros(rows, np.int64)
     names = columns.column("message_group")
     for other in (_first_keys(columns.column("keys")), columns.column("message_id")):
         if names.null_count and other.null_count < rows:

@@ -163,12 +163,13 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _waiting(self) -> int:
         """Return how many messages wait for the group, in memory as well; from now on who reads the shards sees them."""
-        lags = []
+        waiting = 0
         for shard in self._dataset.shards:
             with self._ticked(shard) as store:
-                lags.append(store.lag(self._topic, self._group))
+                lag = store.lag(self._topic, self._group)
+                waiting += lag.ready + lag.retry
                 store.flush()
-        return sum(lag.ready + lag.retry for lag in lags)
+        return waiting
 
     def _is_ready(self, shard: int) -> bool:
         """Say whether a pop may find something, without owning the shard."""

@@ -189,8 +189,7 @@ def bounded(start: Offsets, queues: dict[str, Part], max_rows: int | None) -> Of
     taken = total if max_rows is None else min(max_rows, total)
     end, before = dict(start), 0
     for name, rows in waiting.items():
-        share = taken * (before + rows) // total - taken * before // total if total else 0
-        before += rows
-        if share:
+        if rows and (share := taken * (before + rows) // total - taken * before // total):
             end[name] = queues[name].behind - rows + share
+        before += rows
     return end

@@ -41,9 +41,8 @@ def cancel(
     The timers are cancelled when the call returns; the frame holds rows and answers, so using it cancels nothing again. It is a local
     checkpoint, so an executor that is lost meanwhile takes it away.
 
-    CANCELLED: the timer will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: there is no such timer, or the row has a null. By a
-    key, every pending timer of the topic with this key is cancelled, and one that is not pending any more is UNKNOWN. Done again, a handle
-    gets the same answer, and a key that was cancelled UNKNOWN, also when Spark tries a task again that was killed behind its cancels.
+    CANCELLED: the timer will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: there is no such timer, or the row has a null; also
+    by a key whose timers are not pending any more, as in a task that is tried again behind its cancels.
 
     Args:
         df: a column ``handle``, else columns ``topic`` and ``key``, of type string; others are kept. A column ``shard`` spares a search:

@@ -33,9 +33,8 @@ look reads the manifest, and who opens a shard by the old one gets an error. The
 last one, if it was not acked, comes again by the group, in a later micro-batch; a micro-batch that was not committed cannot be planned
 again.
 
-**What holds.** A message is acked only when Spark has committed it, and nobody else in the group gets it while its lease runs (P1). It is
-at least once, not exactly once: when the lease ends first, since the micro-batch or the way to a restart took longer, the message comes to
-the group again, with its attempt counted, and the ack comes too late. Then it is in a later micro-batch as well, or with another consumer.
+**What holds.** A message is acked only when Spark has committed it, and nobody else in the group gets it while its lease runs (P1); what
+that means for a sink is in docs/spark.md.
 """
 
 from __future__ import annotations

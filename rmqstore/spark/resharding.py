@@ -29,9 +29,8 @@ tells a group's place in it only if what is consumed comes first. So it comes fi
 all groups of its topic, or by none; anything else is refused. A group that never popped a topic in one shard, and did in another one, has
 consumed nothing of it there.
 
-**What is not split** is refused as long as it is there: running leases, also waits for a next attempt, messages of groups that pop in order
-that came back, schedules and pauses. Handles and receipts from before are UNKNOWN afterwards, and marks of sends are forgotten:
-they speak of a store that is no more. A cancel that came too late for a timer that was sealed and not handed over can come again.
+What is not split, and refused as long as it is there, is in docs/spark.md. Handles, receipts and marks of sends are forgotten: they speak
+of a store that is no more. A cancel that came too late for a timer that was sealed and not handed over can come again.
 """
 
 from __future__ import annotations

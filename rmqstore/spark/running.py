@@ -84,9 +84,8 @@ def schedule(
 ) -> ScheduleReport:
     """Write the rows of ``df`` as messages into the data set ``path``, made as needed, exactly once for one ``job_id``.
 
-    All rows are checked and set aside by shard first; only when all are there does a task for each shard send them
-    (``rmqstore.spark.jobs`` has the argument). So after an error before that nothing is stored, and after one behind it a call with the
-    same ``job_id`` completes the job from what was set aside; the rows of ``df`` are then only compared with it.
+    Nothing is stored before all rows are checked and set aside. After an error behind that, a call with the same ``job_id`` completes the
+    job from what was set aside; the rows of ``df`` are then only compared with it.
 
     Args:
         df: columns of :data:`rmqstore.spark.SCHEMA`; all but topic and body may be missing or null. A timestamp ``deliver_at``
@@ -164,8 +163,7 @@ def read(
 ) -> DataFrame:
     """Read a view of a data set, shard by shard: a condition on the column ``shard`` leaves the other shards out of the plan.
 
-    A source that is written in Python takes part in no plan: what Spark pushes down to it stays in the frame, and the next query gets rows
-    of the one before. So each shard is a scan of its own here, beside its number, and Spark itself drops those that a condition excludes.
+    Each shard is a scan of its own, beside its number, so it is Spark that drops those that a condition excludes.
 
     Args:
         columns: names in their order; by default all of the view. Spark prunes none of them.
@@ -245,10 +243,9 @@ def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> t
 def reshard(spark: SparkSession, path: str | os.PathLike[str], shards: int) -> Resharding:
     """Change the number of shards: every message and timer goes to the shard that its name has among so many; the old shards are kept.
 
-    A task a new shard reads all old ones, so it takes as many readings as there will be shards. The new data set takes the place of the
-    old one in one step, so an interrupted call has changed nothing; it goes on with the same call, or with ``rmqstore doctor --finish``,
-    and ``--undo`` removes what is built. Where groups stand goes along; handles, receipts and marks do not. ``rmqstore.spark.resharding``
-    tells what cannot be split, and why nothing is lost or there twice.
+    The new data set takes the place of the old one in one step, so an interrupted call has changed nothing; it goes on with the same call,
+    or with ``rmqstore doctor --finish``, and ``--undo`` removes what is built. docs/spark.md tells what goes along and what does not, and
+    ``rmqstore.spark.resharding`` why nothing is lost or there twice.
 
     Raises:
         TransferError: there is nothing to change, a job is half done, or there is what cannot be split: leases, schedules, pauses, or

@@ -23,11 +23,8 @@ BATCH_ROWS: Final = 10_000
 """Rows of an Arrow batch between Spark and Python."""
 
 SMALL_MESSAGES: Final = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
-"""Settings for messages of a few KiB at most, of which a whole Arrow batch fits into memory several times.
-
-Spark ends a batch at so many bytes as well, 64 MiB by default, and adds up its columns after every row to see whether it is there. This
-value says that there is no such limit, so it does not look.
-"""
+"""Settings for messages of a few KiB at most, of which a whole Arrow batch fits into memory several times: Spark does not look after every
+row whether a batch has its bytes."""
 
 # The heap begins small and grows by its old part, so without a size the young one is collected every few batches.
 _FAST_JVM: Final = "-XX:+UseSerialGC -Xmn512m"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -24,6 +25,7 @@ from rmqstore.errors import (
     StorePathError,
     TransferError,
 )
+from rmqstore.server import connect
 from rmqstore.server.remote import RemoteStore
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
@@ -73,23 +75,28 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
                 job.note_not_begun(shard)
             raise
         if isinstance(store, RemoteStore):
-            progress = _confirmed(job, record, shard, store)
+            progress = _confirmed(job, record, shard)
         else:
             store.flush()
         job.note_progress(shard, msgspec.structs.replace(progress, is_done=True))
     return ShardReport(shard=shard, rows=rows, repeated=repeated)
 
 
-def _confirmed(job: Job, record: JobRecord, shard: int, store: Store) -> ShardProgress:
-    """Send the chunks again behind a flush until the store has them all already; ``rmqstore.spark.jobs`` says why. Returns the progress."""
-    while True:
-        store.flush()
-        progress = _begun(job, shard, store)
-        is_kept = True
-        for mark, batch in chunks(job, record, shard):
-            is_kept &= store.send_batch(MessageBatch(columns=batch), marks=[mark]).repeated
-        if is_kept:
-            return progress
+def _confirmed(job: Job, record: JobRecord, shard: int) -> ShardProgress:
+    """Send the chunks again behind a flush until the store has them all already; ``rmqstore.spark.jobs`` says why. Returns the progress.
+
+    Raises:
+        StoreUnavailableError: a connection broke; another attempt helps.
+    """
+    with connect(job.dataset.shard_path(shard), patience=timedelta(0)) as store:
+        while True:
+            store.flush()
+            progress = _begun(job, shard, store)
+            is_kept = True
+            for mark, batch in chunks(job, record, shard):
+                is_kept &= store.send_batch(MessageBatch(columns=batch), marks=[mark]).repeated
+            if is_kept:
+                return progress
 
 
 def _begun(job: Job, shard: int, store: Store) -> ShardProgress:

@@ -23,7 +23,8 @@ finds nothing to do. *Done* is written when everything is durable; from then on 
 A shard that another process serves may have lost a chunk that it answered: under ``flush = "async"`` its owner may be killed before the
 flush, which the next owner then answers; or it meets a full disk, and tells somebody else. So there a flush is not enough: behind it all
 chunks are sent once more. If the store has each of them already, they were there before that flush, and so are durable; if not, what was
-new is flushed, and they are sent again. Before each round the witness, as below, tells that no mark was forgotten.
+new is flushed, and they are sent again. A send whose connection breaks is not made again there, as it would find its own copy; the shard
+is tried again. Before each round the witness, as below, tells that no mark was forgotten.
 
 Before *done* marks must not be forgotten, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of its current
 owner, which need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.store.witness``): a mark on each

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import rmqstore
+from rmqstore.server.connection import Connection
 from rmqstore.server.remote import RemoteStore
 from rmqstore.spark import Dataset
-from rmqstore.spark.ingest import ingest_here, ingest_shard
+from rmqstore.spark.ingest import chunks, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job
 from rmqstore.store.sending import SendReceipts
 from tests.spark.datasets import ENGINES, NOW_MS, killed_after, rows, served, staged, timers_of
@@ -87,6 +88,37 @@ def test_a_chunk_that_was_answered_and_is_gone_is_sent_again(dataset: Dataset, j
     # Sent, sent again because nobody knows, and once more, as the first one was new then.
     assert marks == marks[: len(marks) // 3] * 3
     ingest_shard(job, 1)
+    assert sorted(timers_of(dataset.path)) == list(range(40))
+
+
+def test_a_chunk_that_finds_its_own_copy_was_not_there_before_the_flush(
+    dataset: Dataset, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer was lost by the owner, the second one on its way; the owner may lose the chunk again before it is durable."""
+    record = job.record()
+    assert record is not None
+    count, send_batch, ask = len(list(chunks(job, record, 0))), RemoteStore.send_batch, Connection.ask
+    sent, asked = list[bytes](), list[str]()
+
+    def losing(store: RemoteStore, *given: Any, **named: Any) -> SendReceipts:
+        sent.extend(named["marks"])
+        return SendReceipts((), None, repeated=False) if len(sent) == 1 else send_batch(store, *given, **named)
+
+    def breaking(connection: Connection, call: str, *given: Any) -> object:
+        answer = ask(connection, call, *given)
+        asked.extend([call] * (call == "send_batch"))
+        if call == "send_batch" and len(asked) == count:
+            raise ConnectionResetError
+        return answer
+
+    with served(dataset.shard_path(0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteStore, "send_batch", losing)
+            patch.setattr(Connection, "ask", breaking)
+            with pytest.raises(rmqstore.StoreUnavailableError):
+                ingest_shard(job, 0)
+        assert job.missing_shards() == [0, 1]
+        ingest_here(job)
     assert sorted(timers_of(dataset.path)) == list(range(40))
 
 

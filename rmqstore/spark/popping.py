@@ -154,20 +154,24 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @contextmanager
     def _ticked(self, shard: int) -> Iterator[Store]:
-        """Own a shard in which leases that ended are revived, and timers that are due handed over, unless a job is half done there."""
+        """Own a shard in which leases that ended are revived, and timers that are due handed over, unless a job is half done there.
+
+        In the end all is durable, also with ``flush = "async"`` of who serves it: an owner that is killed takes no leases along, and who
+        reads the shard sees what waits.
+        """
         with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
             if job_under_way(self._dataset, shard) is None:
                 store.tick()
             yield store
+            store.flush()
 
     def _waiting(self) -> int:
-        """Return how many messages wait for the group, in memory as well; from now on who reads the shards sees them."""
+        """Return how many messages wait for the group."""
         waiting = 0
         for shard in self._dataset.shards:
             with self._ticked(shard) as store:
                 lag = store.lag(self._topic, self._group)
                 waiting += lag.ready + lag.retry
-                store.flush()
         return waiting
 
     def _is_ready(self, shard: int) -> bool:
@@ -189,6 +193,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
                     for batch in batches:
                         store.ack(batch.column("receipt").to_pylist())
+                    store.flush()
             if each < number:
                 for left in self._path(consumer, each).parent.glob(f"{each}.*"):
                     left.unlink(missing_ok=True)

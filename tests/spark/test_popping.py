@@ -14,6 +14,7 @@ from rmqstore.clock import SystemClock
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import ShardProgress
 from rmqstore.spark.resharding import reshard_here
+from rmqstore.store.reader import ReadStore
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, rows, served
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
@@ -208,7 +209,7 @@ def test_a_query_that_ends_with_what_waits_acks_before_it_counts_that(orders: Da
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_query_that_ends_with_what_waits_gets_what_an_owner_has_in_memory(tmp_path: Path, engine: str) -> None:
+def test_who_flushes_later_neither_hides_what_waits_nor_keeps_leases_and_acks_in_memory(tmp_path: Path, engine: str) -> None:
     settings = {"flush": "async", "flush_interval_ms": 3_600_000}
     dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine, settings=settings)
     with served(dataset.shard_path(0)) as store:
@@ -216,7 +217,13 @@ def test_a_query_that_ends_with_what_waits_gets_what_an_owner_has_in_memory(tmp_
         reader = reader_of(dataset)
         start = begun(reader)
         reader.prepareForTriggerAvailableNow()
-        assert numbers(found(reader, start, latest(reader, start))) == list(range(MESSAGES))
+        end = latest(reader, start)
+        assert numbers(found(reader, start, end)) == list(range(MESSAGES))
+        for in_flight in (MESSAGES, 0):
+            with ReadStore(dataset.shard_path(0), {}) as view:
+                lag = view.lag("orders", "billing")
+                assert (lag.ready, lag.in_flight) == (0, in_flight)
+            assert latest(reader, end) == end
 
 
 def test_an_ack_that_was_cut_short_is_made_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,11 +159,11 @@ def undo(dataset: Dataset) -> list[str]:
         if record is None:
             job.discard()
             done.append(f"job {job.id}: what was staged is removed; nothing had been sent")
-        elif record.is_done and job.staged.is_dir():
-            shutil.rmtree(job.staged, ignore_errors=True)
-            done.append(f"job {job.id}: staged files that were left are removed; it had come to its end")
-    for job in unfinished_jobs(dataset):
-        if job.withdraw():
+        elif record.is_done:
+            if job.staged.is_dir():
+                shutil.rmtree(job.staged, ignore_errors=True)
+                done.append(f"job {job.id}: staged files that were left are removed; it had come to its end")
+        elif job.withdraw():
             done.append(f"job {job.id}: withdrawn; nothing had been sent")
         else:
             done.append(f"job {job.id}: some of its messages are sent and stay, so it can only be finished, or given up (--drop-job)")

@@ -116,7 +116,13 @@ def schedule(
     dataset.check_ready(is_served_too=now_ms is None)
     rules = rules_of(dataset, now_ms, way)
     job = job_of_write(dataset, job_id)
-    files = _staged(df, job, rules) if job.record() is None else None
+    files = None
+    if job.record() is None:
+        try:
+            files = _answers(df, job, rules)
+        except BaseException:
+            job.discard()
+            raise
     with job.completing():
         if files is not None:
             job.commit(files, now_ms)
@@ -135,14 +141,6 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
     shards = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in counts.items())
     repeated = sum(each.repeated for each in shards)
     return ScheduleReport(job_id=job.id, rows=record.rows, repeated=repeated, shards=shards, rejected=record.rejected)
-
-
-def _staged(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
-    try:
-        return _answers(df, job, rules)
-    except BaseException:
-        job.discard()
-        raise
 
 
 def _answers(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:

@@ -143,7 +143,7 @@ class Growing(io.RawIOBase):
 
 def grown(*pieces: bytes) -> list[str]:
     stream = io.BufferedReader(Growing(*pieces))
-    return [message.body.decode() for message in messages_of(list(reader_of(None, stream, Format.CSV, SHAPE).batches()))]
+    return [message.body.decode() for message in messages_of(list(reader_of(None, stream, "csv", SHAPE).batches))]
 
 
 def test_a_line_that_grows_while_it_is_read_is_no_two_lines() -> None:

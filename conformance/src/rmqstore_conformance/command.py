@@ -32,11 +32,13 @@ _LAST_LINES = 30
 def own_options(directory: str | Path) -> list[str]:
     """Return options of pytest for a run of the suite in an empty directory.
 
-    Nothing in the directory of the caller changes what runs: no configuration of pytest there is read.
+    Nothing of the caller changes what runs: no configuration of pytest in the directory is read, and no ``conftest.py`` above the suite,
+    as where the virtual environment is in a project.
     """
     # What differs is shown as it is; no -v can be passed to pytest here.
     (ini := Path(directory, "pytest.ini")).write_text("[pytest]\nverbosity_assertions = 1\n", encoding="utf-8")
-    return ["--pyargs", PACKAGE, "-c", str(ini), "--rootdir", str(directory), "-p", "no:cacheprovider", "-p", "no:terminal"]
+    own = ["-c", str(ini), "--rootdir", str(directory), "--confcutdir", str(Path(__file__).parent)]
+    return ["--pyargs", PACKAGE, *own, "-p", "no:cacheprovider", "-p", "no:terminal"]
 
 
 def run(arguments: Sequence[str], *, workers: int = 1) -> list[Report]:

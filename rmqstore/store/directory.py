@@ -108,7 +108,10 @@ class StoreDirectory:
         try:
             lock = FileLock(file)
         except BlockingIOError:
-            holder = file.read_text(encoding="utf-8", errors="replace").strip()
+            try:
+                holder = file.read_text(encoding="utf-8", errors="replace").strip()
+            except OSError:  # its holder has just removed it
+                holder = ""
             raise StoreLockedError(
                 f"store {self.path} is open elsewhere, by {_named(holder)}; processes that all open it with share=True use it together; "
                 "the commands that only read, and rmqstore.open(path, read_only=True), work beside it if its engine allows that"

@@ -283,6 +283,21 @@ def test_a_run_that_is_damaged_between_two_batches_is_parked_once(set_back: bool
     assert topics(store, whole)[0] == []
 
 
+def test_a_run_that_was_parked_and_is_still_there_is_not_parked_again_behind_a_later_seal() -> None:
+    """T12: no run follows in its tick, so what bounds it grows with each seal."""
+    kv = TapedKV()
+    store = opened(kv)
+    put_spread(store, [5, 5, 5], 0)
+    spoil(kv)
+    store.seal(MINUTE + 5000)
+    parked, cursor = topics(store)
+    assert parked == ["%PARKED%"]
+    for at_s in (9, 12):  # what is given is not done, so it is given again
+        put_spread(store, [at_s], at_s)
+        store.seal(MINUTE + 1000 * at_s)
+        assert set(topics(store, cursor)[0]) == {"t"}
+
+
 @settings(max_examples=60)
 @given(st.lists(st.one_of(st.tuples(st.just("put"), st.integers(0, 40)), st.tuples(st.sampled_from(["seal", "give"]), st.integers(0, 40)))))
 @example([("put", 3), ("seal", 20), ("give", 0), ("seal", 5), ("give", 0), ("put", 10), ("seal", 15), ("seal", 5), ("give", 0)])

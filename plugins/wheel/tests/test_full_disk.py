@@ -21,6 +21,7 @@ from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run, drop_check_poi
 from plugins.wheel.tests.test_commit_log import append, pieces
 from rmqstore import ManualClock, Message, Store, StoreFullError, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
+from rmqstore.engine.shared import Shared
 from rmqstore_conformance.faults.filling import SmallDisk, small_disk
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.spare import Spare
@@ -277,6 +278,38 @@ def test_what_is_set_aside_in_part_keeps_no_message_from_a_store_that_is_opened_
     full.store.close()
 
 
+def test_an_open_writes_its_epoch_in_what_is_set_aside(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pops and acks have left in the log is less than some opens need."""
+    full, asked = Full(disk), 0
+
+    def made(ledger: Ledger, options: Any) -> Shared:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise StoreFullError("no room") from OSError(errno.ENOSPC, "no room")
+        return Shared(ledger, options)
+
+    full.store.close()
+    monkeypatch.setattr("rmqstore_wheel.engine.Shared", made)
+    full.store = full.opened()
+    assert asked == 2
+    full.store.close()
+    disk.free()
+
+
+def test_a_file_that_may_not_grow_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on the size of files is told as a full disk, which upkeep meets again and again."""
+    files = len(list(Path("/proc/self/fd").iterdir()))
+
+    def refuse(file: DiskFile, length: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(DiskFile, "truncate", refuse)
+    with pytest.raises(OSError, match="too large"):
+        Disk().create(tmp_path / "file", 1 << 24)
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
 @pytest.mark.parametrize("what", ["directory", "link that leads nowhere"])
 def test_something_else_in_the_place_of_what_is_set_aside_is_named_at_once(tmp_path: Path, what: str) -> None:
     """It poisoned the store once its log had a second file."""
@@ -312,7 +345,7 @@ def test_a_spare_comes_and_goes_in_pieces(disk: SmallDisk) -> None:
     assert [(spare.grow(), kept()) for _ in range(4)] == [(True, 4), (True, 8), (True, 10), (False, 10)]
     spare.close()
     spare = spare_at(path)
-    assert [(spare.lend(to_upkeep=False), kept()) for _ in range(3)] == [(True, 6), (True, 2), (False, 2)]
+    assert [(spare.lend(to_upkeep=False), kept()) for _ in range(3)] == [(True, 8), (True, 4), (False, 4)]
     assert [(spare.lend(to_upkeep=True), kept()) for _ in range(2)] == [(True, 0), (False, 0)]
     disk.fill()
     assert not spare.grow()
@@ -335,6 +368,29 @@ def test_what_is_lent_is_known_to_the_next_open_and_what_was_never_there_is_not_
     spare.close()
     spare = spare_at(path)
     assert [(spare.grow(), spare.is_lent) for _ in range(2)] == [(True, True), (True, False)]
+    spare.close()
+
+
+def test_what_is_lent_is_known_where_a_kill_comes_between_its_steps(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, lengths = disk.path / "spare", []
+
+    def truncate(file: DiskFile, length: int) -> None:
+        os.truncate(path, length)
+        if not lengths:
+            lengths.append(length)
+            raise KeyboardInterrupt
+
+    spare = spare_at(path)
+    assert spare.grow()
+    assert spare.grow()
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "truncate", truncate)
+        with pytest.raises(KeyboardInterrupt):
+            spare.lend(to_upkeep=True)
+    spare.close()
+    spare = spare_at(path)
+    assert spare.is_lent
+    assert [(spare.grow(), spare.is_lent) for _ in range(3)] == [(True, True), (True, False), (False, False)]
     spare.close()
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
@@ -187,12 +186,14 @@ class FileLock:
 
     def forget(self) -> None:
         """Close the file, and leave the lock to whom else has it open."""
+        _locks.discard(self)
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+_locks: set[FileLock] = set()
+"""Those that are held; also of stores that were dropped without a close."""
 
 
 def _forget_locks_in_forked_child() -> None:

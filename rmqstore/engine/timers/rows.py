@@ -207,8 +207,9 @@ class TimerRuns:
         for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), stop, page=_PEEK_PAGE):
             tick, first_seq = PAIR.unpack(key)
             done = after.bound(tick)
-            # A batch may have ended within a run.
-            if first_seq <= sealed.bound(tick) and (done < first_seq or done < min(self._last_seq(key, value), sealed.bound(tick))):
+            # A batch may have ended within a run; it covers more of the ticks before.
+            within = min(self._last_seq(key, value), sealed.bound(tick), after.bound(tick - 1))
+            if first_seq <= sealed.bound(tick) and (done < first_seq or done < within):
                 return int(tick)
         return None
 
@@ -230,11 +231,12 @@ class TimerRuns:
     def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen) -> Iterator[tuple[int, int, bytes]]:
         holes: set[tuple[int, int]] | None = None
         last_tick = -1
-        sealed_bound = done_bound = 0
+        sealed_bound = done_bound = before_bound = 0
         for key, value in page:
             tick, first_seq = PAIR.unpack(key)
             if tick != last_tick:
                 last_tick, sealed_bound, done_bound = tick, seen.sealed.bound(tick), seen.after.bound(tick)
+                before_bound = seen.after.bound(tick - 1)
             if first_seq > sealed_bound:
                 continue
             try:
@@ -247,7 +249,8 @@ class TimerRuns:
             except DamagedRunError as error:
                 self.met_damage = True
                 last_seq = min(self._last_seq_of_damaged(key), sealed_bound)
-                if done_bound < last_seq:
+                # New, or a batch ended within it. What may come behind it later does not bring back one that was parked.
+                if done_bound < first_seq or done_bound < min(last_seq, before_bound):
                     yield tick, last_seq, encode_message(parked_message(value, str(error), _name_of(tick, first_seq)))
                 continue
             if holes is None:

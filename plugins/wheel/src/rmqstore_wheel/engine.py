@@ -95,7 +95,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         begin_for_brokers()
         ledger.reopened.append(begin_for_brokers)
         check_layout(ledger)
-        shared = Shared(ledger, options)
+        shared = ledger.in_spare(partial(Shared, ledger, options))  # which writes the epoch
         upkeep = Upkeep(ledger, index)
         timers = WheelTimers(shared, ledger, index, upkeep.go_on)
         pops = WheelPops(shared, ledger, upkeep.go_on)

@@ -189,8 +189,12 @@ class Disk:
         """Make a file of ``length`` bytes, a hole, in place of one that is there; its name is durable with the directory."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         file = DiskFile(path, fd)
-        if length:
-            file.truncate(length)
+        try:
+            if length:
+                file.truncate(length)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def write_new(self, path: Path, length: int, pieces: Iterable[tuple[int, Bytes]]) -> None:

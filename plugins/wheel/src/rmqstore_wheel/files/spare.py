@@ -39,7 +39,10 @@ class Spare:
         """
         if self._path.is_file():
             file = self._file = self._disk.open(self._path)
-            self._length, self._wanted = min(file.filled, self.size), min(file.length, self.size)
+            filled, length = file.filled, file.length
+            self._length = self.size if filled >= self.size else filled - filled % self._piece
+            was = self.size if length % self._piece == 1 else length if filled < length else self._length
+            self._wanted = min(was, self.size)
             self.is_lent = self._length < self._wanted
         elif os.path.lexists(self._path):
             raise StorePathError(f"{self._path} is in the place of a file of zeros, and is none; move it away")
@@ -52,7 +55,7 @@ class Spare:
         left = self._disk.left(self._path.parent)
         if not left.names and left.bytes >= self._piece:
             return False
-        self._length = max(self._length - self._piece, 0)
+        self._length = (self._length - 1) // self._piece * self._piece
         self._cut(file)
         return True
 
@@ -77,7 +80,7 @@ class Spare:
     def _cut(self, file: DiskFile) -> None:
         """Let a hole follow what is set aside, up to what there was before, for the next open."""
         self.is_lent = self._length < self._wanted
-        file.truncate(self._length)
+        file.truncate(self._length + 1)  # a length that tells of it, where the next step does not come
         file.truncate(self._wanted)
 
     def close(self) -> None:

@@ -206,7 +206,7 @@ def load_test(
         typer.Option(metavar="LIST", help="Of task, worker, twin, consumer, executor, owner, with commas; or none. All by default."),
     ] = None,
     master: Annotated[str | None, typer.Option(metavar="URL", help="Spark cluster; this machine by default.")] = None,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Run on two executors on this machine, and kill one.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Run on two executors on this machine, and kill them.")] = False,
     served: Annotated[bool, typer.Option("--served", help="Reach each store through a process that serves it, and kill those.")] = False,
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the stores go; every executor must reach it.")] = None,
     report: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Write a .md or .json report.")] = None,

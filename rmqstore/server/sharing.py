@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -118,6 +119,9 @@ class SharedStore(Passing):
             StorePoisonedError: it does.
         """
         now = Path(named(str(home.path)))
+        with suppress(OSError):
+            if self._name.samefile(home.path):  # as by a link, where it was moved
+                return
         if now != self._name and (number := _number_of(self._name)) is not None and number == _number_of(home.path):
             raise StorePoisonedError(f"store {self._path} was replaced, as by a migration; open it again, since this one is {now} now")
 

@@ -110,12 +110,12 @@ class Watch:
         method, path, *_ = [*head.partition(b"\r\n")[0].decode("latin-1").split(" "), ""]
         answer = await self._answer(method, path.partition("?")[0])
         fields = f"Content-Type: {answer.kind}\r\nContent-Length: {len(answer.text)}\r\nConnection: close\r\n\r\n"
+        writer.transport.set_write_buffer_limits(0)
         writer.write(f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n{fields}".encode())
         if method != "HEAD":
             writer.write(answer.text)
-        writer.close()
         async with self._waiting():
-            await writer.wait_closed()  # it has read all
+            await writer.drain()  # nothing of it waits here any more
 
     async def _answer(self, method: str, path: str) -> _Answer:
         if (page := self._pages.get(path)) is None:

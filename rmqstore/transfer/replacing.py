@@ -50,7 +50,7 @@ class Replacement:
         """Return what :meth:`begin` noted, when an earlier run was interrupted."""
         try:
             found = json.loads(self._note.read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 

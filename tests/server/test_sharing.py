@@ -177,6 +177,16 @@ def test_a_follower_of_a_store_that_was_migrated_says_so(tmp_path: Path) -> None
         assert old.lag("t", "g").ready == 1
 
 
+def test_a_store_that_was_moved_and_left_a_link_goes_on(tmp_path: Path) -> None:
+    first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
+    (tmp_path / "s").rename(tmp_path / "moved")
+    (tmp_path / "s").symlink_to("moved")
+    first.close()
+    second.send(NOW)
+    assert second.is_owner
+    second.close()
+
+
 def test_a_pop_that_waits_takes_over(tmp_path: Path) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
     with ThreadPoolExecutor(1) as threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -160,6 +161,19 @@ def test_who_is_being_answered_keeps_its_place(store: Store, monkeypatch: pytest
         await closed(writer)
 
     watched(store, exchange, metrics=slow)
+
+
+def test_who_reads_slowly_gets_all(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    async def exchange(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        while await reader.read(100_000):
+            await asyncio.sleep(0)
+        await closed(writer)
+
+    watched(store, exchange, metrics=lambda: b"m" * (32 << 20))
+    gc.collect()  # what a task ended with is logged when nobody has asked for it by then
+    assert caplog.messages == []
 
 
 def test_a_client_that_says_nothing_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def woken() -> float:
 def clients(path: Path, number: int) -> Any:
     """Return so many other processes."""
     context = multiprocessing.get_context("spawn")
-    return context.Pool(number, connect, (path, context.Barrier(number)))
+    return context.Pool(number, connect, (path, context.Barrier(number, timeout=60)))
 
 
 def beside(store: Store, path: Path, what: str) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import resource
 import socket
+import sys
+import termios
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -194,8 +197,21 @@ class Client(asyncio.Protocol):
         plain_bytes = 0 if self._plain is None else self._plain.get_write_buffer_size()
         return self.transport.get_write_buffer_size() + plain_bytes
 
+    @property
+    def is_served(self) -> bool:
+        """Whether all that was written is at the client's machine; of a unix socket, on its way into the socket of the client.
+
+        A TCP socket that is closed before loses the rest as soon as the client sends one more request, and so does TLS.
+        """
+        if self.transport is None:
+            return True
+        if self.unread_bytes:
+            return False
+        own: socket.socket = self.transport.get_extra_info("socket")
+        return self.is_local or not int.from_bytes(fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
     def close(self) -> None:
-        """Close the connection when what has been written is read; of TLS when this is called again until then.
+        """Close the connection when what has been written is in the system; of TLS when this is called again until then.
 
         One that is left to TLS would stay until the client agrees to the end, which one that does not read never does.
         """

@@ -115,7 +115,7 @@ class Server:
             self._dissolve(line)
         until_s = time.monotonic() + _DRAIN_S
         while (self.clients or self.entrance.is_busy) and time.monotonic() < until_s:  # what is written goes out first
-            for client in list(self.clients):
+            for client in [each for each in self.clients if each.is_served]:
                 client.close()
             await asyncio.sleep(0.01)
         await self.cut_off()

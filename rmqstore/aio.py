@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
-from rmqstore.errors import IllegalArgumentError, PollingFullError, RmqstoreError, StoreClosedError, StoreFullError, StoreUnavailableError
+from rmqstore.errors import IllegalArgumentError, PollingFullError, RmqstoreError, StoreClosedError, StoreError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, keep_alive, short_name, sockets
@@ -339,7 +339,7 @@ class AsyncStore:
             if self._own is not None:
                 try:
                     await self._own_it()
-                except StoreFullError as error:
+                except StoreError as error:
                     raise call.refused(error) from error
             await asyncio.sleep(call.pause_s())
 

@@ -14,7 +14,7 @@ from rmqstore.errors import (
     PollingFullError,
     RmqstoreError,
     StoreClosedError,
-    StoreFullError,
+    StoreError,
     StoreUnavailableError,
     UnsupportedOperationError,
 )
@@ -85,7 +85,7 @@ class RemoteStore(Passing):
                     call.lost(answer, may_be_done=False)
             try:
                 other = self._other_owner()
-            except StoreFullError as error:
+            except StoreError as error:
                 raise call.refused(error) from error
             if other is not None:
                 return call.make_on(other)

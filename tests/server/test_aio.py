@@ -21,6 +21,7 @@ from rmqstore import (
     ManualClock,
     Message,
     StoreClosedError,
+    StorePoisonedError,
     StoreUnavailableError,
     aio,
 )
@@ -29,9 +30,11 @@ from rmqstore.server import sharing
 from rmqstore.server.calls import CALLS, METHODS
 from rmqstore.server.connection import sockets
 from rmqstore.server.wire import frame
+from rmqstore.transfer import migrate
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import ENGINE, Served, waiting
 
+ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 NOW = Message("t", b"x")
 MINUTE = timedelta(minutes=1)
 
@@ -327,6 +330,29 @@ def test_a_follower_stays_with_its_store(tmp_path: Path) -> None:
                 await second.send(NOW)
                 assert len(await second.pop("t", "g")) == 2
                 assert await other.topics.list() == []
+
+    run(work())
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        first = await aio.open(tmp_path / "s", engine=ENGINE)
+        ask = _Connection.ask
+
+        async def ask_and_lose(self: Any, call: Any) -> object:
+            await ask(self, call)
+            await first.close()
+            await asyncio.to_thread(migrate, tmp_path / "s", engine=ENGINES[1])
+            raise ConnectionResetError("the owner is dead")
+
+        async with aio.open(tmp_path / "s", engine=ENGINE) as second:
+            monkeypatch.setattr(_Connection, "ask", ask_and_lose)
+            with pytest.raises(StoreUnavailableError, match=r"open it again.*may have been done"):
+                await second.send(NOW)
+            monkeypatch.undo()
+            with pytest.raises(StorePoisonedError, match="open it again"):
+                await second.send(NOW)
 
     run(work())
 

@@ -177,6 +177,28 @@ def test_a_follower_of_a_store_that_was_migrated_says_so(tmp_path: Path) -> None
         assert old.lag("t", "g").ready == 1
 
 
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
+    ask = Connection.ask
+
+    def ask_and_lose(self: Connection, *asked: Any) -> object:
+        ask(self, *asked)
+        first.close()
+        migrate(tmp_path / "s", engine=ENGINES[1])
+        raise ConnectionResetError("the owner is dead")
+
+    monkeypatch.setattr(Connection, "ask", ask_and_lose)
+    with pytest.raises(StoreUnavailableError, match=r"open it again.*may have been done"):
+        second.send(NOW)
+    monkeypatch.undo()
+    with pytest.raises(StorePoisonedError, match="open it again"):
+        second.send(NOW)
+    second.close()
+    with rmqstore.open(tmp_path / "s", share=True) as again:
+        assert again.lag("t", "g").ready == 1
+
+
 def test_a_store_that_was_moved_and_left_a_link_goes_on(tmp_path: Path) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
     (tmp_path / "s").rename(tmp_path / "moved")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,7 +18,7 @@ import rmqstore
 from benchmarks.tests.conftest import run_command, told
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.load import command
+from rmqstore_benchmarks.load import command, owner as owners
 from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import opened, run_round
 from rmqstore_benchmarks.load.closing import FAULTS, STATES, Closed, Fault
@@ -121,6 +123,15 @@ def test_an_attempt_waits_for_the_shard_while_its_owner_is_begun_anew(new_plan: 
     with rmqstore.open(plan.store_path(0), engine=engine, services=False), pytest.raises(rmqstore.StoreUnavailableError, match="has ended"):
         run_round(plan, 0, 0)
     run_round(plan, 0, 0)
+
+
+def test_an_owner_that_cannot_begin_says_why(new_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor() -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(owners._PROCESSES, "Pipe", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):
+        Owner(new_plan(20, chunk=10, is_served=True), 0)
 
 
 # ---------------------------------------------------------------- what is refused

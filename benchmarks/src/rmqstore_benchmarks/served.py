@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,10 @@ def woken() -> float:
     return late_s
 
 
-def clients(path: Path, number: int) -> Any:
+def clients(path: Path, number: int) -> ProcessPoolExecutor:
     """Return so many other processes."""
     context = multiprocessing.get_context("spawn")
-    return context.Pool(number, connect, (path, context.Barrier(number, timeout=60)))
+    return ProcessPoolExecutor(number, context, connect, (path, context.Barrier(number, timeout=60)))
 
 
 def beside(store: Store, path: Path, what: str) -> str:
@@ -93,8 +94,8 @@ def beside(store: Store, path: Path, what: str) -> str:
     call = make(store)
     timed(call, 20)
     with clients(path, 1) as other:
-        other.apply(made, (what, 20))
-        pairs = [(np.median(timed(call, number)), other.apply(made, (what, number))) for _ in range(ROUNDS)]
+        other.submit(made, what, 20).result()
+        pairs = [(np.median(timed(call, number)), other.submit(made, what, number).result()) for _ in range(ROUNDS)]
     here, there = np.array(pairs).T
     return f"{np.median(here) * 1e6:.0f} µs | {np.median(there) * 1e6:.0f} µs | {np.median(there / here):.2f}"
 
@@ -102,9 +103,9 @@ def beside(store: Store, path: Path, what: str) -> str:
 def crowd(path: Path, number: int) -> float:
     """Return the sends a second of so many processes together."""
     with clients(path, number) as others:
-        others.starmap(made, [("sends", 20)] * number, chunksize=1)
+        list(others.map(made, ["sends"] * number, [20] * number))
         begun = time.perf_counter()
-        others.starmap(made, [("sends", CALLS)] * number, chunksize=1)
+        list(others.map(made, ["sends"] * number, [CALLS] * number))
         return number * CALLS / (time.perf_counter() - begun)
 
 
@@ -112,12 +113,12 @@ def wakes(store: Store, path: Path) -> list[float]:
     """Return how long after a send another process has the message that it waits for, seconds."""
     taken = []
     with clients(path, 1) as other:
-        other.apply(made, ("sends", 1))
+        other.submit(made, "sends", 1).result()
         for _ in range(CALLS):
-            waiting = other.apply_async(woken)
+            waiting = other.submit(woken)
             time.sleep(0.01)  # until it waits
             store.send(Message("wake", repr(time.time()).encode()))
-            taken.append(waiting.get())
+            taken.append(waiting.result())
     return taken
 
 

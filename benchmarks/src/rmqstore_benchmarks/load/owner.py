@@ -96,8 +96,9 @@ class Owner:
             ledger = plan.ledger_path(number)
             refusal = f"another attempt has the shard of {ledger}"
             _, waited = _waited_for(lambda: stack.enter_context(held(ledger, refusal)), plan.patience_s)
+            self._begin()
             stack.callback(self._end)
-            self.waited = self._begin() or waited
+            self.waited = bool(self._hear()) or waited
             self.store = stack.enter_context(rmqstore.connect(plan.store_path(number), patience=_CLIENT_PATIENCE))
             self._stack = stack.pop_all()
 
@@ -117,6 +118,7 @@ class Owner:
                 self._end()
                 self.dead += 1
                 self._begin()
+                self._hear()
 
     def close(self) -> None:
         """Close client and store, orderly; idempotent.
@@ -132,13 +134,12 @@ class Owner:
         if self._process.exitcode:
             raise StoreUnavailableError(f"the process that served shard {self._number} ended with {self._process.exitcode}")
 
-    def _begin(self) -> bool:
-        """Start a process; returns whether it had to wait for the store."""
+    def _begin(self) -> None:
+        """Start a process, which says first whether it had to wait for the store."""
         self._pipe, its_end = _PROCESSES.Pipe()
         self._process = _PROCESSES.Process(target=_serve, args=(self._plan, self._number, self.now_ms, its_end), daemon=True)
         self._process.start()
         its_end.close()
-        return bool(self._hear())
 
     def _hear(self) -> Any:
         try:

@@ -65,7 +65,7 @@ from rmqstore.store.snapshots import parted_epoch
 from rmqstore.tables import TABLES, State
 from rmqstore.transfer.dumps import check_transferable
 from rmqstore.transfer.incoming import Incoming, Needs, silent
-from rmqstore.transfer.loading import free_name, new_store_settings
+from rmqstore.transfer.loading import new_store_settings
 from rmqstore.transfer.replacing import Published, Replacement
 from rmqstore.transfer.taking import Taking
 
@@ -206,7 +206,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
         sync_path(made.path / "jobs")
         write_json(made.path / MANIFEST, made.manifest)
         sync_path(made.path)
-        replacement.ready({}, 0, free_name(dataset.path, f"before-{dataset.manifest.shards}-shards"))
+        replacement.ready({}, 0, f"before-{dataset.manifest.shards}-shards")
         return Resharding(shards=found, previous=str(replacement.publish().previous))
 
 

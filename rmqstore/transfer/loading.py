@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def load(
         ConfigError: a setting is wrong or differs from what the store was made with.
         StoreFullError: no room.
     """
-    place = _named(checked_path(path))
+    place = checked_path(path)
     found = open_dump(checked_path(dump))
     given = {name: value for name, value in {"engine": engine, **settings}.items() if value is not None}
     try:
@@ -94,11 +93,12 @@ def _filled(store: Store, dump: Dump, progress: Progress) -> LoadReport:
     return LoadReport(store.path, tables)
 
 
-def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress: Progress) -> LoadReport:
+def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress: Progress) -> LoadReport:
+    replacement = Replacement(path, "loading")
+    place = replacement.path
     if not place.parent.is_dir():
         raise StorePathError(f"{place.parent} does not exist; make it first")
     settings = new_store_settings(dump.manifest.baked, given)
-    replacement = Replacement(place, "loading")
     note = replacement.noted() or {}
     plan = {"dump": dump.dump_id, "settings": {key: str(value) for key, value in sorted(given.items())}}
     is_planned = note.get("plan") == plan
@@ -121,7 +121,7 @@ def _load(place: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress
         others = get_plugins().engine_settings().keys() - {settings.get(name) for name in ENGINE_KEYS}
         replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, others))
     tables = built(replacement, settings, dump, clock, progress)
-    replacement.ready(tables, 0, free_name(place, "before-load"))
+    replacement.ready(tables, 0, "before-load")
     if replacement.take_up() is None:
         raise TransferError(
             f"a store was made at {place} while the dump was loaded, and it stays there; the loaded one is {replacement.staging}: move the "
@@ -188,21 +188,6 @@ def check_keeps(store: Store) -> None:
             raise UnsupportedOperationError(f"engine {name!r} keeps nothing on disk; load into an open store of it with load_into")
 
 
-def _named(path: Path) -> Path:
-    """Return the path by a name, beside which another one can be; ``.`` and ``..`` have none."""
-    return path.resolve() if path.name in ("", "..") else path
-
-
-def free_name(place: Path, what: str) -> str:
-    """Return a name beside ``place`` that says what and when, and is not taken."""
-    name = f"{place.name}.{what}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
-    number = 2
-    while place.with_name(name).exists():
-        name = f"{name.partition('~')[0]}~{number}"
-        number += 1
-    return name
-
-
 # ---------------------------------------------------------------- migrate
 
 
@@ -229,15 +214,16 @@ def migrate(
         StoreLockedError: it is open.
         StoreFullError: no room; the store is as it was.
     """
-    place = _named(checked_path(path))
+    place = checked_path(path)
     try:
         return _migrate(place, engine, precision_ms, progress or silent)
     except OSError as error:
         raise system_error(error, place) from error
 
 
-def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progress) -> MigrateReport:
-    replacement = Replacement(place, "migrating")
+def _migrate(path: Path, engine: str, precision_ms: int | None, progress: Progress) -> MigrateReport:
+    replacement = Replacement(path, "migrating")
+    place = replacement.path
     note = replacement.noted() or {}
     wished = note.get("wish", {})
     is_wished = (wished.get("engine"), wished.get("precision_ms")) == (engine, precision_ms)
@@ -263,7 +249,7 @@ def _migrate(place: Path, engine: str, precision_ms: int | None, progress: Progr
             replacement.begin({"wish": wish})
         tables = built(replacement, settings, source, SystemClock(), progress)
         old = "+".join(engines_in(manifest))
-        replacement.ready(tables, source.epoch, free_name(place, f"before-{old}"))
+        replacement.ready(tables, source.epoch, f"before-{old}")
         return MigrateReport(place, replacement.publish().previous, tables)
 
 

@@ -19,6 +19,8 @@ import json
 import os
 import shutil
 from contextlib import ExitStack
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -39,10 +41,15 @@ class Published(NamedTuple):
 
 
 class Replacement:
-    """The way of one store, or data set, into the place ``path``; ``what`` names the undertaking in the file names."""
+    """The way of one store, or data set, into the place ``path``; ``what`` names the undertaking in the file names.
+
+    Attributes:
+        path: the place by a name beside which others can be: what a symlink leads to, and never ``.`` or ``..``.
+        staging: where the new one is built.
+    """
 
     def __init__(self, path: Path, what: str) -> None:
-        self.path = path
+        self.path = path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
         self.staging = path.with_name(f"{path.name}.{what}")
         self._note = path.with_name(f"{path.name}.{what}.json")
 
@@ -93,9 +100,18 @@ class Replacement:
         Args:
             tables: what it took in, for the report.
             epoch: of the store in the place, 0 when there is none; once it is another one, the new store is out of date.
-            previous: the name that the old one will have.
+            previous: the end of the name that the old one will have, before the time.
         """
-        self._write({**(self.noted() or {}), "tables": tables, "epoch": epoch, "inode": self.staging.stat().st_ino, "previous": previous})
+        name = self._free_name(previous)
+        self._write({**(self.noted() or {}), "tables": tables, "epoch": epoch, "inode": self.staging.stat().st_ino, "previous": name})
+
+    def _free_name(self, end: str) -> str:
+        name = plain = f"{self.path.name}.{end}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        for number in count(2):
+            if not self.path.with_name(name).exists():
+                break
+            name = f"{plain}~{number}"
+        return name
 
     def take_up(self) -> Published | None:
         """Finish what was complete; None when nothing is, or when it is out of date by now, as another store is in the place.

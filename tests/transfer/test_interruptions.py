@@ -478,6 +478,25 @@ def test_a_store_is_loaded_and_migrated_from_within_its_directory(stores: Stores
 
 
 @one_engine
+def test_a_store_behind_a_link_is_loaded_and_migrated_where_it_is(stores: Stores) -> None:
+    """So the link stays one, and who has the other name of the directory has the same store."""
+    store = used(stores).store
+    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
+    dump(store, stores.root / "dump")
+    store.close()
+    disk = stores.root / "disk"
+    (disk / "new").mkdir(parents=True)
+    store.path.rename(disk / "old")
+    for name in ("old", "new"):
+        (stores.root / name).symlink_to(disk / name)
+    assert migrate(stores.root / "old", engine=engine).previous in set(disk.iterdir())
+    load(stores.root / "dump", stores.root / "new", engine=engine)
+    for name in ("old", "new"):
+        assert (stores.root / name).is_symlink()
+        _check_migrated(disk / name, engine, digest)
+
+
+@one_engine
 def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) -> None:
     store = used(stores).store
     store.close()

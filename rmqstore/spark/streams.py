@@ -29,6 +29,7 @@ from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import Part, Wanted, plan, read, split
 from rmqstore.spark.running import staged_here
 from rmqstore.spark.staging import Rules, StagedFile
+from rmqstore.store.directory import read_manifest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +37,12 @@ if TYPE_CHECKING:
 KEPT_BATCHES: Final = 100
 """So many micro-batches of a query are remembered, as many as Spark keeps in a checkpoint (``spark.sql.streaming.minBatchesToRetain``)."""
 
+_IDENTITY: Final = "id"
 _RESHARDED: Final = "resharded"
-"""Among the offsets of a data set that was, how often; the names of queues have slashes."""
+"""Among offsets: of which data set, or store, they are, and how often that was resharded. The names of queues have slashes."""
+
+_IDENTITY_DIGITS: Final = 12
+"""So many digits of a data set's id are a number that JSON keeps everywhere."""
 
 Offsets = dict[str, int]
 
@@ -109,13 +114,13 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_rows = max_rows
         self._last: dict[str, Part] | None = None  # of a query that stops where the queues ended when it began
         self._seen: Offsets | None = None
-        self._times: Offsets = {}  # how often the data set was resharded, of the queues that were looked for last
+        self._whose: Offsets = {}  # of which shards the queues are that were looked for last
 
     def initialOffset(self) -> Offsets:
         if not self._is_from_latest:
             return {}
         ends = _ends(self._reached())
-        return self._times | ends
+        return self._whose | ends
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._queues()
@@ -126,7 +131,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         queues = self._reached()
         self._check(start)
-        start = start | self._times
+        start = start | self._whose
         self._seen = start | _ends(queues)
         return bounded(start, queues, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
@@ -145,18 +150,24 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(partition.value, self._wanted)
 
-    def _resharded(self) -> Offsets:
+    def _shards(self) -> Offsets:
+        """Return what tells the shards from others that were, or will be, in their place."""
         place = place_of(self._path)
-        times = Dataset.open(place).manifest.resharded if is_dataset(place) else 0
-        return {_RESHARDED: times} if times else {}
+        if not is_dataset(place):
+            return {_IDENTITY: (read_manifest(place) or {}).get("store_id", 0)}
+        manifest = Dataset.open(place).manifest
+        return {_IDENTITY: int(manifest.id[:_IDENTITY_DIGITS], 16), _RESHARDED: manifest.resharded}
 
     def _check(self, offsets: Offsets) -> None:
         """Refuse offsets of other shards than those whose queues were looked for last."""
-        if offsets and offsets.get(_RESHARDED, 0) != self._times.get(_RESHARDED, 0):
-            raise TransferError(
-                f"data set {self._path} has got another number of shards since this stream read it, so its offsets are those of shards "
-                "that are gone; a new checkpoint begins with what is there"
-            )
+        given = {name: offsets.get(name) for name in self._whose}
+        if not offsets or given == self._whose:
+            return
+        is_other = given[_IDENTITY] != self._whose[_IDENTITY]
+        what = "is another one than this stream has read" if is_other else "has got another number of shards since this stream read it"
+        raise TransferError(
+            f"what is at {self._path} {what}, so its offsets are those of shards that are gone; a new checkpoint begins with what is there"
+        )
 
     def _reached(self) -> dict[str, Part]:
         """Return the queues as far as the query goes."""
@@ -165,9 +176,9 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _queues(self) -> dict[str, Part]:
         """Return every queue that has messages, whole, by the name that it has in offsets."""
         while True:
-            self._times = self._resharded()
+            self._whose = self._shards()
             queues = {f"{queue.shard}/{queue.topic}/{queue.queue_id}": queue for queue in plan(self._path, self._wanted, part_rows=2**63)}
-            if self._resharded() == self._times:
+            if self._shards() == self._whose:
                 return queues
 
 

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import PurePath
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 from msgspec.msgpack import Decoder, Encoder, Ext
@@ -157,8 +157,13 @@ def _pack_sent_many(_: _Packer, sent: SendReceipts) -> _Packable:
     ids: Sequence[str] = sent.ids.to_pylist() if hasattr(sent.ids, "to_pylist") else sent.ids
     timers = sent.timers
     first = None if timers is None else (timers.store_tag, timers.epoch, timers.first_seq)
-    ticks = b"" if timers is None else array("q", timers.ticks).tobytes()
+    ticks = b"" if timers is None else _int64s(timers.ticks)
     return Ext(_SENT_MANY, _encode([" ".join(ids), sent.repeated, first, ticks]))  # an id has no blank
+
+
+def _int64s(values: Sequence[int]) -> bytes:
+    """Return numbers as eight bytes each; of numpy or ``array`` they are that already."""
+    return (array("q", values) if isinstance(values, list | tuple) else cast("array[int]", values)).tobytes()
 
 
 def _pack_stranger(_: _Packer, value: object) -> _Packable:

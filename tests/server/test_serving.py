@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -251,6 +253,26 @@ def test_a_nonsense_give_up_harms_nobody(served: Served) -> None:
     connection._socket.sendall(frame([1, "give_up", [[]], {}]) + frame([2, "topics.list", [], {}]))
     assert dict(answer(connection) for _ in range(2)) == {1: None, 2: []}
     connection.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_arrive_whole_however_they_are_cut(served: Served, seed: int) -> None:
+    """Short and long ones side by side, several in a piece, and one in several."""
+    chance = random.Random(seed)
+    bodies = [chance.randbytes(chance.choice((3, 5_000, 16_300 + chance.randrange(100), 70_000, 400_000))) for _ in range(40)]
+    data = b"".join(frame([1 + number, "send", [Message("t", body, queue_id=0)], {}]) for number, body in enumerate(bodies))
+    connection = Connection(Address.parse(f"unix:{served.socket}"), None, None)
+    with ThreadPoolExecutor(1) as threads:
+        answers = threads.submit(lambda: [answer(connection) for _ in bodies])
+        at = 0
+        while at < len(data):
+            size = chance.choice((1, 2, 7, 100, 16_384, 65_536, 500_000))
+            connection._socket.sendall(data[at : at + size])
+            at += size
+            time.sleep(0.001 * chance.randrange(2))
+        assert [number for number, _ in answers.result(30)] == list(range(1, 1 + len(bodies)))
+    connection.close()
+    assert [each.body for each in served.store.read("t", limit=100).messages] == bodies
 
 
 def test_a_call_with_a_used_number_is_refused(served: Served) -> None:

@@ -272,6 +272,6 @@ def _number_in(data: bytes | bytearray, at: int) -> int:
 
 def _checked_request(request: Any) -> tuple[int, str, list[Any], dict[str, Any]]:
     match request:
-        case [int(number), str(name), list(arguments), dict(named)] if all(isinstance(key, str) for key in named):
+        case [int(number), str(name), list(arguments), dict(named)] if set(map(type, named)) <= {str}:
             return number, name, arguments, named
     raise IllegalArgumentError("a request is [number, call, arguments, named arguments]")

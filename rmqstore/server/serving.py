@@ -158,7 +158,7 @@ class Server:
         calls, self._calls = self._calls, []
         woken, self._woken = self._woken, []
         steps = len(self._stepping)
-        with Round.of(self._store) as held:
+        with Round(self._store) as held:
             for call in calls:
                 self._begin(call, held)
             for line in woken:

@@ -190,7 +190,7 @@ _HANDLERS: Final[dict[type, _Pack]] = {
     timedelta: lambda packer, value: Ext(_TIMEDELTA, _encode([value.days, value.seconds, value.microseconds])),
     CallName: lambda packer, name: Ext(_NAME, _encode(name[0])),
     ProofText: lambda packer, proof: Ext(_PROOF, _encode(proof.receipt)),
-    SendReceipt: lambda packer, sent: Ext(_SENT, _encode([sent.message_id, sent.repeated, packer(sent.timer)])),
+    SendReceipt: lambda _, sent: Ext(_SENT, _encode([sent.message_id, sent.repeated, sent.timer and astuple(sent.timer)])),
     SendReceipts: _pack_sent_many,
     PoppedMessages: lambda packer, popped: Ext(_POPPED, _encode([packer.each(popped), [each.value for each in popped.acks]])),
     MessageBatch: lambda packer, batch: Ext(_BATCH, stream_of(batch.columns)),
@@ -268,7 +268,8 @@ def _unpack_sent(data: memoryview) -> SendReceipt:
     message_id, repeated, timer = _decode(data)
     if timer is None:
         return SendReceipt(message_id, repeated)
-    return SendReceipt(message_id, repeated, TimerReceipts(_status(repeated), timer.store_tag, timer.epoch, timer.seq, (timer.tick,)))
+    store_tag, epoch, seq, tick = timer
+    return SendReceipt(message_id, repeated, TimerReceipts(_status(repeated), store_tag, epoch, seq, (tick,)))
 
 
 def _unpack_sent_many(data: memoryview) -> SendReceipts:

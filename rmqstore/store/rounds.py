@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from rmqstore.contract import Side, Ticket
@@ -20,7 +18,8 @@ class Round:
     """Keeps the calls of one thread from waiting for the disk one by one; other threads wait as ever.
 
     Nobody is told what a call of a round gave before :meth:`settle` returned for it: the result is visible to other calls, as it is while
-    a call waits in its own thread, but it is not acknowledged (docs/contract.md, two-phase durability).
+    a call waits in its own thread, but it is not acknowledged (docs/contract.md, two-phase durability). A round lasts as long as its
+    ``with`` block; one thread of a store has one at a time.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,15 +27,12 @@ class Round:
         self._thread = threading.get_ident()
         self._unsettled: Unsettled = []
 
-    @classmethod
-    @contextmanager
-    def of(cls, store: Store) -> Iterator[Round]:
-        """Make the calls of this thread to ``store`` a round until the end of the block; one thread of a store does so at a time."""
-        store._round = made = cls(store)
-        try:
-            yield made
-        finally:
-            store._round = None
+    def __enter__(self) -> Round:
+        self._store._round = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store._round = None
 
     def note(self, side: Side, ticket: Ticket) -> bool:
         """Keep what a call of this round has to wait for; False for the call of another thread."""

@@ -150,6 +150,13 @@ def test_classes_of_the_walks_are_where_the_page_says() -> None:
         assert re.search(rf"^(?:class|def) {name}\b", text_of(ROOT / path), re.MULTILINE), f"{name} is not in {path}"
 
 
+def test_what_is_called_in_the_diagrams_is_there() -> None:
+    calls = set(re.findall(r"^ +\w+-?->>\w+: (?:[\w ]+[.:] ?)*(\w+)\(", text_of(ROOT / "docs" / "architecture.md"), re.MULTILINE))
+    assert len(calls) > 15
+    code = "\n".join(text_of(path) for path in (ROOT / "rmqstore").rglob("*.py"))
+    assert calls <= set(re.findall(r"^ *def (\w+)", code, re.MULTILINE))
+
+
 def test_what_the_architecture_page_says_is_somewhere_is_there() -> None:
     table = text_of(ROOT / "docs" / "architecture.md").partition("## Where is what")[2]
     rows = re.findall(r"^\| .+? \| (`.+`) \| (`.+`) \|$", table, re.MULTILINE)

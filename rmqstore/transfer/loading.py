@@ -105,6 +105,7 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
     # What another load made, and did not come to put into the place, gives way.
     if (is_planned or replacement.is_in_place()) and replacement.take_up() is not None and is_planned:
         return LoadReport(place, note["tables"])
+    is_planned &= replacement.noted() is not None  # what it had made may be gone
     if place.is_dir() and read_manifest(place) is not None:
         with Store(OwnedEngines(place, given), clock, services=False) as store:
             check_keeps(store)
@@ -115,14 +116,19 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
         with StoreDirectory(place) as directory:
             directory.abandon()
     if not is_planned:
-        replacement.claim()
         # The new store has the settings file of the old one, unless the place has one. All of it is there before the plan is noted, since
         # a run that goes on with a plan gives no settings.
         others = get_plugins().engine_settings().keys() - {settings.get(name) for name in ENGINE_KEYS}
-        replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, others))
+        with replacement.alone():
+            replacement.claim()
+            replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, others))
     tables = built(replacement, settings, dump, clock, progress)
-    replacement.ready(tables, 0, "before-load")
-    if replacement.take_up() is None:
+    with replacement.alone():
+        if replacement.noted() != {"plan": plan}:
+            raise TransferError(f"another load into {place} began meanwhile, and took the place of this one; run one of them again")
+        replacement.ready(tables, (0, 0), "before-load")
+        published = replacement.take_up()
+    if published is None:
         raise TransferError(
             f"a store was made at {place} while the dump was loaded, and it stays there; the loaded one is {replacement.staging}: move the "
             "other one away, and the same load puts it into its place"
@@ -249,7 +255,7 @@ def _migrate(path: Path, engine: str, precision_ms: int | None, progress: Progre
             replacement.begin({"wish": wish})
         tables = built(replacement, settings, source, SystemClock(), progress)
         old = "+".join(engines_in(manifest))
-        replacement.ready(tables, source.epoch, f"before-{old}")
+        replacement.ready(tables, (manifest["store_id"], source.epoch), f"before-{old}")
         return MigrateReport(place, replacement.publish().previous, tables)
 
 

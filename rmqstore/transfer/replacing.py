@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -27,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import TransferError
-from rmqstore.store.directory import CREATING_NAME, LOCK_NAME, StoreDirectory, json_bytes, write_durably
+from rmqstore.store.directory import CREATING_NAME, LOCK_NAME, StoreDirectory, json_bytes, read_manifest, write_durably
 from rmqstore.store.snapshots import epoch_of
 
 _AT_FDCWD: Final = -100
@@ -49,7 +51,7 @@ class Replacement:
     """
 
     def __init__(self, path: Path, what: str) -> None:
-        self.path = path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
+        self.path = path = Path(os.path.realpath(path)) if path.is_symlink() or path.name in ("", "..") else path
         self.staging = path.with_name(f"{path.name}.{what}")
         self._note = path.with_name(f"{path.name}.{what}.json")
 
@@ -65,19 +67,49 @@ class Replacement:
         """Make room for the new store: what an earlier run left goes.
 
         Raises:
-            TransferError: there is something that no run left.
+            TransferError: as :meth:`check_free`.
+            StoreLockedError: another run builds there.
         """
-        if self.staging.exists() and not self._note.exists():
-            raise TransferError(f"{self.staging} is in the way; move it, since the new store is built there")
+        self.check_free()
+        self._free()
         self._write({})
-        if self.staging.exists():
-            shutil.rmtree(self.staging)
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
-        if self.staging.exists():
-            shutil.rmtree(self.staging)
+        """Leave nothing behind; raises as :meth:`claim`."""
+        self.check_free()
+        self._free()
         self._note.unlink(missing_ok=True)
+
+    def check_free(self) -> None:
+        """Refuse what is in the way; :class:`TransferError`: no run left it."""
+        if self.staging.exists() and not self._note.exists():
+            raise TransferError(f"{self.staging} is in the way; move it, since the new store is built there")
+
+    def _free(self) -> None:
+        """Remove what was being built, when nobody is at it; what is the old store by now stays, by its name."""
+        if not self.staging.exists():
+            return
+        note = self.noted() or {}
+        if "inode" in note and not self.is_built():
+            self._keep_old(note)
+            return
+        if (self.staging / LOCK_NAME).exists():
+            StoreDirectory(self.staging).release()
+        shutil.rmtree(self.staging)
+
+    def is_built(self) -> bool:
+        """Say whether what was noted as complete is where it was built."""
+        return self.staging.exists() and self.staging.stat().st_ino == (self.noted() or {}).get("inode")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other run claim the place, or put its new store there, in this block."""
+        held = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(held)
 
     def begin(self, note: dict[str, Any], settings: str = "") -> None:
         """Note durably what is being built, and give it the settings file of the place; where there is none, one with ``settings``."""
@@ -94,16 +126,16 @@ class Replacement:
             sync_path(self.staging)
         self._write(note)
 
-    def ready(self, tables: dict[str, int], epoch: int, previous: str) -> None:
+    def ready(self, tables: dict[str, int], place: tuple[int, int], previous: str) -> None:
         """Note that the new store is complete.
 
         Args:
             tables: what it took in, for the report.
-            epoch: of the store in the place, 0 when there is none; once it is another one, the new store is out of date.
+            place: id and epoch of the store in the place, 0 when there is none; once it is another one, the new store is out of date.
             previous: the end of the name that the old one will have, before the time.
         """
         name = self._free_name(previous)
-        self._write({**(self.noted() or {}), "tables": tables, "epoch": epoch, "inode": self.staging.stat().st_ino, "previous": name})
+        self._write({**(self.noted() or {}), "tables": tables, "place": place, "inode": self.staging.stat().st_ino, "previous": name})
 
     def _free_name(self, end: str) -> str:
         name = plain = f"{self.path.name}.{end}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
@@ -116,6 +148,8 @@ class Replacement:
     def take_up(self) -> Published | None:
         """Finish what was complete; None when nothing is, or when it is out of date by now, as another store is in the place.
 
+        When it is neither in its place nor where it was built, somebody removed it: then the note of it goes, too.
+
         Raises:
             StoreLockedError: the store in the place is open.
             StorePathError: something else is there.
@@ -123,11 +157,15 @@ class Replacement:
         note = self.noted()
         if note is None or "inode" not in note:
             return None
+        if not self.is_in_place() and not self.is_built():
+            self._keep_old(note)
+            self._note.unlink()
+            return None
         with ExitStack() as stack:
             if not self.is_in_place() and self.path.exists():
                 # Held until they have changed places, since who opens a store there meanwhile would go on in one that is out of the way.
                 stack.enter_context(StoreDirectory(self.path))
-                if epoch_of(self.path) != note["epoch"]:
+                if [(read_manifest(self.path) or {}).get("store_id", 0), epoch_of(self.path)] != note["place"]:
                     return None
             return self.publish()
 
@@ -142,14 +180,19 @@ class Replacement:
                 self.path.rename(previous)
                 self.staging.rename(self.path)
             sync_path(self.path.parent)
+        self._keep_old(note)
+        self._note.unlink()
+        return Published(previous if previous.exists() else None)
+
+    def _keep_old(self, note: dict[str, Any]) -> None:
+        """Give the old store, which is where the new one was built, its name."""
+        previous = self.path.with_name(note["previous"])
         if self.staging.exists():
             self.staging.rename(previous)
         if previous.exists() and {entry.name for entry in previous.iterdir()} <= {CONFIG_NAME, LOCK_NAME, CREATING_NAME}:
             # There was no store, only its settings, which the new one has.
             shutil.rmtree(previous)
         sync_path(self.path.parent)
-        self._note.unlink()
-        return Published(previous if previous.exists() else None)
 
     def is_in_place(self) -> bool:
         """Say whether what was noted as complete is in its place, so that only the name of the old one is missing."""

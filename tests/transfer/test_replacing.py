@@ -1,0 +1,132 @@
+"""What a load or a migration finds of another one, in its place and beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import TransferError
+from rmqstore.transfer import dump, load, migrate, replacing
+from tests.pairs import DURABLE_PAIRS
+
+ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
+ENGINE, OTHER_ENGINE = ENGINES[:2] if len(ENGINES) > 1 else ("", "")
+
+pytestmark = pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+
+
+class CutShortError(Exception):
+    """The end of a process."""
+
+
+def dumped(root: Path, name: str, count: int) -> Path:
+    """Return a dump of a new store with so many timers."""
+    with rmqstore.open(root / f"{name}-store", engine=ENGINE, services=False) as store:
+        store.send_batch([rmqstore.Message("t", b"%d" % number) for number in range(count)], delay_ms=3_600_000)
+        dump(store, root / name)
+    return root / name
+
+
+def cut_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, work: Callable[[], object]) -> None:
+    """Let some work end where a call would begin."""
+
+    def cut(*_: object, **__: object) -> Any:
+        raise CutShortError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, cut)
+        with pytest.raises(CutShortError):
+            work()
+
+
+@pytest.mark.parametrize("step", ["_keep_old", "unlink"])
+def test_a_load_whose_store_was_removed_behind_the_exchange_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    source, place = dumped(tmp_path, "dump", 30), tmp_path / "new"
+    place.mkdir()
+    cut_at(monkeypatch, replacing.Replacement if step == "_keep_old" else Path, step, lambda: load(source, place))
+    shutil.rmtree(place)
+    load(source, place)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == 30
+    assert {entry.name for entry in tmp_path.iterdir()} == {"dump", "dump-store", "new"}
+
+
+def test_a_migration_whose_old_store_was_put_back_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = dumped(tmp_path, "dump", 30).with_name("dump-store")
+    cut_at(monkeypatch, replacing.Replacement, "_keep_old", lambda: migrate(place, engine=OTHER_ENGINE))
+    shutil.rmtree(place)
+    place.with_name("dump-store.migrating").rename(place)
+    migrate(place, engine=OTHER_ENGINE)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == 30
+
+
+def test_the_old_store_stays_when_the_new_one_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = dumped(tmp_path, "dump", 30).with_name("dump-store")
+    cut_at(monkeypatch, replacing.Replacement, "_keep_old", lambda: migrate(place, engine=OTHER_ENGINE))
+    shutil.rmtree(place)
+    with pytest.raises(rmqstore.StorePathError, match="no store at"):
+        migrate(place, engine=OTHER_ENGINE)
+    (old,) = tmp_path.glob("dump-store.before-*")
+    with rmqstore.open(old, services=False) as store:
+        assert store.pending().total == 30
+
+
+def test_a_store_that_was_made_in_the_place_of_the_old_one_is_migrated_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same epoch as the one that was there."""
+    place = dumped(tmp_path, "dump", 3).with_name("dump-store")
+    cut_at(monkeypatch, replacing, "exchanged", lambda: migrate(place, engine=OTHER_ENGINE))
+    shutil.rmtree(place)
+    dumped(tmp_path, "other", 7).with_name("other-store").rename(place)
+    migrate(place, engine=OTHER_ENGINE)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == 7
+
+
+@pytest.mark.parametrize("is_building", [True, False])
+def test_of_two_loads_into_one_place_none_publishes_what_the_other_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_building: bool
+) -> None:
+    first, second, place = dumped(tmp_path, "first", 30), dumped(tmp_path, "second", 5), tmp_path / "new"
+    begun: list[object] = []
+
+    def begin_the_second(*_: object) -> None:
+        if not begun:
+            begun.append(None)
+            with pytest.raises(rmqstore.StoreLockedError if is_building else CutShortError):
+                load(second, place, progress=cut)
+
+    def cut(*_: object) -> None:
+        raise CutShortError
+
+    if is_building:
+        load(first, place, progress=begin_the_second)
+    else:
+        built = replacing.Replacement.alone
+        calls: list[object] = []
+
+        def behind_the_building(self: replacing.Replacement) -> Any:
+            calls.append(self)
+            if len(calls) == 2:
+                begin_the_second()
+            return built(self)
+
+        monkeypatch.setattr(replacing.Replacement, "alone", behind_the_building)
+        with pytest.raises(TransferError, match=r"another load into .* began meanwhile"):
+            load(first, place)
+        load(second, place)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == (30 if is_building else 5)
+
+
+def test_a_link_that_leads_to_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(rmqstore.RmqstoreError, match="symbolic links"):
+        migrate(tmp_path / "loop", engine=ENGINE)
+    with pytest.raises(rmqstore.RmqstoreError, match="symbolic links"):
+        load(dumped(tmp_path, "dump", 1), tmp_path / "loop")

@@ -186,10 +186,11 @@ def load(
 
 def _changes(dump: Path, engine: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is another in the manifest of a data set that is made of a dump with these settings."""
-    from rmqstore.spark.dataset import Dataset
+    from rmqstore.spark.dataset import Dataset, check_names_no_engine
     from rmqstore.spark.migrating import check_settings
 
     manifest = Dataset.open(dump).manifest
+    check_names_no_engine(given)
     if engine is not None:
         check_settings(manifest, engine)
     return {"engine": engine or manifest.engine, "settings": {**manifest.settings, **given}}

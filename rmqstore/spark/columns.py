@@ -76,9 +76,10 @@ def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
     at = batch.schema.get_field_index(DELIVER_AT)
     if at >= 0:
         # As datetimes elsewhere, a part of a millisecond is rounded up; in UTC, as Arrow goes by the zone's clock, which has an hour twice.
-        times = batch.column(at)
-        whole = pc.ceil_temporal(times.cast(pa.timestamp(times.type.unit, "UTC")), unit="millisecond").cast(pa.timestamp("ms", "UTC"))
-        batch = batch.set_column(at, "deliver_at_ms", whole.cast(pa.int64()))
+        times = batch.column(at).cast(pa.timestamp(batch.column(at).type.unit, "UTC"))
+        cut = times.cast(pa.timestamp("ms", "UTC"), safe=False)  # towards 0; Arrow's ceil overflows at the last times that there are
+        part = pc.greater(times, cut.cast(times.type)).cast(pa.int64())
+        batch = batch.set_column(at, "deliver_at_ms", pc.add(cut.cast(pa.int64()), part))
     return batch
 
 

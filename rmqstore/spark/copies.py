@@ -33,7 +33,7 @@ def copied(
         raise StorePathError(f"{target} exists already; a copy of a data set goes into a new directory")
     if not target.parent.is_dir():
         raise StorePathError(f"{target.parent} does not exist; make it first")
-    if target.is_relative_to(source.path):
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source.path)):
         raise StorePathError(f"{target} lies in the data set itself; a copy goes elsewhere")
     with at_rest(source), made_aside(target, doing) as aside:
         if (shards := source.manifest.resharding_to) is not None:

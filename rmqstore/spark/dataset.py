@@ -83,7 +83,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         settings: with which every shard is opened, by the keywords of ``rmqstore.open``.
         migrating_to: the engine of a migration that did not come to its end.
         resharding_to: the number of shards of a resharding that did not come to its end.
-        resharded: how often the data set has got another number of shards; offsets of streams from before mean nothing.
+        resharded: the number of the resharding that made these shards, drawn at random, 0 for those of its creation; offsets of streams
+            from before mean nothing.
     """
 
     format: int
@@ -163,6 +164,7 @@ class Dataset:
                 f"no data set can be made at {place}: the one that was there is on its way to another number of shards; "
                 f"`rmqstore doctor {place} --finish` ends that, or remove {note} as well when it was removed"
             )
+        check_names_no_engine(settings or {})
         given = {"engine": engine, **(settings or {})}
         wanted = config.load(place, given, get_plugins().engine_settings()).with_default_engine(get_plugins().default_engine)
         if wanted.timer_engine != wanted.pop_engine:
@@ -305,10 +307,11 @@ class Dataset:
 
     @contextmanager
     def locked(self, shards: Iterable[int]) -> Iterator[None]:
-        """Keep everybody else from opening these shards; :class:`StoreLockedError` when one is open."""
+        """Keep everybody else from opening these shards, as far as they are there; :class:`StoreLockedError` when one is open."""
         with ExitStack() as stack:
             for shard in shards:
-                stack.enter_context(StoreDirectory(self.shard_path(shard)))
+                if read_manifest(self.shard_path(shard)) is not None:  # else the lock would make a directory, where a copy is to go
+                    stack.enter_context(StoreDirectory(self.shard_path(shard)))
             yield
 
     @contextmanager
@@ -402,12 +405,12 @@ def read_dataset_manifest(path: Path) -> Manifest | None:
 
 
 @contextmanager
-def flocked(directory: Path, operation: int) -> Iterator[None]:
-    """Hold the lock of a directory itself, which no file in it has; ``operation`` is that of ``fcntl.flock``."""
+def flocked(directory: Path, operation: int) -> Iterator[int]:
+    """Hold the lock of a directory itself, which no file in it has, and give its descriptor; ``operation`` is that of ``fcntl.flock``."""
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(held, operation)
-        yield
+        yield held
     finally:
         os.close(held)
 
@@ -427,7 +430,13 @@ def place_of(path: str | os.PathLike[str]) -> Path:
         raise IllegalArgumentError(
             f"path {str(path)!r} is a URI; data sets lie in directories that every task can reach: give a plain path"
         )
-    return place.absolute()
+    return Path(os.path.realpath(place)) if place.is_symlink() else place.absolute()
+
+
+def check_names_no_engine(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a data set that name an engine, as a migration would leave them behind; :class:`ConfigError`."""
+    if named := sorted(config.ENGINE_KEYS & settings.keys()):
+        raise ConfigError(f"{named[0]} is no setting of a data set, which has one engine for all its shards; name it with engine=")
 
 
 def what_is(place: Path) -> str:

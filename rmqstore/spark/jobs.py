@@ -60,7 +60,6 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _RECORD: Final = "job.json"
 _DONE: Final = "done.json"
-_LOCK: Final = ".lock"
 _GONE: Final = ".gone"
 _Content = TypeVar("_Content", bound=msgspec.Struct)
 
@@ -149,8 +148,11 @@ class Job:
                 named = sorted((file for file in files if file.rows or file.rejected), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
                 paths = [(self.staged / file.name, file.size_bytes) for file in record.files]
+                aside = [self.rejected / file.name for file in record.files if file.rejected]
                 # What was only counted has no file at all.
-                if not all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in paths):
+                if not all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in paths) or not all(
+                    path.is_file() for path in aside
+                ):
                     raise TransferError(
                         f"staged files of job {self.id!r} are gone or cut off: it was taken back, or another run of it failed, while this "
                         "write was under way; nothing of it was stored, so run it again"
@@ -160,7 +162,7 @@ class Job:
                         sync_path(folder)
                 write_json(self.path / _RECORD, record)
             kept = set() if record.is_done else {self.staged / file.name for file in record.files}
-            kept |= {self.rejected / file.name for file in record.files if file.rejected}
+            kept.update(self.rejected / file.name for file in record.files if file.rejected)
             for entry in {*self.staged.glob("*"), *self.rejected.glob("*")} - kept:
                 entry.unlink(missing_ok=True)
         return record
@@ -202,7 +204,7 @@ class Job:
             StoreLockedError: a shard is open, so its part may be on the way.
         """
         record = self.record()
-        with self.dataset.locked(self.missing_shards()), _locked(self.dataset):
+        with self.dataset.locked([] if record is None else self.missing_shards()), _locked(self.dataset):
             if record is None or self.record() != record or record.is_done:
                 raise TransferError(f"there is no half done job {self.id!r} in {self.dataset.path} to give up")
             found = {shard: self.progress(shard) for shard in record.shards}
@@ -234,6 +236,11 @@ class Job:
         """Return what was committed; None before the commit."""
         # In this order, since the second one is there before the first one goes.
         return self._read(_RECORD, JobRecord) or self._read(_DONE, JobRecord)
+
+    def is_unfinished(self) -> bool:
+        """Say whether it was committed and not finished; of one that is finished, nothing is read."""
+        record = self._read(_RECORD, JobRecord)
+        return record is not None and not record.is_done
 
     def summary(self) -> dict[str, Any]:
         """Return the row of the view ``jobs``; :class:`FileNotFoundError` when the job was forgotten.
@@ -272,10 +279,14 @@ class Job:
         write_json(self.path / f"shard-{shard:05}.json", progress)
 
     def missing_shards(self) -> list[int]:
-        """Return the shards that do not have everything yet; none before the commit. A job that was given up is refused."""
+        """Return the shards that do not have everything yet.
+
+        Raises:
+            TransferError: it was given up, or taken back behind its commit.
+        """
         record = self.record()
         if record is None:
-            return []
+            raise TransferError(f"job {self.id!r} of {self.dataset.path} was taken back; nothing of it was sent, so run it again")
         self.check_not_dropped(record)
         return [shard for shard in record.shards if not self.has_all(record, shard)]
 
@@ -287,9 +298,13 @@ class Job:
         return progress is not None and progress.is_done
 
     def finish(self) -> None:
-        """Note that every shard has everything, and remove the staged files; the record stays, until there are many newer ones."""
+        """Note that every shard has everything, and remove the staged files; the record stays, until there are many newer ones.
+
+        Raises:
+            TransferError: as :meth:`missing_shards`.
+        """
         record = self.record()
-        if record is None or self.missing_shards():
+        if self.missing_shards() or record is None:
             return
         self._close(record)
         prune(self.dataset)
@@ -327,7 +342,7 @@ class Job:
     def is_running(self) -> bool:
         """Say whether a driver is committing the job or sending it."""
         try:
-            with flocked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with _locked(self.dataset), flocked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB):  # of two who ask, neither is that driver
                 return False
         except FileNotFoundError:
             return False
@@ -357,12 +372,11 @@ class Job:
 @contextmanager
 def _locked(dataset: Dataset) -> Iterator[None]:
     """Let what decides about jobs happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
-    path = dataset.path / "jobs" / _LOCK
+    path = dataset.path / "jobs"
     while True:
-        with open(path, "a", encoding="ascii") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with flocked(path, fcntl.LOCK_EX) as held:
             # Of one that waited here, another data set may have taken the place, with a lock of its own.
-            if path.exists() and os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+            if path.exists() and os.path.samestat(os.fstat(held), path.stat()):
                 yield
                 return
 
@@ -391,9 +405,8 @@ def jobs_of(dataset: Dataset) -> list[Job]:
 
 
 def unfinished_jobs(dataset: Dataset) -> list[Job]:
-    """Return the jobs that were committed and not finished; of those that are finished, nothing is read."""
-    records = ((job, job._read(_RECORD, JobRecord)) for job in jobs_of(dataset))
-    return [job for job, record in records if record is not None and not record.is_done]
+    """Return the jobs that were committed and not finished."""
+    return [job for job in jobs_of(dataset) if job.is_unfinished()]
 
 
 def job_under_way(dataset: Dataset, shard: int) -> Job | None:

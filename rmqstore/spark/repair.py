@@ -14,7 +14,7 @@ from rmqstore.errors import ConfigError, CorruptStoreError, RmqstoreError, Store
 from rmqstore.spark import migrating, resharding
 from rmqstore.spark.dataset import STREAMS, Dataset, left_asides, place_of
 from rmqstore.spark.ingest import ingest_here
-from rmqstore.spark.jobs import Job, jobs_of, unfinished_jobs
+from rmqstore.spark.jobs import Job, jobs_of
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -49,29 +49,30 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             f"{done} of {dataset.manifest.shards} shards are of engine {dataset.manifest.migrating_to!r}; {doctor} --finish` moves the "
             f"others, --undo moves these back to {dataset.manifest.engine!r}",
         )
-    if resharding.is_left(dataset):
-        target = dataset.manifest.resharding_to
-        what = "is there, but the old one has not got its name" if target is None else f"to {target} shards has not come to its end"
-        yield Trouble("resharding", True, f"the resharding {what}; {doctor} --finish` ends it, --undo removes what is not in its place")
+    if built := resharding.what_is_left(dataset):
+        yield Trouble("resharding", True, f"{built} removes what is not in its place")
     for job in jobs_of(dataset):
         try:
-            record = job.record()
+            yield from _troubles_of(job, doctor)
         except CorruptStoreError as error:
             way_out = f"restore that file from a copy, or remove {job.path} when every shard is known to have what the job brought"
             yield Trouble("job", True, f"{error}; {way_out}")
-            continue
-        if record is None:
-            yield Trouble("job", False, f"{job.id} is being staged, or its driver is gone; nothing was sent; {doctor} --undo` removes it")
-        elif not record.is_done:
-            shards = job.missing_shards()
-            what = f"some are missing in shard {', '.join(map(str, shards))}" if shards else "every shard has its part"
-            yield Trouble("job", True, f"{job.id} of {record.rows} messages has not come to its end: {what}; {doctor} --finish` sends them")
-        elif job.staged.is_dir():  # a task ended later
-            yield Trouble("job", False, f"{job.id} came to its end, and staged files are left of it; {doctor} --undo` removes them")
     for left in left_asides(dataset.path):
         yield Trouble(
             "creation", False, f"{left} was left by a creation that did not come to its end, or runs; {doctor} --undo` removes it"
         )
+
+
+def _troubles_of(job: Job, doctor: str) -> Iterator[Trouble]:
+    record = job.record()
+    if record is None:
+        yield Trouble("job", False, f"{job.id} is being staged, or its driver is gone; nothing was sent; {doctor} --undo` removes it")
+    elif not record.is_done:
+        shards = [shard for shard in record.shards if not job.has_all(record, shard)]
+        what = f"some are missing in shard {', '.join(map(str, shards))}" if shards else "every shard has its part"
+        yield Trouble("job", True, f"{job.id} of {record.rows} messages has not come to its end: {what}; {doctor} --finish` sends them")
+    elif job.staged.is_dir():  # a task ended later
+        yield Trouble("job", False, f"{job.id} came to its end, and staged files are left of it; {doctor} --undo` removes them")
 
 
 def consumers(dataset: Dataset) -> Iterator[Consumer]:
@@ -115,8 +116,10 @@ def finish(dataset: Dataset) -> list[str]:
         dataset = Dataset.open(dataset.path)
         done.append(f"the data set has {dataset.manifest.shards} shards now; the old one is {resharded.previous}")
     failed: list[str] = []
-    for job in unfinished_jobs(dataset):
+    for job in jobs_of(dataset):
         try:
+            if not job.is_unfinished():
+                continue
             reports = ingest_here(job)
         except (RmqstoreError, OSError) as error:
             failed.append(f"job {job.id}: {error}")
@@ -151,23 +154,30 @@ def undo(dataset: Dataset) -> list[str]:
     if dataset.manifest.migrating_to is not None:
         moved = migrating.undo_here(dataset)
         done.append(f"every shard is of engine {dataset.manifest.engine!r} again; {sum(bool(each.previous) for each in moved)} moved back")
-    if dataset.manifest.resharding_to is not None:
+    if resharding.what_is_left(dataset):
         resharding.undo_here(dataset)
         done.append(f"what was built of new shards is removed; the {dataset.manifest.shards} old ones are as they were")
     for job in jobs_of(dataset):
-        record = job.record()
-        if record is None:
-            job.discard()
-            done.append(f"job {job.id}: what was staged is removed; nothing had been sent")
-        elif record.is_done:
-            if job.staged.is_dir():
-                shutil.rmtree(job.staged, ignore_errors=True)
-                done.append(f"job {job.id}: staged files that were left are removed; it had come to its end")
-        elif job.withdraw():
-            done.append(f"job {job.id}: withdrawn; nothing had been sent")
-        else:
-            done.append(f"job {job.id}: some of its messages are sent and stay, so it can only be finished, or given up (--drop-job)")
+        try:
+            done += _undone(job)
+        except CorruptStoreError as error:
+            done.append(f"job {job.id}: stays as it is: {error}")
     for left in left_asides(dataset.path):
         shutil.rmtree(left, ignore_errors=True)
         done.append(f"{left} is removed")
     return done
+
+
+def _undone(job: Job) -> Iterator[str]:
+    record = job.record()
+    if record is None:
+        job.discard()
+        yield f"job {job.id}: what was staged is removed; nothing had been sent"
+    elif record.is_done:
+        if job.staged.is_dir():
+            shutil.rmtree(job.staged, ignore_errors=True)
+            yield f"job {job.id}: staged files that were left are removed; it had come to its end"
+    elif job.withdraw():
+        yield f"job {job.id}: withdrawn; nothing had been sent"
+    else:
+        yield f"job {job.id}: some of its messages are sent and stay, so it can only be finished, or given up (--drop-job)"

@@ -107,13 +107,18 @@ class Resharding(msgspec.Struct, frozen=True, kw_only=True):
 def take_up(path: Path) -> Published | None:
     """Give the old data set its name when a crash came behind the exchange; None when there is nothing of that."""
     replacement = Replacement(path, RESHARDING)
-    note = replacement.noted() or {}
-    return replacement.publish() if "inode" in note and (replacement.is_in_place() or not path.exists()) else None
+    return replacement.publish() if replacement.is_in_place() or (not path.exists() and replacement.is_built()) else None
 
 
-def is_left(dataset: Dataset) -> bool:
-    """Say whether a resharding has not come to its end."""
-    return dataset.manifest.resharding_to is not None or Replacement(dataset.path, RESHARDING).noted() is not None
+def what_is_left(dataset: Dataset) -> str:
+    """Say what a resharding has left that has not come to its end; nothing when there is none, or it has."""
+    if (shards := dataset.manifest.resharding_to) is not None:
+        return f"the resharding to {shards} shards has not come to its end; `rmqstore doctor {dataset.path} --finish` ends it, --undo"
+    replacement = Replacement(dataset.path, RESHARDING)
+    if replacement.noted() is None:
+        return ""
+    what = "the old one has not got its name" if replacement.is_in_place() else "of shards that are not in the place of these"
+    return f"{replacement.staging} is left of a resharding, {what}; `rmqstore doctor {dataset.path} --undo`"
 
 
 @contextmanager
@@ -139,6 +144,7 @@ def begun(dataset: Dataset, shards: int) -> Iterator[Plan]:
     with dataset.locked(dataset.shards):
         with at_rest(dataset), _Old.opened(dataset) as old:
             sources = old.sources
+            Replacement(dataset.path, RESHARDING).check_free()
             dataset.rewrite(msgspec.structs.replace(manifest, resharding_to=shards))
         yield _planned(dataset, shards, sources)
 
@@ -196,9 +202,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
                 file=str(dataset.path),
             )
     replacement = Replacement(dataset.path, RESHARDING)
-    manifest = msgspec.structs.replace(
-        dataset.manifest, shards=len(plan.store_ids), resharding_to=None, resharded=dataset.manifest.resharded + 1
-    )
+    manifest = msgspec.structs.replace(dataset.manifest, shards=len(plan.store_ids), resharding_to=None, resharded=int(plan.id, 16))
     made = Dataset(replacement.staging, manifest)
     with at_rest(dataset):
         shutil.rmtree(made.path / "jobs", ignore_errors=True)
@@ -206,7 +210,7 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
         sync_path(made.path / "jobs")
         write_json(made.path / MANIFEST, made.manifest)
         sync_path(made.path)
-        replacement.ready({}, 0, f"before-{dataset.manifest.shards}-shards")
+        replacement.ready({}, (0, 0), f"before-{dataset.manifest.shards}-shards")
         return Resharding(shards=found, previous=str(replacement.publish().previous))
 
 

@@ -125,7 +125,11 @@ def schedule(
             raise
     with job.completing():
         if files is not None:
-            job.commit(files, now_ms)
+            try:
+                job.commit(files, now_ms)
+            except BaseException:
+                job.discard()
+                raise
         sent = _run(df.sparkSession, job.missing_shards(), lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms), ShardReport)
         job.finish()
     # Also of what this run staged: another one of this id may have been faster with the commit.

@@ -39,6 +39,7 @@ from rmqstore.spark.streams import MicroBatchWriter, QueueReader, Staged, staged
 from rmqstore.store.directory import read_manifest
 
 NAME: Final = "rmqstore"
+_MOST: Final = 2**63 - 1
 _READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows", "job_id")
 _STREAM_OPTIONS: Final = ("startingOffsets", "maxRowsPerBatch")
 _GROUP_OPTIONS: Final = ("path", "view", "topic", "columns", "group", "maxRowsPerBatch", "invisible_ms", "lock_wait_ms")
@@ -236,6 +237,8 @@ def _number(options: Mapping[str, str], name: str, default: _Default, *, minimum
         number = int(text)
     except ValueError:
         raise IllegalArgumentError(f"option {name} must be a whole number, not {text!r}") from None
+    if abs(number) > _MOST:
+        raise IllegalArgumentError(f"option {name} must be {_MOST} at most, not {number}")
     if minimum is not None and number < minimum:
         raise IllegalArgumentError(f"option {name} must be {minimum} or more, not {number}")
     return number

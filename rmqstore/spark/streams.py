@@ -39,7 +39,7 @@ KEPT_BATCHES: Final = 100
 
 _IDENTITY: Final = "id"
 _RESHARDED: Final = "resharded"
-"""Among offsets: of which data set, or store, they are, and how often that was resharded. The names of queues have slashes."""
+"""Among offsets: of which data set, or store, they are, and which resharding made its shards. The names of queues have slashes."""
 
 _IDENTITY_DIGITS: Final = 12
 """So many digits of a data set's id are a number that JSON keeps everywhere."""

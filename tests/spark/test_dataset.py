@@ -75,6 +75,21 @@ def test_a_program_that_opens_a_shard_has_the_settings_of_the_data_set(tmp_path:
             assert store.engine.config.retention_ms == 0
 
 
+def test_a_setting_that_names_an_engine_is_refused(tmp_path: Path) -> None:
+    """A migration would leave it behind."""
+    with pytest.raises(rmqstore.ConfigError, match=r"pop_engine is no setting of a data set.* name it with engine="):
+        Dataset.create(tmp_path / "data", shards=1, settings={"timer_engine": ENGINE, "pop_engine": ENGINE})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_behind_a_link_is_made_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    Dataset.create(tmp_path / "data", shards=1)
+    assert (tmp_path / "data").is_symlink()
+    assert (tmp_path / "disk" / "shard-00000").is_dir()
+
+
 def test_of_two_who_create_one_wins(tmp_path: Path) -> None:
     found: list[str] = []
     threads = [

@@ -29,6 +29,11 @@ def test_a_time_that_is_none_is_refused_before_anything_is_made(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_number_beyond_64_bits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rmqstore.IllegalArgumentError, match="option to_ms must be 9223372036854775807 at most"):
+        RmqstoreSource({"path": str(tmp_path), "to_ms": str(2**63)}).schema()
+
+
 def test_a_task_need_not_wait_for_a_lock(tmp_path: Path) -> None:
     assert writer(tmp_path / "data", lock_wait_ms="0")._lock_wait_ms == 0
     assert writer(tmp_path / "data")._lock_wait_ms == 600_000

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore.spark import Dataset, migrating, repair
+from rmqstore.spark import Dataset, ingest, migrating, repair, resharding
+from rmqstore.spark.copies import copied
 from rmqstore.spark.ingest import ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress, jobs_of
+from rmqstore.spark.resharding import reshard_here
 from rmqstore.spark.staging import OnBadRow, Rules, rules_of, stage
 from rmqstore.store import witness
 from rmqstore.transfer import replacing
@@ -230,3 +235,99 @@ def test_a_process_that_says_much_is_not_held_up(dataset: Dataset, monkeypatch: 
     monkeypatch.setattr(subprocess, "Popen", lambda command, **named: popen([command[0], "-c", loud], **named))
     with pytest.raises(rmqstore.StoreError, match=r"ended with 3: x+the end"):
         ingest_here(committed(dataset, "load", rows(0, 10)))
+
+
+@pytest.mark.parametrize("window", ["behind the commit", "behind the first shards"])
+def test_a_write_whose_job_is_undone_behind_its_commit_does_not_end_well(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, window: str
+) -> None:
+    """Nothing of it was sent, and who believes it was goes on to the next rows."""
+    job = Job(dataset, "load")
+    files = [stage(job, [rows(0, 10)], 0)]
+    if window == "behind the commit":
+        commit = Job.commit
+
+        def committed_and_undone(self: Job, *given: object) -> object:
+            record = commit(self, *given)  # type: ignore[arg-type]
+            assert self.withdraw()
+            return record
+
+        monkeypatch.setattr(Job, "commit", committed_and_undone)
+    else:
+        monkeypatch.setattr(ingest, "ingest_shard", lambda job, shard, wait_ms: job.withdraw())
+    with pytest.raises(rmqstore.TransferError, match=r"'load' .* was taken back; nothing of it was sent"):
+        ingest.complete_here(job, files, NOW_MS, 0)
+    assert timers_of(dataset.path) == []
+
+
+def test_a_directory_in_the_way_of_a_resharding_stays(dataset: Dataset) -> None:
+    own = dataset.path.with_name("data.resharding")
+    own.mkdir()
+    (own / "precious").touch()
+    with pytest.raises(rmqstore.TransferError, match="is in the way"):
+        reshard_here(dataset, 3)
+    dataset = Dataset.open(dataset.path)
+    assert dataset.manifest.resharding_to is None
+    dataset.rewrite(msgspec.structs.replace(dataset.manifest, resharding_to=3))
+    with pytest.raises(rmqstore.TransferError, match="is in the way"):
+        repair.undo(dataset)
+    assert (own / "precious").exists()
+
+
+def test_what_a_resharding_left_beside_a_data_set_that_was_restored_is_removed(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = copied(dataset, dataset.path.with_name("saved"), "copying", shutil.copytree)
+    with monkeypatch.context() as patch:
+        patch.setattr(resharding, "build", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            reshard_here(dataset, 3)
+    shutil.rmtree(dataset.path)
+    saved.rename(dataset.path)
+    dataset = Dataset.open(dataset.path)
+    (trouble,) = repair.troubles(dataset)
+    assert "is left of a resharding" in trouble.text
+    assert repair.undo(dataset)
+    assert list(repair.troubles(dataset)) == []
+    assert [entry.name for entry in dataset.path.parent.iterdir()] == [dataset.path.name]
+
+
+def test_one_record_that_cannot_be_read_keeps_nobody_from_the_others(dataset: Dataset) -> None:
+    for job_id in "abc":
+        committed(dataset, job_id, rows(0, 40))
+    (dataset.path / "jobs" / "a" / "shard-00000.json").write_text("{")
+    (dataset.path / "jobs" / "b" / "job.json").write_text("{")
+    assert [trouble.check for trouble in repair.troubles(dataset)] == ["job", "job", "job"]
+    with pytest.raises(rmqstore.TransferError, match=r"job a: the record .*job b: the record ") as failed:
+        repair.finish(dataset)
+    assert "job c: 40 messages were sent" in str(failed.value)
+    assert len(repair.undo(dataset)) == 2
+
+
+def test_a_shard_that_is_lost_leaves_no_directory_when_a_job_is_given_up(dataset: Dataset) -> None:
+    committed(dataset, "load", rows(0, 10))
+    shutil.rmtree(dataset.shard_path(1))
+    repair.drop_job(dataset, "load")
+    assert not dataset.shard_path(1).exists()
+
+
+def test_rejected_rows_that_a_twin_took_away_are_missed(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    rules = rules_of(dataset, NOW_MS, OnBadRow.COLLECT)
+    bad = pa.record_batch({"topic": ["orders", "no topic"], "body": [b"1", b"2"]})
+    files = [stage(job, [bad], 0, rules)]
+    shutil.rmtree(job.rejected)
+    with pytest.raises(rmqstore.TransferError, match="are gone or cut off"):
+        job.commit(files, NOW_MS)
+
+
+def test_who_asks_whether_a_job_runs_is_not_taken_for_its_driver(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 1))
+    with ThreadPoolExecutor(4) as threads:
+        assert not any(threads.map(lambda _: job.is_running(), range(400)))
+    with job.completing():
+        assert job.is_running()
+
+
+def test_a_copy_writes_nothing_into_its_source(dataset: Dataset) -> None:
+    before = sorted(dataset.path.rglob("*"))
+    copied(dataset, dataset.path.with_name("saved"), "copying", shutil.copytree)
+    assert sorted(dataset.path.rglob("*")) == before

@@ -143,7 +143,7 @@ def test_what_cannot_be_split_is_refused_and_nothing_is_begun(tmp_path: Path) ->
     def refused(match: str, error: type[Exception] = rmqstore.TransferError, shards: int = 3) -> None:
         with pytest.raises(error, match=match):
             resharding.reshard_here(dataset, shards)
-        assert not resharding.is_left(Dataset.open(dataset.path))
+        assert not resharding.what_is_left(Dataset.open(dataset.path))
         assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
     refused("has 2 shards already", shards=2)
@@ -256,8 +256,8 @@ def test_who_waited_for_the_lock_of_jobs_has_that_of_the_data_set_in_the_place(t
         second.path.rename(first.path)
     try:
         assert has_it.wait(60)
-        with open(first.path / "jobs" / ".lock", "a", encoding="ascii") as handle, pytest.raises(BlockingIOError):
-            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError), datasets.flocked(first.path / "jobs", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            pass
     finally:
         lets_go.set()
         waiter.join()

@@ -18,6 +18,7 @@ import pytest
 
 import rmqstore
 from rmqstore.spark import Dataset, repair
+from rmqstore.spark.copies import copied
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.jobs import jobs_of
 from rmqstore.spark.readout import View
@@ -356,6 +357,19 @@ def test_a_queue_that_ends_before_the_offset_of_a_checkpoint_is_told(store: rmqs
         reader.latestOffset(offsets, ReadAllAvailable())
 
 
+def test_offsets_of_shards_that_were_made_otherwise_are_refused(dataset: Dataset, tmp_path: Path) -> None:
+    """A data set that was set back, and got yet other shards, was resharded as often."""
+    ingested(committed(dataset, "load", rows(0, 9).drop_columns(["deliver_at_ms"])))
+    saved = copied(dataset, tmp_path / "saved", "copying", shutil.copytree)
+    reshard_here(dataset, 3)
+    end = reader_of(dataset.path).latestOffset({}, ReadAllAvailable())
+    shutil.rmtree(dataset.path)
+    saved.rename(dataset.path)
+    reshard_here(Dataset.open(dataset.path), 5)
+    with pytest.raises(rmqstore.TransferError, match="another number of shards since"):
+        reader_of(dataset.path).latestOffset(end, ReadAllAvailable())
+
+
 @pytest.mark.parametrize("kind", ["store", "data set"])
 def test_offsets_of_another_one_in_the_same_place_are_refused(tmp_path: Path, kind: str) -> None:
     """Also when its queues have grown beyond them: what came first would never be read."""
@@ -389,7 +403,7 @@ def test_offsets_of_other_shards_are_refused(dataset: Dataset) -> None:
         with pytest.raises(rmqstore.TransferError, match=r"another number of shards since .* a new checkpoint begins with what is there"):
             call()
     anew = reader.latestOffset({}, limit)
-    assert (anew["resharded"], reader.latestOffset(anew, limit)) == (1, anew)
+    assert (anew["resharded"], reader.latestOffset(anew, limit)) == (Dataset.open(dataset.path).manifest.resharded, anew)
     assert sorted(map(int, bodies(reader, {}, anew))) == list(range(9))
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
-from rmqstore.errors import IllegalArgumentError, PollingFullError, RmqstoreError, StoreClosedError, StoreError, StoreUnavailableError
+from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreForkedError, StoreUnavailableError
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, keep_alive, short_name, sockets
@@ -206,8 +206,10 @@ class _Connection:
                 self._reading.cancel()
         if self._reading is not None:
             await asyncio.wait([self._reading])
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_S):  # a server that reads nothing keeps what is on its way to it
+                await self._writer.wait_closed()
+        self._writer.transport.abort()
 
 
 def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
@@ -315,17 +317,17 @@ class AsyncStore:
     async def _ask(self, ask: Ask) -> Any:
         call = Underway(ask, self._lanes, self._address, self._patience_s)
         while True:
-            self._check_open()
             call.check_age()
             try:
+                self._check_open()
                 connection = await self._connected()
-            except (OSError, EOFError) as error:
-                if isinstance(error, RmqstoreError):
-                    raise
-                call.lost(error, may_be_done=False)
-            except PollingFullError as error:
+            except RmqstoreError as error:
                 raise call.refused(error) from error
+            except (OSError, EOFError) as error:
+                call.lost(error, may_be_done=False)
             else:
+                if call.is_forgotten(connection.greeting):
+                    raise call.given_up()
                 try:
                     answer = await connection.ask(call)
                 except OSError as error:
@@ -339,7 +341,9 @@ class AsyncStore:
             if self._own is not None:
                 try:
                     await self._own_it()
-                except StoreError as error:
+                except StoreForkedError as error:  # of this process only
+                    call.lost(error, may_be_done=False)
+                except RmqstoreError as error:
                     raise call.refused(error) from error
             await asyncio.sleep(call.pause_s())
 

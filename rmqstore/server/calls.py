@@ -72,7 +72,8 @@ CALLS: Final = sorted(name for name in QUICK | LONG | POPS if "." not in name)
 REPEATABLE: Final = (POPS | QUICK | LONG).difference(
     (
         "cancel_key cancel_keys change_invisible release retry_later reject confirm_clock_step snapshot transfer.dump "
-        "topics.delete groups.set groups.delete groups.reset_offset dead_letters.resend dead_letters.drop schedules.delete"
+        "topics.create topics.delete groups.set groups.delete groups.reset_offset dead_letters.resend dead_letters.drop "
+        "schedules.put schedules.delete pauses.begin pauses.end"
     ).split()
 )
 """Calls that are made again when the connection breaks, since it does no harm when they were done already: they read, a send carries a

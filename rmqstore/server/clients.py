@@ -9,6 +9,7 @@ import socket
 import sys
 import termios
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -207,8 +208,12 @@ class Client(asyncio.Protocol):
             return True
         if self.unread_bytes:
             return False
-        own: socket.socket = self.transport.get_extra_info("socket")
-        return self.is_local or not int.from_bytes(fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        own: socket.socket | None = self.transport.get_extra_info("socket")
+        if own is None or self.is_local:  # None: the other end has gone
+            return True
+        with suppress(OSError):
+            return not int.from_bytes(fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return True
 
     def close(self) -> None:
         """Close the connection when what has been written is in the system; of TLS when this is called again until then.

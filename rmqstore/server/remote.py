@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import (
-    PollingFullError,
     RmqstoreError,
     StoreClosedError,
-    StoreError,
+    StoreForkedError,
     StoreUnavailableError,
     UnsupportedOperationError,
 )
@@ -60,17 +59,18 @@ class RemoteStore(Passing):
         """Make a call, again when the connection breaks and a repeat does no harm."""
         call = Underway(ask, self._lanes, self._pool.address, self._patience_s)
         while True:
-            self._check_open()
             call.check_age()
             try:
+                self._check_open()
                 connection = self._pool.take()
-            except OSError as error:
-                if isinstance(error, RmqstoreError):  # the server answered, and does not want this client
-                    raise
-                call.lost(error, may_be_done=False)
-            except PollingFullError as error:
+            except RmqstoreError as error:  # the server answered, and does not want this client
                 raise call.refused(error) from error
+            except OSError as error:
+                call.lost(error, may_be_done=False)
             else:
+                if call.is_forgotten(connection.greeting):
+                    self._pool.give_back(connection)
+                    raise call.given_up()
                 try:
                     answer = connection.ask(call.call, call.arguments, call.named)
                 except BaseException as error:
@@ -85,7 +85,10 @@ class RemoteStore(Passing):
                     call.lost(answer, may_be_done=False)
             try:
                 other = self._other_owner()
-            except StoreError as error:
+            except StoreForkedError as error:  # of this process only
+                other = None
+                call.lost(error, may_be_done=False)
+            except RmqstoreError as error:
                 raise call.refused(error) from error
             if other is not None:
                 return call.make_on(other)

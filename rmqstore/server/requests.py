@@ -20,7 +20,14 @@ from msgspec import structs
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
-from rmqstore.errors import FlowControlError, IllegalArgumentError, PollingFullError, StoreUnavailableError, UnsupportedOperationError
+from rmqstore.errors import (
+    FlowControlError,
+    IllegalArgumentError,
+    PollingFullError,
+    StoreClosedError,
+    StoreUnavailableError,
+    UnsupportedOperationError,
+)
 from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessage
 from rmqstore.server.calls import METHODS, NO_PATHS, OF_PATHS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address
@@ -228,6 +235,7 @@ class Underway:
         self._called_s = self._tried_s = time.monotonic()
         self._lost: Exception | None = None
         self._may_be_done = False
+        self._lineage: int | None = None  # of the store that was asked last
         self._lost_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
 
@@ -241,7 +249,7 @@ class Underway:
         self._may_be_done |= may_be_done
         now_s = time.monotonic()
         if may_be_done and self.call not in REPEATABLE:
-            raise self._given_up() from error
+            raise self.given_up() from error
         self.check_age()
         if may_be_done and now_s - self._tried_s > min(self._patience_s, _LONG_S):  # it had a server: this is another outage
             self._lost_s, self._pause_s = None, _FIRST_PAUSE_S
@@ -260,12 +268,21 @@ class Underway:
             StoreUnavailableError: it may have been done.
         """
         if self._lost is not None and self._lane is not None and time.time() - self._begun_s >= _NAME_S:
-            raise self._given_up() from self._lost
+            raise self.given_up() from self._lost
 
-    def _given_up(self) -> StoreUnavailableError:
+    def given_up(self) -> StoreUnavailableError:
+        """Return the error of a call that may have been done, and is not made again."""
         return StoreUnavailableError(
             f"the connection to the store at {self._address} broke while {self.call} was under way ({self._lost}); it may have been done"
         )
+
+    def is_forgotten(self, greeting: Mapping[str, Any]) -> bool:
+        """Say whether a send meets a store that does not know its name, as one that a migration made of the first, or a load.
+
+        It would be stored once more there.
+        """
+        lineage, self._lineage = self._lineage, greeting.get("lineage")
+        return self._may_be_done and self._lane is not None and lineage != self._lineage
 
     def _ago_ms(self, now_s: float) -> int:
         return int((now_s - self._called_s) * 1000)
@@ -304,7 +321,8 @@ class Underway:
         """Return the error of a call that was refused, with which nothing was done; a copy before it may have been."""
         if not self._may_be_done:
             return error
-        return StoreUnavailableError(f"{error}; the connection broke before while {self.call} was under way, so it may have been done")
+        kind = StoreClosedError if isinstance(error, StoreClosedError) else StoreUnavailableError
+        return kind(f"{error}; the connection broke before while {self.call} was under way, so it may have been done")
 
     def make_on(self, store: Store) -> Any:
         """Make the call on a store of this process."""

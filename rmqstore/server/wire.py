@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import PurePath
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.msgpack import Decoder, Encoder, Ext
@@ -29,7 +29,7 @@ from rmqstore.contract import WriteStatus
 from rmqstore.contract.timers import TimerReceipts
 from rmqstore.digests import TableDigest
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
-from rmqstore.late import pa
+from rmqstore.late import np, pa
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.server.arrow_frames import stream_of, table_in
 from rmqstore.store.dead_letters import DeadLetter
@@ -162,8 +162,8 @@ def _pack_sent_many(_: _Packer, sent: SendReceipts) -> _Packable:
 
 
 def _int64s(values: Sequence[int]) -> bytes:
-    """Return numbers as eight bytes each; of numpy or ``array`` they are that already."""
-    return (array("q", values) if isinstance(values, list | tuple) else cast("array[int]", values)).tobytes()
+    """Return numbers as eight bytes each; a column of numpy has them already, and ``array`` would take them one by one."""
+    return (np.asarray(values, np.int64) if hasattr(values, "dtype") else array("q", values)).tobytes()
 
 
 def _pack_stranger(_: _Packer, value: object) -> _Packable:

@@ -413,3 +413,29 @@ def test_nobody_is_there(tmp_path: Path) -> None:
             await aio.connect(tmp_path)
 
     run(work())
+
+
+def test_a_close_does_not_wait_for_a_server_that_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "_RELEASE_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+        ends: list[socket.socket] = []
+
+        def greet() -> None:
+            end, _ = listening.accept()
+            ends.append(end)
+            end.recv(1000)
+            end.sendall(frame([0, {"path": "s", "frame_bytes": 1 << 28, "is_server": True, "lineage": 0}]))
+
+        async def work() -> None:
+            greeting = asyncio.create_task(asyncio.to_thread(greet))
+            store = await aio.connect(f"unix:{tmp_path / 'socket'}")
+            await greeting
+            send = asyncio.create_task(store.send(Message("t", bytes(4 << 20))))
+            await asyncio.sleep(0.05)
+            send.cancel()
+            await store.close()
+
+        run(work())
+        ends[0].close()

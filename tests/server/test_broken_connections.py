@@ -22,11 +22,14 @@ from rmqstore import (
     StoreClosedError,
     StoreUnavailableError,
 )
-from rmqstore.errors import FlowControlError, PollingFullError
+from rmqstore.errors import AccessDeniedError, FlowControlError, PollingFullError
 from rmqstore.server import requests
 from rmqstore.server.clients import Limits
+from rmqstore.server.connection import Connection
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD
+from rmqstore.transfer import migrate
+from tests.pairs import DURABLE_PAIRS
 from tests.server.served import ENGINE, NOW, SECOND, Served, soon, waiting
 
 
@@ -324,4 +327,84 @@ def test_a_store_that_is_closed_while_it_is_served(served: Served) -> None:
     with pytest.raises(StoreUnavailableError):
         client.pending()
     with pytest.raises(StoreUnavailableError):
+        client.send(NOW)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.pauses.begin(Flow.SENDS),
+        lambda client: client.pauses.end(Flow.SENDS),
+        lambda client: client.schedules.put("s", SECOND, NOW),
+        lambda client: client.topics.create("u"),
+    ],
+)
+def test_what_others_may_have_changed_since_is_not_made_again(
+    served: Served, breaking: tuple[Breaking, Store], call: Callable[[Store], object]
+) -> None:
+    between, client = breaking
+    between.loses = True
+    with pytest.raises(StoreUnavailableError, match="it may have been done"):
+        call(client)
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Let the answer to the next call of a client be lost, and then do something."""
+
+    def losing(then: Callable[[], object]) -> None:
+        ask = Connection.ask
+
+        def ask_and_lose(self: Connection, *asked: Any) -> object:
+            monkeypatch.undo()
+            ask(self, *asked)
+            then()
+            raise ConnectionResetError("the server is dead")
+
+        monkeypatch.setattr(Connection, "ask", ask_and_lose)
+
+    return losing
+
+
+@pytest.mark.skipif(not DURABLE_PAIRS, reason="needs a durable engine")
+def test_a_send_is_not_made_again_at_a_store_made_of_the_first(served: Served, lost: Callable[[Callable[[], object]], None]) -> None:
+    """As by a migration, which does not take the names of calls along."""
+
+    def migrated() -> None:
+        served.thread.stop()
+        served.store.close()
+        migrate(served.store.path, engine=ENGINE, precision_ms=100)
+        served.store = rmqstore.open(served.store.path, clock=served.clock, services=False)
+        served.start()
+
+    client = served.connect()
+    lost(migrated)
+    with pytest.raises(StoreUnavailableError, match="it may have been done"):
+        client.send(NOW)
+    assert client.send(Message("u", b"x")).repeated is False
+    assert served.store.lag("t", "g").ready == 1
+
+
+def test_a_send_in_doubt_says_so_when_the_server_comes_back_and_refuses_its_client(
+    served: Served, lost: Callable[[Callable[[], object]], None]
+) -> None:
+    (port,) = served.thread._done(served.thread._server.entrance.listen("127.0.0.1", 0))  # type: ignore[misc]
+    with rmqstore.connect(f"rmqstore://127.0.0.1:{port}") as client:
+
+        def refuses() -> None:
+            served.thread.stop()
+            served.thread = ServerThread(served.store, lambda entrance: entrance.listen("127.0.0.1", port), token="another")
+
+        lost(refuses)
+        with pytest.raises(StoreUnavailableError, match=r"the server wants a token.* it may have been done"):
+            client.send(NOW)
+        with pytest.raises(AccessDeniedError):
+            client.send(NOW)
+    assert served.store.lag("t", "g").ready == 1
+
+
+def test_a_send_in_doubt_says_so_when_its_client_is_closed(served: Served, lost: Callable[[Callable[[], object]], None]) -> None:
+    client = served.connect()
+    lost(client.close)
+    with pytest.raises(StoreClosedError, match=r"is closed.* it may have been done"):
         client.send(NOW)

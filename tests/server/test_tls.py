@@ -117,6 +117,16 @@ def test_what_the_system_has_not_sent_yet_is_sent_before_the_end(encrypted: Encr
     connection.close()
 
 
+def test_a_client_that_goes_while_a_server_stops_keeps_no_other_waiting(encrypted: Encrypted) -> None:
+    """Of TLS, its transport has no socket any more, a moment before the client is told."""
+    connection = encrypted.connection()
+    (client,) = encrypted.thread._server.clients
+    assert client.transport is not None
+    client.transport.get_extra_info = lambda name: None  # type: ignore[method-assign, misc, assignment]
+    encrypted.thread.stop()
+    connection.close()
+
+
 def test_what_nobody_reads_counts_as_held(encrypted: Encrypted) -> None:
     connection, other = encrypted.unread(), encrypted.connection()
     encrypted.thread._server.limits = Limits(held_bytes=BODY_BYTES)

@@ -243,6 +243,9 @@ def test_receipts_of_sends() -> None:
     many = unpack(pack(SendReceipts(["a", "b"], timers, True)))
     assert [(each.message_id, each.timer) for each in many] == [("a", TimerHandle(7, 2, 40, 1000)), ("b", TimerHandle(7, 2, 41, 2000))]
     assert many.repeated
+    for ticks in (range(5, 7), np.arange(5, 7, dtype=np.int32)):  # of an engine of somebody's own
+        of_others = unpack(pack(SendReceipts(["a", "b"], TimerReceipts(WriteStatus.APPLIED, 1, 2, 3, ticks), False)))  # type: ignore[arg-type]
+        assert of_others.timers.ticks.tolist() == [5, 6]
     now = unpack(pack(SendReceipts(pa.array(["a"]), None, False)))
     assert (now[0].message_id, now[0].timer, len(now)) == ("a", None, 1)
     assert len(unpack(pack(SendReceipts((), None, False)))) == 0

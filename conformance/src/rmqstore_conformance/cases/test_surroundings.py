@@ -292,6 +292,24 @@ def test_x2_a_forked_child_opens_a_store_of_its_own_or_is_told(durable_stores: S
     assert read_ids(store) == ["mparent", "magain"]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_x2_a_forked_child_opens_what_its_parent_had_open_or_is_told(durable_stores: Stores) -> None:
+    """X2: when the parent has closed it, the child has it, or hears of the fork, and not that somebody has it open."""
+    store = durable_stores.open()
+    told, tells = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(told, 1)
+        _live_as_a_child(durable_stores, "store")
+    store.close()
+    os.write(tells, b"x")
+    os.close(told)
+    os.close(tells)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, "the child hangs" if os.WIFSIGNALED(status) else "the child failed"
+    assert durable_stores.open().verify() == []
+
+
 @pytest.mark.level("extended")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_x2_a_fork_while_another_thread_is_in_a_call(durable_stores: Stores, target: Target, seed: int) -> None:

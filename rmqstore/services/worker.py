@@ -14,6 +14,7 @@ waits: what that acks is in the store's hands, and nothing is left to extend the
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -111,7 +112,7 @@ class Worker(Consumer):
         """Wait for its end, which comes with :meth:`stop` or a :attr:`failure`; says whether it has come."""
         if threading.current_thread() in self._threads:
             raise IllegalArgumentError("a handler cannot wait for the end of its own worker")
-        if self._pid != os.getpid():  # a forked child has none of its parent's threads
+        if self._is_forked:  # it has none of its parent's threads
             return True
         is_over = self._over.wait(timeout_s)
         if is_over:
@@ -130,10 +131,18 @@ class Worker(Consumer):
         try:
             self._consume(topic, hand)
         except BaseException as error:  # of whatever kind: a worker that has lost a thread says so
+            if self._is_forked:
+                raise
             self._fail(error)
         finally:
-            hand.batch = Batch()
-            self._one_less()
+            if not self._is_forked:
+                hand.batch = Batch()
+                self._one_less()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a child that a handler forked: the leases are its parent's, whose threads may have held the locks."""
+        return os.getpid() != self._pid
 
     def _one_less(self) -> None:
         with self._lock:
@@ -151,6 +160,8 @@ class Worker(Consumer):
                         pop = next(steps)
                     hand.batch = self._do(steps, pop)
                 except FINAL as error:
+                    if self._is_forked:
+                        raise
                     self._fail(error)
                 except RmqstoreError as error:
                     pause_s = self._pause_s(error, pause_s)
@@ -159,8 +170,9 @@ class Worker(Consumer):
                     pause_s = 0.0
                     self._handle_all(hand)
         finally:
-            with hand.lock:
-                self._do(self._give_back([hand.batch]))
+            if not self._is_forked:
+                with hand.lock:
+                    self._do(self._give_back([hand.batch]))
 
     def _do(self, steps: Steps[_T], first: Call | None = None) -> _T:
         """Make the calls of steps; ``first`` is one that they have given already."""
@@ -191,7 +203,11 @@ class Worker(Consumer):
                 hand.runs_since_s = time.monotonic()
             try:
                 check_ended(self._handler(message))
+                if self._is_forked:
+                    sys.exit()  # the child of a handler that did not end it
             except BaseException as error:
+                if self._is_forked:
+                    raise
                 with hand.lock:
                     self._do(self._give_up(batch, place, error))
                 if not isinstance(error, Exception):

@@ -15,6 +15,7 @@ message would have to be read whole for each queue of each group.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 import weakref
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rmqstore.batch import MessageBatch
     from rmqstore.contract import PopRequest, PopResult, Side, Ticket
     from rmqstore.store.store import Store
-    from rmqstore.store.tick import TickReport
+    from rmqstore.store.tick import Ticking, TickReport
 
 _CALLS: Final = (
     "send send_batch cancel cancel_key cancel_keys ack change_invisible release retry_later reject flush snapshot "
@@ -77,8 +78,8 @@ _OF_GROUPS: Final[tuple[tuple[str, str, Callable[[Lag], int]], ...]] = (
 def observe(store: Store, meter_provider: metrics.MeterProvider | None = None) -> Observation:
     """Count what ``store`` does, and measure how it does, until the :meth:`~Observation.stop` of what this returns, or the store's close.
 
-    Of a store that another process has open, the calls that are made here are counted, and its gauges read; what happens there, such as
-    ticks and syncs, is counted there.
+    Of a store that is connected to, or shared, the calls that are made here are counted, and its gauges read; what happens at its owner,
+    such as ticks and syncs, is counted there, also where that is this process.
 
     Args:
         meter_provider: where the metrics go; by default the global one of OpenTelemetry.
@@ -101,7 +102,7 @@ class Observation:
     """A store that is observed; made by :func:`observe`. :meth:`stop`, or the end of a ``with`` block, ends it."""
 
     def __init__(self, store: Store, instruments: _Instruments) -> None:
-        self.labels = {"store": str(store.path)}
+        self.labels = {"store": os.fsencode(store.path).decode(errors="backslashreplace")}
         self._store = store
         self._instruments = instruments
         self._is_over = False
@@ -115,7 +116,8 @@ class Observation:
             self._wrap(store, name, self._timed(name, getattr(store, name), self._rejected if name == "reject" else None))
         if self._is_here:
             placing, popping = store._placing, store._popping
-            self._wrap(store, "_tick", self._timed("tick", store._tick, self._ticked))
+            self._wrap(store, "_tick", self._timed("tick", store._tick))
+            self._wrap(store._ticking, "run", self._counted_tick(store._ticking))
             self._wrap(popping, "step", self._timed("pop", popping.step, self._popped))
             self._wrap(popping, "asked", self._timed("pop", popping.asked, errors_only=True))
             self._wrap(placing, "put", self._counted_put(placing.put))
@@ -225,7 +227,20 @@ class Observation:
         outcomes = result if isinstance(result, list) else [result]
         self._instruments.dead.add(outcomes.count(RejectOutcome.REJECTED), self.labels)
 
-    def _ticked(self, report: TickReport, *_: object) -> None:
+    def _counted_tick(self, ticking: Ticking) -> Callable[..., TickReport]:
+        """Return the ticks of a store, counted also when they end by an error: what was done before it stays."""
+        run = ticking.run
+
+        def counted(*arguments: Any, **named: Any) -> TickReport:
+            try:
+                return run(*arguments, **named)
+            finally:
+                if not self._is_over:
+                    self._ticked(ticking.report)
+
+        return counted
+
+    def _ticked(self, report: TickReport) -> None:
         self._instruments.handed_over.add(report.handed_over, self.labels)
         self._instruments.scheduled.add(report.scheduled, self.labels)
         self._instruments.retried.add(report.retried, self.labels)

@@ -99,12 +99,14 @@ class Schedules(Part):
             when: five fields as in crontab (minute, hour, day of month, month, day of week), or a ``timedelta`` of at least 1 s, the
                 first one from now.
             message: without a deliver time and an id, and of at most 62 KiB.
-            zone: the time zone of a cron expression. Where a clock is set forward or back, times come as with Debian's cron.
+            zone: the time zone of a cron expression. Where a clock is set forward or back by an hour, times come as with Debian's cron.
+                Where it is by half an hour, or at midnight, one may be left out, or come in an hour that the expression leaves out.
             catch_up: whether times that passed while nobody had the store open have a message each; else they have one together.
 
         Raises:
             IllegalArgumentError: there are no such times, or no such zone.
             IllegalMessageError: the message breaks a limit.
+            ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
         """
         store = self._store._as_owner("schedules.put")
         check_name("schedule", name)
@@ -117,7 +119,9 @@ class Schedules(Part):
             made = Schedule(name=name, message=message, cron=when, zone=zone, catch_up=catch_up)
         else:
             raise IllegalArgumentTypeError(f"when must be a cron expression, such as '0 3 * * *', or a timedelta, not {when!r}")
-        made, ticket = store._scheduler.put(made, store._clock.now_ms())
+        now_ms = store._clock.now_ms()
+        store._ticking.check_step(now_ms)  # else it would send, or wait for, what a wrong clock says
+        made, ticket = store._scheduler.put(made, now_ms)
         store._settle(store.engine.pops, ticket)
         store._ticker_wake.notify()
         return made

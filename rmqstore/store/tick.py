@@ -52,6 +52,7 @@ class Ticking:
         settle: waits for a ticket where the settings ask for it.
 
     Attributes:
+        report: what the last tick has done, also one that ended by an error.
         made_room: whether the last tick forgot what one before it had handed over, as that is durable by now.
     """
 
@@ -77,6 +78,7 @@ class Ticking:
         self._is_async = config.flush is Flush.ASYNC  # then what was handed over becomes durable, and may be forgotten, behind its tick
         self._keeps_handed_over = False
         self.made_room = False
+        self.report = TickReport()
         self._has_more = False
         self._last_ms: int | None = None
 
@@ -88,16 +90,16 @@ class Ticking:
             IllegalArgumentError: the times of a schedule cannot be told on this machine; all else was done.
         """
         self.made_room = False
-        self._check_step(now_ms)
+        self.report = TickReport()
+        self.check_step(now_ms)
         if self._held.look() is not self._scheduler.seen:
             self._scheduler.look()
         full: StoreFullError | None = None
-        report = TickReport()
         try:
             moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
-            report = TickReport(handed_over=moved)
+            self.report = TickReport(handed_over=moved)
             if self._revive_turn.take(now_ms) or always:
-                report, ticket = self._revive(report, now_ms, ticket)
+                ticket = self._revive(now_ms, ticket)
             if ticket is not None:
                 self._settle(self._pops, ticket)
                 self._timers.forget(self._pops.durable_cursor())
@@ -124,17 +126,17 @@ class Ticking:
                 full.add_note(f"upkeep behind it failed, too: {error}")
             if expired:
                 _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
-                report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
+                self.report = msgspec.structs.replace(self.report, expired=sum(each.messages for each in expired))
         if full is not None:
             raise full
         self._last_ms = now_ms
         if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and self._held.is_moving:
             scheduled, ticket, failed = self._scheduler.run(now_ms)
             self._settle(self._pops, ticket)
+            self.report = msgspec.structs.replace(self.report, scheduled=scheduled)
             if failed is not None:
                 raise failed
-            report = msgspec.structs.replace(report, scheduled=scheduled)
-        return report
+        return self.report
 
     def next_wake_ms(self, now_ms: int) -> int | None:
         """Return when a tick may have something to do next, in ms since the epoch; None when nothing is waiting.
@@ -152,15 +154,16 @@ class Ticking:
         """Accept ``now_ms`` however far it is from the last tick."""
         self._last_ms = now_ms
 
-    def _revive(self, report: TickReport, now_ms: int, ticket: Ticket | None) -> tuple[TickReport, Ticket | None]:
+    def _revive(self, now_ms: int, ticket: Ticket | None) -> Ticket | None:
         while True:
             revived, revive_ticket = self._pops.revive(now_ms, _REVIVE_PAGE)
             ticket = revive_ticket if revive_ticket.position else ticket
-            report = TickReport(
-                report.handed_over, report.retried + revived.retried, report.dead + revived.dead, report.parked + revived.parked
+            before = self.report
+            self.report = TickReport(
+                before.handed_over, before.retried + revived.retried, before.dead + revived.dead, before.parked + revived.parked
             )
             if not revived.more:
-                return report, ticket
+                return ticket
 
     def _maintain(self, now_ms: int, steps: int | None) -> list[Expired]:
         """Let each side forget all that it need not remember any more, in up to ``steps`` steps, between which other calls have their turn.
@@ -180,7 +183,8 @@ class Ticking:
                     break
         return expired
 
-    def _check_step(self, now_ms: int) -> None:
+    def check_step(self, now_ms: int) -> None:
+        """Refuse a time that is too far from that of the last tick; :class:`ClockStepError`."""
         if self._max_step_ms and self._last_ms is not None and now_ms - self._last_ms > self._max_step_ms:
             raise ClockStepError(
                 f"the clock went from {self._last_ms} to {now_ms} ms, more than clock.max_step_ms = {self._max_step_ms}; the hand-over "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -12,6 +13,7 @@ import pytest
 
 import rmqstore
 from rmqstore import IllegalArgumentError, ManualClock, Message, Store, StoreFullError
+from rmqstore.contract import Ticket
 from rmqstore.server.serving import ServerThread
 from rmqstore.services import metrics
 from rmqstore.services.metrics import observe
@@ -99,6 +101,29 @@ def test_timers_are_gauged_and_handed_over(store: Store, told: Told, clock: Manu
         assert told.value("rmqstore_scheduled_messages_total") == 1
         assert told.value("rocketmq_timing_messages") == 0
         assert told.value("rmqstore_ready") == 1
+
+
+def test_what_a_tick_did_before_it_failed_is_counted(store: Store, told: Told, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose schedule stands still, which each tick says."""
+    monkeypatch.setattr(store._scheduler, "run", lambda now_ms: (2, Ticket(0), IllegalArgumentError("schedule 's' stands still")))
+    with observe(store, told.provider):
+        store.send_batch([Message("t", b"x")] * 3, delay=MINUTE)
+        store.schedules.put("s", MINUTE, Message("t", b"x"))
+        clock.advance(90_000)
+        with pytest.raises(IllegalArgumentError, match="stands still"):
+            store.tick()
+        assert told.value("rocketmq_timer_dequeue_total") == 3
+        assert told.value("rmqstore_scheduled_messages_total") == 2
+        assert told.calls()["tick", "IllegalArgumentError"] == 1
+
+
+def test_a_path_that_is_no_unicode_is_a_label(tmp_path: Path, told: Told) -> None:
+    with (
+        rmqstore.open(os.fsdecode(os.fsencode(tmp_path) + b"/s\xff"), engine="memory", services=False) as store,
+        observe(store, told.provider),
+    ):
+        store.send(Message("t", b"x"))
+        assert {labels["store"] for _, labels, _ in told.points()} == {f"{tmp_path}/s\\xff"}
 
 
 def test_groups_are_gauged(store: Store, told: Told, clock: ManualClock) -> None:

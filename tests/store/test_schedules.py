@@ -16,6 +16,7 @@ import pytest
 
 import rmqstore
 from rmqstore import (
+    ClockStepError,
     Flow,
     IllegalArgumentError,
     IllegalArgumentTypeError,
@@ -363,3 +364,18 @@ def test_a_tick_that_looks_while_a_schedule_is_deleted_does_not_bring_it_back(st
     monkeypatch.undo()
     assert store.schedules.list() == []
     assert store.schedules.delete("s") is False
+
+
+def test_a_clock_that_is_wrong_makes_no_schedule(tmp_path: Path) -> None:
+    """K2: nothing of the year that it is ahead is sent, and no time in it is waited for."""
+    clock = ManualClock(int(BEGIN.timestamp() * 1000))
+    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, clock__max_step_ms=3_600_000) as store:
+        store.schedules.put("s", "0 3 * * *", Message("t", b"x"))
+        store.tick()
+        (before,) = store.schedules.list()
+        clock.advance(365 * 86_400_000)
+        for when in ("0 4 * * *", "0 3 * * *"):
+            with pytest.raises(ClockStepError):
+                store.schedules.put("s", when, Message("t", b"x"))
+        assert store.schedules.list() == [before]
+        assert store.lag("t", "g").ready == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Final
 
 import typer
@@ -202,7 +201,7 @@ def _ask(yes: bool, question: str) -> None:
     """Ask before something is removed or moved; where nobody can be asked, `--yes` has to say it."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not show.stdin().isatty():
         raise IllegalArgumentError(f"{question} Say --yes, as there is no terminal to ask at; nothing was changed")
     if not typer.confirm(question, err=True):
         show.note("Nothing was changed.")

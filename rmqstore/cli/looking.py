@@ -144,8 +144,10 @@ def peek(
             _show_message(message)
         if next_offset is not None:
             show.note(f"More follow: `rmqstore peek {store} {topic} --queue {queue} --offset {next_offset}`.")
+        elif not messages and message_id is None and info.min_offsets[queue] <= start < info.max_offsets[queue]:
+            show.note(f"What is there from offset {start} on cannot be read; `rmqstore verify {store}` says why.")
         elif not messages and message_id is None:
-            show.note(f"Nothing lies there; `rmqstore topics list {store}` shows the offsets.")
+            show.note(f"Nothing is there; `rmqstore topics list {store}` shows the offsets.")
     if message_id is not None and not messages:
         show.note(f"No message with id {message_id} is in a topic; `rmqstore timers {store} --list` shows those whose time has not come.")
         raise typer.Exit(EXIT_NOT_DONE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -294,7 +293,7 @@ def cancel(
 
 
 def _lines_of_stdin() -> list[str]:
-    return [text for line in sys.stdin if (text := line.strip())]
+    return [text for line in show.stdin() if (text := line.strip())]
 
 
 def _joined(words: Sequence[str]) -> Sequence[str]:

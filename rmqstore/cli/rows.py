@@ -175,6 +175,8 @@ def _batch(source: _Source, messages: Mapping[int, Message], batch: int) -> Batc
 
 def _message(source: _Source, number: int, row: Mapping[str, Any], topic: str | None) -> Message:
     values: dict[str, Any] = {"topic": topic, "body": None}
+    if row.get("deliver_at") is not None and row.get("deliver_at_ms") is not None:
+        raise source.bad("deliver_at and deliver_at_ms say the same; write one of them", "deliver_at", number)
     for column, value in row.items():
         if value is not None and column not in _IGNORED:
             try:
@@ -193,8 +195,8 @@ def _json_rows(source: _Source) -> Iterator[_Row]:
         if text.strip():
             try:
                 row = decoder.decode(text)
-            except (msgspec.DecodeError, UnicodeEncodeError) as error:
-                raise source.bad(f"this is no JSON: {error}") from None
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+                raise source.bad(f"this is no JSON, or text that is no Unicode: {error}") from None
             if not isinstance(row, dict):
                 raise source.bad('a line holds one JSON object, such as {"body": "close 42", "keys": ["42"]}')
             yield source.number, row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
@@ -70,7 +71,7 @@ def put_schedule(
         raise typer.BadParameter("give --cron or --every, and not both", param_hint="--cron")
     when = cron if every is None else timedelta(milliseconds=duration_option("--every", every, minimum=1000))
     with stores.owning(store) as opened:
-        made = opened.schedules.put(name, when or "", Message(topic, body.encode(), tag=tag), zone=zone, catch_up=catch_up)
+        made = opened.schedules.put(name, when or "", Message(topic, os.fsencode(body), tag=tag), zone=zone, catch_up=catch_up)
     if as_json:
         show.document(_document(made))
     else:

@@ -87,8 +87,8 @@ def send(
     Prints the id of the message, and when it is for later the handle that cancels it.
 
     A file has columns topic, body (text) or body_base64, tag, keys (a list, or words), properties (an object; in CSV properties.NAME),
-    message_group, deliver_at_ms or deliver_at, message_id, born_ms, queue_id; all but the body may be left out. What `pop --json` and
-    `peek --json` print for a message is such a row, too.
+    message_group, deliver_at_ms or deliver_at, message_id, born_ms, queue_id; all but the body may be left out. Parquet has those of
+    `rmqstore.IN_SCHEMA`. What `pop --json` and `peek --json` print for a message is such a row, too.
 
     A file is stored in batches. The same command run again, after Ctrl-C, a crash or a row at fault, goes on where it stopped and stores
     nothing twice, for 7 days (mark_memory_ms). A file that was stored to its end and grew has its last batch stored again, with the rows
@@ -156,7 +156,7 @@ def _body(text: str | None, path: Path | None) -> bytes:
     if path is not None:
         with _open(path) as stream:
             return stream.read()
-    if sys.stdin.isatty():
+    if show.stdin().isatty():
         show.note("Type the body; Ctrl-D ends it.")
     return sys.stdin.buffer.read()
 
@@ -201,7 +201,7 @@ def _reader(name: str, format: Format | None, shape: Shape) -> Iterator[Reader]:
     if name == "-":
         if format not in (None, "jsonl", "csv"):
             raise typer.BadParameter("stdin is JSONL, or CSV with --format csv", param_hint="--format")
-        yield reader_of(None, sys.stdin.buffer, format or "jsonl", shape)
+        yield reader_of(None, show.stdin().buffer, format or "jsonl", shape)
         return
     path = Path(name)
     kind = format or SUFFIXES.get(path.suffix.lower())

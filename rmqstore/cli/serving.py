@@ -240,7 +240,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _token(file: Path) -> str:
-    token = file.read_text(encoding="utf-8").strip()
+    token = stores.token_in(file)
     if len(token) < 16:
         raise IllegalArgumentError(f"the token in {file} has {len(token)} characters, which can be guessed; give it 16 or more")
     return token

@@ -10,7 +10,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import msgspec
 import typer
@@ -51,7 +51,32 @@ def columns(texts: Sequence[str], numbers: Sequence[str]) -> list[Column]:
 
 def console(*, stderr: bool = False) -> Console:
     """Return the console of stdout, or of stderr for progress."""
-    return Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not stderr:
+        check_stdout()
+    out = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    out.width = max(out.width, 1)  # COLUMNS=0 says that nobody knows; of that width nothing is printed
+    return out
+
+
+def check_stdout() -> None:
+    """Refuse to print where a program has no stdout: what is printed there is lost without an error, and may be acked.
+
+    Raises:
+        OSError: it is closed.
+    """
+    if sys.stdout is None:
+        raise OSError("stdout is closed; send it to /dev/null to see nothing")
+
+
+def stdin() -> TextIO:
+    """Return stdin.
+
+    Raises:
+        OSError: it is closed.
+    """
+    if sys.stdin is None:
+        raise OSError("stdin is closed; what is to be read from it comes by < FILE")
+    return sys.stdin
 
 
 def progress(*columns: ProgressColumn) -> Progress:
@@ -63,6 +88,7 @@ def progress(*columns: ProgressColumn) -> Progress:
 def line(cell: str | Text = "") -> None:
     """Print one line of data as it is."""
     if isinstance(cell, str):
+        check_stdout()
         typer.echo(cell)
     else:
         console().print(cell, soft_wrap=True)
@@ -136,16 +162,19 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 def document(content: Mapping[str, Any]) -> None:
     """Print one JSON document."""
+    check_stdout()
     typer.echo(json.dumps(content, indent=2))
 
 
 def json_line(content: Mapping[str, Any]) -> None:
     """Print one JSON object on a line of its own."""
+    check_stdout()
     typer.echo(json.dumps(content))
 
 
 def document_with(content: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> None:
     """Print one JSON document whose last member ``name`` is a list of any length, written as it comes."""
+    check_stdout()
     sys.stdout.write(json.dumps({**content, name: []}, indent=2).removesuffix("[]\n}") + "[")
     separator = "\n    "
     for item in items:

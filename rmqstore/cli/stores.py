@@ -76,7 +76,9 @@ def require(path: Path) -> None:
 
         if is_dataset(path):
             raise StorePathError(f"{path} is a data set of stores; name one of its shards, such as {path / 'shard-00000'}")
-        what = "is empty" if path.is_dir() and not any(path.iterdir()) else "is no store" if path.exists() else "does not exist"
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise StorePathError(f"{path} is no store, and something else is there; name the directory of a store")
+        what = "is empty" if path.exists() else "does not exist"
         raise StorePathError(f"there is no store in {path}, the directory {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
 
 
@@ -174,7 +176,15 @@ def token_for(store: str, file: Path | None) -> str | None:
     """Return the token in a file, for a server's address; None when no file was given."""
     if file is not None and not is_address(store):
         raise typer.BadParameter("a directory is shared without a token; it is for a server's address", param_hint="--token-file")
-    return None if file is None else file.read_text(encoding="utf-8").strip()
+    return None if file is None else token_in(file)
+
+
+def token_in(file: Path) -> str:
+    """Return the token in a file."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise IllegalArgumentError(f"the token in {file} is no text: {error}; write it in letters and digits") from error
 
 
 def parsed_settings(given: Sequence[str]) -> dict[str, Any]:

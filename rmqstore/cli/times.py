@@ -60,10 +60,16 @@ def parse_time(text: str) -> int:
             check_time_ms("a time", milliseconds)
             return milliseconds
         if not written.isdecimal():  # Python takes 20261201 for a date; it may as well be a number of seconds or ms
-            return time_ms("a time", datetime.fromisoformat(written).astimezone(), None) or 0
+            given = datetime.fromisoformat(written)
+            if given.tzinfo is None:  # of a time that a clock passes over, the offset before: it would be early by that behind it
+                given = datetime.fromtimestamp(given.timestamp(), UTC)
+            return time_ms("a time", given, None) or 0
     except (ValueError, OverflowError):
         pass
     raise IllegalArgumentError(f"{text!r} is no time; write {_TIME_EXAMPLES}")
+
+
+_LONGEST_MS: Final = timedelta.max // timedelta(milliseconds=1)
 
 
 def duration_option(option: str, text: str, *, minimum: int = 0) -> int:
@@ -72,6 +78,8 @@ def duration_option(option: str, text: str, *, minimum: int = 0) -> int:
         milliseconds = parse_duration(text)
     except IllegalArgumentError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+    if milliseconds > _LONGEST_MS:
+        raise typer.BadParameter(f"{text!r} is too long; at most {_LONGEST_MS} ms", param_hint=option)
     if milliseconds < minimum:
         raise typer.BadParameter(f"{text!r} is too short; at least {minimum} ms", param_hint=option)
     return milliseconds

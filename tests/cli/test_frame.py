@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,8 +18,9 @@ import pytest
 import typer
 
 import rmqstore.cli
-from rmqstore.cli import app as frame, exits
+from rmqstore.cli import app as frame, exits, main
 from rmqstore.cli.engines import _declared, _document
+from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.contract import Capabilities, Durability, EngineInfo, Flush, Operation, Setting, Support, same_durability
 from rmqstore.errors import ConfigError
 from rmqstore.plugins import BrokenPluginWarning, EngineEntry, EngineState, Plugins, get_plugins
@@ -355,3 +357,40 @@ def test_the_page_tells_every_member_of_a_message(cli: Command) -> None:
     section = PAGE.read_text().partition("\n### rmqstore pop\n")[2].partition("\n### ")[0]
     (line,) = cli.good("pop", "data", "orders", "-g", "g", "--json").lines
     assert [name for name in json.loads(line) if f"`{name}`" not in section] == []
+
+
+def closed(cli: Command, stream: str, *arguments: str) -> str:
+    """Run a command whose stdin or stdout is closed; returns what it said."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", said)
+        patch.setattr(sys, stream, None)
+        with pytest.raises(SystemExit) as ended:
+            main([str(cli.data) if each == "data" else each for each in arguments])
+    assert ended.value.code == EXIT_ERROR
+    return said.getvalue()
+
+
+def test_what_could_be_printed_nowhere_is_not_acked(cli: Command) -> None:
+    cli.send()
+    for command in (("pop", "data", "orders", "-g", "g"), ("pop", "data", "orders", "-g", "g", "--json"), ("lag", "data")):
+        assert "stdout is closed" in closed(cli, "stdout", *command)
+    assert len(cli.good("pop", "data", "orders", "-g", "g", "--json").lines) == 1
+
+
+def test_what_is_to_be_read_from_nowhere_is_told(cli: Command) -> None:
+    cli.send()
+    for command in (("send", "data", "orders"), ("send", "data", "--from-file", "-"), ("ack", "data", "-"), ("cancel", "data", "-")):
+        assert "stdin is closed" in closed(cli, "stdin", *command)
+
+
+def test_a_width_that_nobody_knows_hides_nothing(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "orders" in cli.good("topics", "list", "data").out
+
+
+def test_a_path_that_cannot_become_a_store_is_not_advised_to(cli: Command) -> None:
+    file = cli.file("something", "else")
+    assert "is no store, and something else is there" in cli.bad(EXIT_ERROR, "lag", file)
+    assert "--create` makes one" in cli.bad(EXIT_ERROR, "lag", str(cli.root / "nothing"))

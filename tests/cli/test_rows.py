@@ -151,3 +151,17 @@ def test_a_line_that_grows_while_it_is_read_is_no_two_lines() -> None:
     with pytest.raises(IllegalMessageError, match=r"line 3: the line went on while it was read; .* when nobody writes it any more"):
         grown(b"topic,body\nt,x\nt,ab", b"cd,ef\n")
     assert grown(b"topic,body\nt,x\nt,ab") == ["x", "ab"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"topic": "t", "body": "a", "deliver_at": "2030-01-01T00:00Z", "deliver_at_ms": 5}', "deliver_at and deliver_at_ms say the same"),
+        ("[" * 100_000, "this is no JSON"),
+        ('{"topic": "t", "body": "\\ud800"}', "text that is no Unicode"),
+    ],
+    ids=["two times", "deep", "surrogate"],
+)
+def test_a_line_that_cannot_be_a_message_is_named(line: str, why: str) -> None:
+    with pytest.raises(IllegalMessageError, match=f"line 1.*{why}"):
+        read(line.encode(), "jsonl")

@@ -101,3 +101,11 @@ def test_what_lies_beyond_the_calendar_is_shown_as_a_number(utc: Callable[[str],
     assert clock_time(2**62) == f"{2**62} ms"
     assert iso(2**62) is None
     assert iso(None) is None
+
+
+def test_a_time_that_a_clock_passes_over_is_the_one_behind_it(utc: Callable[[str], None]) -> None:
+    """Not before it, which would be early."""
+    utc("Europe/Berlin")
+    assert parse_time("2027-03-28T02:30") == int(datetime(2027, 3, 28, 1, 30, tzinfo=UTC).timestamp()) * 1000
+    assert parse_time("2027-03-28T03:30") == parse_time("2027-03-28T02:30")
+    assert parse_time("2027-03-28T01:30") == int(datetime(2027, 3, 28, 0, 30, tzinfo=UTC).timestamp()) * 1000

@@ -77,7 +77,8 @@ def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
     if at >= 0:
         # As datetimes elsewhere, a part of a millisecond is rounded up; in UTC, as Arrow goes by the zone's clock, which has an hour twice.
         times = batch.column(at).cast(pa.timestamp(batch.column(at).type.unit, "UTC"))
-        cut = times.cast(pa.timestamp("ms", "UTC"), safe=False)  # towards 0; Arrow's ceil overflows at the last times that there are
+        # Towards 0, as Arrow's ceil overflows at the last times that there are.
+        cut = times.cast(pa.timestamp("ms", "UTC"), safe=times.type.unit in ("s", "ms"))
         part = pc.greater(times, cut.cast(times.type)).cast(pa.int64())
         batch = batch.set_column(at, "deliver_at_ms", pc.add(cut.cast(pa.int64()), part))
     return batch

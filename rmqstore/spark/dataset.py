@@ -435,7 +435,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
 
 def check_names_no_engine(settings: Mapping[str, Any]) -> None:
     """Refuse settings of a data set that name an engine, as a migration would leave them behind; :class:`ConfigError`."""
-    if named := sorted(config.ENGINE_KEYS & settings.keys()):
+    if named := sorted(name for name in config.ENGINE_KEYS & settings.keys() if settings[name] is not None):
         raise ConfigError(f"{named[0]} is no setting of a data set, which has one engine for all its shards; name it with engine=")
 
 

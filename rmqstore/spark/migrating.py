@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
+from rmqstore.config import ENGINE_KEYS
 from rmqstore.errors import ConfigError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset, Manifest
 from rmqstore.spark.jobs import at_rest, unchanged
-from rmqstore.store.directory import StoreDirectory
 from rmqstore.transfer import migrate
 from rmqstore.transfer.replacing import Replacement
 
@@ -67,7 +67,11 @@ def check_settings(manifest: Manifest, engine: str) -> None:
 def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
     """Move one shard to ``engine``; a shard that is there already stays, and one that cannot be moved is as it was."""
     path = dataset.shard_path(shard)
-    if Replacement(path, _WHAT).noted() is None and dataset.engines(shard) == {engine}:
+    replacement = Replacement(path, _WHAT)
+    if dataset.engines(shard) == {engine} and not replacement.is_in_place():
+        if replacement.noted() is not None:  # of a way back that was cut off
+            with dataset.locked([shard]):
+                replacement.abandon()
         return ShardMigration(shard=shard)
     report = migrate(path, engine=engine)
     return ShardMigration(shard=shard, tables=report.tables, previous="" if report.previous is None else str(report.previous))
@@ -80,7 +84,8 @@ def end(dataset: Dataset, engine: str) -> None:
         if found != {engine}:
             raise ConfigError(f"shard {shard} of data set {dataset.path} is of engine {' and '.join(sorted(found))}, not {engine!r}")
     with unchanged(dataset):
-        dataset.rewrite(msgspec.structs.replace(dataset.manifest, engine=engine, migrating_to=None))
+        settings = {name: value for name, value in dataset.manifest.settings.items() if name not in ENGINE_KEYS}  # of the old engine
+        dataset.rewrite(msgspec.structs.replace(dataset.manifest, engine=engine, settings=settings, migrating_to=None))
 
 
 def migrate_here(dataset: Dataset, engine: str) -> list[ShardMigration]:
@@ -99,7 +104,7 @@ def undo_here(dataset: Dataset) -> list[ShardMigration]:
         replacement = Replacement(dataset.shard_path(shard), _WHAT)
         # One that was interrupted on its way is of the new engine when that was complete, else of the old one.
         if replacement.noted() is not None and replacement.take_up() is None:
-            with StoreDirectory(replacement.path):
+            with dataset.locked([shard]):
                 replacement.abandon()
         moved.append(migrate_shard(dataset, shard, engine))
     end(dataset, engine)

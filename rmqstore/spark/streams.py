@@ -6,8 +6,8 @@ is sent, and of one that was given up nothing more is. Spark tells the id of the
 answers.
 
 **Reading.** An offset of a stream says for each queue, named ``shard/topic/queue``, which of its messages comes next; a queue that is not
-named begins with its first message. Spark keeps the offsets, and asks for a range of them again after a crash. Nothing is leased. Of a data
-set that was resharded they say how often, since the queues of before are others.
+named begins with its first message. Spark keeps the offsets, and asks for a range of them again after a crash. Nothing is leased. They say
+of which data set they are, and of which shards of it, since the queues of others have the same names.
 """
 
 from __future__ import annotations

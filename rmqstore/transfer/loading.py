@@ -103,8 +103,9 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
     plan = {"dump": dump.dump_id, "settings": {key: str(value) for key, value in sorted(given.items())}}
     is_planned = note.get("plan") == plan
     # What another load made, and did not come to put into the place, gives way.
-    if (is_planned or replacement.is_in_place()) and replacement.take_up() is not None and is_planned:
-        return LoadReport(place, note["tables"])
+    with replacement.alone():
+        if (is_planned or replacement.is_in_place()) and replacement.take_up() is not None and is_planned:
+            return LoadReport(place, note["tables"])
     is_planned &= replacement.noted() is not None  # what it had made may be gone
     if place.is_dir() and read_manifest(place) is not None:
         with Store(OwnedEngines(place, given), clock, services=False) as store:
@@ -250,7 +251,7 @@ def _migrate(path: Path, engine: str, precision_ms: int | None, progress: Progre
         check_transferable(view)
         source = IncomingStore(view)
         wish = {"dump": source.dump_id, "engine": engine, "precision_ms": precision_ms}
-        if note.get("wish") != wish:
+        if (replacement.noted() or {}).get("wish") != wish:  # what it had made may be gone, and its note with it
             replacement.claim()
             replacement.begin({"wish": wish})
         tables = built(replacement, settings, source, SystemClock(), progress)

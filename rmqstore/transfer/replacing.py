@@ -4,7 +4,7 @@
 
     DIR                    the store, or nothing yet
     DIR.<what>             the new one while it is being built
-    DIR.<what>.json        what is being built, there before it; once it is built, also which directory is which
+    DIR.<what>.json        what is being built, there before it; once it is built, also by what it is known
     DIR.before-…           the old one, kept when all is done
 
 Directories change places by one ``renameat2(RENAME_EXCHANGE)``, so at every moment DIR is the old store or the new one. Where the file
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -27,8 +28,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.engine.kv.directory import sync_path
-from rmqstore.errors import TransferError
+from rmqstore.engine.kv.directory import FileLock, sync_path
+from rmqstore.errors import StoreLockedError, TransferError
 from rmqstore.store.directory import CREATING_NAME, LOCK_NAME, StoreDirectory, json_bytes, read_manifest, write_durably
 from rmqstore.store.snapshots import epoch_of
 
@@ -90,16 +91,29 @@ class Replacement:
         if not self.staging.exists():
             return
         note = self.noted() or {}
-        if "inode" in note and not self.is_built():
+        if "mark" in note and not self.is_built():
             self._keep_old(note)
             return
-        if (self.staging / LOCK_NAME).exists():
-            StoreDirectory(self.staging).release()
-        shutil.rmtree(self.staging)
+        with ExitStack() as stack:
+            if (self.staging / LOCK_NAME).exists():
+                try:
+                    stack.callback(FileLock(self.staging / LOCK_NAME).release)
+                except BlockingIOError:
+                    raise StoreLockedError(f"another run is building {self.staging}; let it come to its end") from None
+            self._write({})  # a half of it counts for nothing
+            shutil.rmtree(self.staging)
 
     def is_built(self) -> bool:
         """Say whether what was noted as complete is where it was built."""
-        return self.staging.exists() and self.staging.stat().st_ino == (self.noted() or {}).get("inode")
+        return self._is_it(self.staging)
+
+    def is_in_place(self) -> bool:
+        """Say whether what was noted as complete is in its place, so that only the name of the old one is missing."""
+        return self._is_it(self.path)
+
+    def _is_it(self, directory: Path) -> bool:
+        noted = (self.noted() or {}).get("mark")
+        return noted is not None and _mark(directory) == noted
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -134,11 +148,11 @@ class Replacement:
             place: id and epoch of the store in the place, 0 when there is none; once it is another one, the new store is out of date.
             previous: the end of the name that the old one will have, before the time.
         """
-        name = self._free_name(previous)
-        self._write({**(self.noted() or {}), "tables": tables, "place": place, "inode": self.staging.stat().st_ino, "previous": name})
+        name = self._free_name(f"{self.path.name}.{previous}-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        self._write({**(self.noted() or {}), "tables": tables, "place": place, "mark": _mark(self.staging), "previous": name})
 
-    def _free_name(self, end: str) -> str:
-        name = plain = f"{self.path.name}.{end}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    def _free_name(self, plain: str) -> str:
+        name = plain
         for number in count(2):
             if not self.path.with_name(name).exists():
                 break
@@ -155,7 +169,7 @@ class Replacement:
             StorePathError: something else is there.
         """
         note = self.noted()
-        if note is None or "inode" not in note:
+        if note is None or "mark" not in note:
             return None
         if not self.is_in_place() and not self.is_built():
             self._keep_old(note)
@@ -165,41 +179,46 @@ class Replacement:
             if not self.is_in_place() and self.path.exists():
                 # Held until they have changed places, since who opens a store there meanwhile would go on in one that is out of the way.
                 stack.enter_context(StoreDirectory(self.path))
-                if [(read_manifest(self.path) or {}).get("store_id", 0), epoch_of(self.path)] != note["place"]:
+                if [(read_manifest(self.path) or {}).get("store_id", 0), epoch_of(self.path)] != note.get("place"):
                     return None
             return self.publish()
 
     def publish(self) -> Published:
         """Put the new store into its place and say where the old one is. Can be called again after a crash anywhere in it."""
         note = self.noted() or {}
-        previous = self.path.with_name(note["previous"])
         if not self.is_in_place():
             if not self.path.exists():
                 self.staging.rename(self.path)
             elif not exchanged(self.staging, self.path):
-                self.path.rename(previous)
+                self.path.rename(self.path.with_name(self._free_name(note["previous"])))
                 self.staging.rename(self.path)
             sync_path(self.path.parent)
-        self._keep_old(note)
+        previous = self._keep_old(note)
         self._note.unlink()
         return Published(previous if previous.exists() else None)
 
-    def _keep_old(self, note: dict[str, Any]) -> None:
-        """Give the old store, which is where the new one was built, its name."""
+    def _keep_old(self, note: dict[str, Any]) -> Path:
+        """Give the old store, which is where the new one was built, its name, another one if somebody has put it back; returns that."""
         previous = self.path.with_name(note["previous"])
         if self.staging.exists():
+            previous = self.path.with_name(self._free_name(note["previous"]))
             self.staging.rename(previous)
         if previous.exists() and {entry.name for entry in previous.iterdir()} <= {CONFIG_NAME, LOCK_NAME, CREATING_NAME}:
             # There was no store, only its settings, which the new one has.
             shutil.rmtree(previous)
         sync_path(self.path.parent)
-
-    def is_in_place(self) -> bool:
-        """Say whether what was noted as complete is in its place, so that only the name of the old one is missing."""
-        return self.path.exists() and self.path.stat().st_ino == (self.noted() or {}).get("inode")
+        return previous
 
     def _write(self, note: dict[str, Any]) -> None:
         write_durably(self._note, json_bytes(note))
+
+
+def _mark(directory: Path) -> str:
+    """Return what a store, or a data set, is known by wherever it is: a digest of its manifest. Its inode may be another one's by now."""
+    digest = hashlib.sha256()
+    for manifest in sorted(directory.glob("rmqstore*.json")):
+        digest.update(manifest.read_bytes())
+    return digest.hexdigest()
 
 
 def exchanged(one: Path, other: Path) -> bool:

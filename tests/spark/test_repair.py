@@ -331,3 +331,41 @@ def test_a_copy_writes_nothing_into_its_source(dataset: Dataset) -> None:
     before = sorted(dataset.path.rglob("*"))
     copied(dataset, dataset.path.with_name("saved"), "copying", shutil.copytree)
     assert sorted(dataset.path.rglob("*")) == before
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_a_migration_is_finished_behind_an_undo_that_was_killed(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested(committed(dataset, "load", rows(0, 30)))
+    migrating.begin(dataset, ENGINES[0])
+    migrating.migrate_shard(dataset, 0, ENGINES[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(replacing, "exchanged", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            repair.undo(Dataset.open(dataset.path))
+    assert repair.finish(Dataset.open(dataset.path))
+    dataset = Dataset.open(dataset.path)
+    assert list(repair.troubles(dataset)) == []
+    assert [dataset.engines(shard) for shard in dataset.shards] == [{ENGINES[0]}, {ENGINES[0]}]
+    assert sorted(timers_of(dataset.path)) == list(range(30))
+    assert list(dataset.path.glob("*.migrating*")) == []
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_an_undo_beside_a_lost_shard_makes_nothing_in_its_place(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Taking, "run", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            migrating.migrate_here(dataset, ENGINES[0])
+    shutil.rmtree(dataset.shard_path(0))
+    with pytest.raises(rmqstore.StorePathError, match="is missing"):
+        repair.undo(Dataset.open(dataset.path))
+    assert not dataset.shard_path(0).exists()
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_settings_that_name_the_engine_end_with_a_migration(dataset: Dataset) -> None:
+    """Those of a data set that was made when they were taken."""
+    dataset.rewrite(msgspec.structs.replace(dataset.manifest, settings={"timer_engine": ENGINE, "pop_engine": ENGINE}))
+    migrating.migrate_here(dataset, ENGINES[0])
+    ingested(committed(Dataset.open(dataset.path), "load", rows(0, 30)))
+    assert sorted(timers_of(dataset.path)) == list(range(30))

@@ -58,9 +58,59 @@ def test_a_load_whose_store_was_removed_behind_the_exchange_begins_anew(tmp_path
 
 def test_a_migration_whose_old_store_was_put_back_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = dumped(tmp_path, "dump", 30).with_name("dump-store")
+    (place / "rmqstore.toml").write_text("default_queues = 7")
     cut_at(monkeypatch, replacing.Replacement, "_keep_old", lambda: migrate(place, engine=OTHER_ENGINE))
     shutil.rmtree(place)
     place.with_name("dump-store.migrating").rename(place)
+    migrate(place, engine=OTHER_ENGINE)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == 30
+    assert (place / "rmqstore.toml").read_text() == "default_queues = 7"
+
+
+@pytest.mark.parametrize("is_old_there", [True, False])
+def test_what_two_renames_left_in_a_copied_tree_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old_there: bool) -> None:
+    """As of a backup, in which directories have other inodes; and with the old store copied back to its place."""
+    (tmp_path / "first").mkdir()
+    place = dumped(tmp_path / "first", "dump", 30).with_name("dump-store")
+    monkeypatch.setattr(replacing, "exchanged", lambda one, other: False)
+    renamed: list[Path] = []
+
+    def rename_once(path: Path, target: Path) -> Path:
+        if path.parent == place.parent:
+            if renamed:
+                raise CutShortError
+            renamed.append(target)
+        return rename(path, target)
+
+    rename = Path.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_once)
+        with pytest.raises(CutShortError):
+            migrate(place, engine=OTHER_ENGINE)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    place = tmp_path / "second" / "dump-store"
+    if is_old_there:
+        shutil.copytree(place.with_name(renamed[0].name), place)
+    migrate(place, engine=OTHER_ENGINE)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == 30
+        assert store.stats().timer_engine == OTHER_ENGINE
+
+
+def test_what_a_killed_claim_has_half_removed_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first wish, asked for again, begins anew, and does not publish what is left of it."""
+    place = dumped(tmp_path, "dump", 30).with_name("dump-store")
+    cut_at(monkeypatch, replacing, "exchanged", lambda: migrate(place, engine=OTHER_ENGINE))
+
+    def half(directory: Path) -> None:
+        (directory / "rmqstore.json").unlink()
+        raise CutShortError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replacing.shutil, "rmtree", half)
+        with pytest.raises(CutShortError):
+            migrate(place, engine=ENGINE, precision_ms=100)
     migrate(place, engine=OTHER_ENGINE)
     with rmqstore.open(place, services=False) as store:
         assert store.pending().total == 30
@@ -112,7 +162,7 @@ def test_of_two_loads_into_one_place_none_publishes_what_the_other_makes(
 
         def behind_the_building(self: replacing.Replacement) -> Any:
             calls.append(self)
-            if len(calls) == 2:
+            if len(calls) == 3:  # behind the look at what was there, and the claim
                 begin_the_second()
             return built(self)
 

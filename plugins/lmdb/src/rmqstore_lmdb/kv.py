@@ -35,7 +35,6 @@ from rmqstore.errors import (
     NO_ROOM,
     CorruptStoreError,
     StoreClosedError,
-    StoreForkedError,
     StoreFullError,
     system_error,
 )
@@ -99,11 +98,7 @@ class LmdbBase(Base):
         self._moves = 0
         self._closed = False
         self._key = reading.key_of(path)
-        if self._key in _inherited:
-            raise StoreForkedError(
-                f"{path}: this process was forked from one that had this store open, and LMDB opens none twice in a process; start it by "
-                "spawn or forkserver, or fork before the store is opened"
-            )
+        reading.check_not_inherited(self._key, path)
         with reading.owned(self._key):
             self._open()
         _open_bases.add(self)
@@ -339,7 +334,6 @@ def _apply(txn: lmdb.Transaction[bytes], dbs: Sequence[_Database], changes: Sequ
             cursor.putmulti(change.puts, dupdata=False, append=past_the_end)
 
 
-_inherited: set[tuple[int, int]] = set()
 _open_bases: weakref.WeakSet[LmdbBase] = weakref.WeakSet()
 
 
@@ -347,8 +341,6 @@ def _abandon_in_forked_child() -> None:
     # Freed in the child, an environment would give back reader slots in the table that it shares with the parent. One reference too many
     # prevents that.
     for base in list(_open_bases):
-        if not base._closed:
-            _inherited.add(base._key)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(base))
 
 

@@ -25,7 +25,7 @@ import lmdb
 from rmqstore.engine.kv.base import Entry
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.snapshot_view import FixedView, ViewKV
-from rmqstore.errors import StoreError, StorePathError
+from rmqstore.errors import StoreError, StoreForkedError, StorePathError
 from rmqstore_lmdb.memory import stays_in_memory
 from rmqstore_lmdb.pages import page_of, size_of, translated
 
@@ -50,12 +50,23 @@ Key = tuple[int, int]
 """What tells a directory from all others, also after it was moved: its device and inode."""
 
 _environments: dict[Key, Environment] = {}
+_inherited: set[Key] = set()
+"""What the parent of this process had open when it was forked. LMDB opens no directory twice in a process, and takes it for open here."""
 
 
 def key_of(path: Path) -> Key:
     """Return the key of an environment's directory."""
     found = path.stat()
     return found.st_dev, found.st_ino
+
+
+def check_not_inherited(key: Key, path: Path) -> None:
+    """Refuse an environment that the parent of this process had open; :class:`StoreForkedError`."""
+    if key in _inherited:
+        raise StoreForkedError(
+            f"{path}: this process was forked from one that had this store open, and LMDB opens none twice in a process; start it by "
+            "spawn or forkserver, or fork before the store is opened"
+        )
 
 
 @contextmanager
@@ -139,6 +150,7 @@ class LmdbFixedView(FixedView):
                 self._shared, self._env, self._dbs, self._txn = shared, shared.env, shared.dbs, txn
 
     def _opened(self) -> Environment:
+        check_not_inherited(self._key, self._path)
         size = size_of(self._path / "data.mdb")
         env = lmdb.Environment(
             str(self._path),
@@ -235,6 +247,7 @@ def _abandon_in_forked_child() -> None:
     # As for the owner's environments: a transaction that is freed in the child would give back a reader slot that the parent uses.
     for view in list(_views):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(view))
+    _inherited.update(_environments)
     _environments.clear()
     # A thread of the parent may have held it.
     _lock = RLock()

@@ -21,7 +21,6 @@ import ssl
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -206,10 +205,13 @@ class _Connection:
                 self._reading.cancel()
         if self._reading is not None:
             await asyncio.wait([self._reading])
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_RELEASE_S):  # a server that reads nothing keeps what is on its way to it
+        try:
+            async with asyncio.timeout(_RELEASE_S):
                 await self._writer.wait_closed()
-        self._writer.transport.abort()
+        except TimeoutError:  # a server that reads nothing keeps what is on its way to it
+            self._writer.transport.abort()
+        except OSError:
+            pass
 
 
 def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:

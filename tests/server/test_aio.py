@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,17 @@ def test_nobody_is_there(tmp_path: Path) -> None:
     async def work() -> None:
         with pytest.raises(StoreUnavailableError, match="nobody serves a store at"):
             await aio.connect(tmp_path)
+
+    run(work())
+
+
+def test_a_close_sends_what_is_on_its_way(served: Served) -> None:
+    async def work() -> None:
+        with suppress(TimeoutError):
+            async with aio.connect(f"unix:{served.socket}") as store, asyncio.timeout(0.002):
+                await store.send(Message("t", bytes(3_900_000)))
+        async with aio.connect(f"unix:{served.socket}") as store:
+            await store.topics.list()
 
     run(work())
 

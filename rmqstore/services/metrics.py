@@ -236,7 +236,7 @@ class Observation:
                 return run(*arguments, **named)
             finally:
                 if not self._is_over:
-                    self._ticked(ticking.report)
+                    self._ticked(ticking.done)
 
         return counted
 

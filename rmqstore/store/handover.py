@@ -42,6 +42,7 @@ class HandOver:
         held: whether it may go on; asked between two batches.
 
     Attributes:
+        moved: what the last hand-over has moved, also one that ended by an error.
         meets_others: somebody has called the store since the last batch began; the next ones are small.
     """
 
@@ -55,24 +56,25 @@ class HandOver:
         self._sync = sync
         self._in_steps = in_steps
         self._held = held
+        self.moved = 0
         self.meets_others = False
         self._gives_way = False  # to the end of the tick: who called long ago may still wait for the lock
 
     def run(self, now_ms: int) -> tuple[int, Ticket | None]:
         """Hand over all that is due at ``now_ms``; returns how many messages moved, and the ticket of the last batch."""
-        moved = 0
+        self.moved = 0
         ticket: Ticket | None = None
         try:
             for step in self.steps(now_ms):
                 if isinstance(step, tuple):
-                    moved, ticket = step
+                    self.moved, ticket = step
                     self._in_steps.add(HAND_OVER)
                     if self.meets_others or self._gives_way:
                         time.sleep(_GIVE_WAY_S)
         finally:
             self._in_steps.discard(HAND_OVER)
             self.meets_others = self._gives_way = False
-        return moved, ticket
+        return self.moved, ticket
 
     def steps(self, now_ms: int) -> Generator[str | tuple[int, Ticket], None, None]:
         """Do the hand-over step by step: yields the name of each step after it was done, and (moved so far, ticket) after each batch.

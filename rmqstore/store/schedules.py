@@ -147,6 +147,7 @@ class Scheduler:
     Attributes:
         seen: the notes that were looked at last.
         next_ms: when the first one is due by them, ms since the epoch; None when there is none.
+        sent: messages that the last run has sent, also one that ended by an error.
     """
 
     def __init__(self, pops: PopStore, completer: Completer, held: Held, limit: int) -> None:
@@ -158,6 +159,7 @@ class Scheduler:
         self.seen: Mapping[str, bytes] = {}
         self._all: dict[str, Schedule] = {}
         self.next_ms: int | None = None
+        self.sent = 0
         self.look()
 
     def look(self) -> None:
@@ -207,7 +209,7 @@ class Scheduler:
 
         Other calls come between steps. Of a schedule whose times cannot be told here nothing is sent, and others go on.
         """
-        sent, ticket = 0, Ticket(0)
+        self.sent, ticket = 0, Ticket(0)
         failed: dict[str, IllegalArgumentError] = {}
         while self._held.is_moving:
             with self._lock:
@@ -218,11 +220,11 @@ class Scheduler:
                     break
                 try:
                     number, ticket = self._send(first, now_ms)
-                    sent += number
+                    self.sent += number
                 except IllegalArgumentError as error:
                     error.args = (f"schedule {first.name!r} stands still: {error}",)
                     failed[first.name] = error
-        return sent, ticket, next(iter(failed.values()), None)
+        return self.sent, ticket, next(iter(failed.values()), None)
 
     def _send(self, schedule: Schedule, now_ms: int) -> tuple[int, Ticket]:
         """Send what one schedule has due, or as much as a step holds."""

@@ -52,7 +52,7 @@ class Ticking:
         settle: waits for a ticket where the settings ask for it.
 
     Attributes:
-        report: what the last tick has done, also one that ended by an error.
+        report: of the last tick; of one that ended by an error, :attr:`done` is the whole one.
         made_room: whether the last tick forgot what one before it had handed over, as that is durable by now.
     """
 
@@ -91,13 +91,14 @@ class Ticking:
         """
         self.made_room = False
         self.report = TickReport()
+        self._hand_over.moved = self._scheduler.sent = 0
         self.check_step(now_ms)
         if self._held.look() is not self._scheduler.seen:
             self._scheduler.look()
         full: StoreFullError | None = None
         try:
             moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
-            self.report = TickReport(handed_over=moved)
+            self.report = TickReport(moved)
             if self._revive_turn.take(now_ms) or always:
                 ticket = self._revive(now_ms, ticket)
             if ticket is not None:
@@ -137,6 +138,11 @@ class Ticking:
             if failed is not None:
                 raise failed
         return self.report
+
+    @property
+    def done(self) -> TickReport:
+        """What the last tick has done, also one that ended by an error within a step."""
+        return msgspec.structs.replace(self.report, handed_over=self._hand_over.moved, scheduled=self._scheduler.sent)
 
     def next_wake_ms(self, now_ms: int) -> int | None:
         """Return when a tick may have something to do next, in ms since the epoch; None when nothing is waiting.

@@ -105,7 +105,12 @@ def test_timers_are_gauged_and_handed_over(store: Store, told: Told, clock: Manu
 
 def test_what_a_tick_did_before_it_failed_is_counted(store: Store, told: Told, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose schedule stands still, which each tick says."""
-    monkeypatch.setattr(store._scheduler, "run", lambda now_ms: (2, Ticket(0), IllegalArgumentError("schedule 's' stands still")))
+
+    def stands_still(now_ms: int) -> tuple[int, Ticket, IllegalArgumentError]:
+        store._scheduler.sent = 2
+        return 2, Ticket(0), IllegalArgumentError("schedule 's' stands still")
+
+    monkeypatch.setattr(store._scheduler, "run", stands_still)
     with observe(store, told.provider):
         store.send_batch([Message("t", b"x")] * 3, delay=MINUTE)
         store.schedules.put("s", MINUTE, Message("t", b"x"))
@@ -115,6 +120,31 @@ def test_what_a_tick_did_before_it_failed_is_counted(store: Store, told: Told, c
         assert told.value("rocketmq_timer_dequeue_total") == 3
         assert told.value("rmqstore_scheduled_messages_total") == 2
         assert told.calls()["tick", "IllegalArgumentError"] == 1
+
+
+def test_batches_before_one_that_failed_are_counted(
+    tmp_path: Path, told: Told, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        rmqstore.open(tmp_path / "s", engine="memory", clock=clock, services=False, hand_over_limit=100) as store,
+        observe(store, told.provider),
+    ):
+        store.send_batch([Message("t", b"x")] * 250, delay=MINUTE)
+        clock.advance(90_000)
+        apply, calls = store._pops.apply, list[object]()
+
+        def third_fails(*given: Any) -> Any:
+            calls.append(given)
+            if len(calls) == 3:
+                raise StoreFullError("no room")
+            return apply(*given)
+
+        monkeypatch.setattr(store._pops, "apply", third_fails)
+        with pytest.raises(StoreFullError):
+            store.tick()
+        assert told.value("rocketmq_timer_dequeue_total") == 200
+        store.tick()
+        assert told.value("rocketmq_timer_dequeue_total") == 250
 
 
 def test_a_path_that_is_no_unicode_is_a_label(tmp_path: Path, told: Told) -> None:

@@ -17,10 +17,11 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, TypeVar, Unpack
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, RmqstoreError
 from rmqstore.message import PoppedMessage
@@ -132,12 +133,11 @@ class Worker(Consumer):
             self._consume(topic, hand)
         except BaseException as error:  # of whatever kind: a worker that has lost a thread says so
             if self._is_forked:
-                raise
+                _end_child(error)
             self._fail(error)
         finally:
-            if not self._is_forked:
-                hand.batch = Batch()
-                self._one_less()
+            hand.batch = Batch()
+            self._one_less()
 
     @property
     def _is_forked(self) -> bool:
@@ -254,6 +254,17 @@ class Worker(Consumer):
     def _is_overrun(self, hand: _Hand) -> bool:
         runs = bool(hand.batch.places(State.RUNS))
         return runs and self._timeout_s is not None and time.monotonic() - hand.runs_since_s > self._timeout_s
+
+
+def _end_child(error: BaseException) -> NoReturn:
+    """End a child that a handler forked: this thread is all that it has, and Python would forget how it ends."""
+    code = (error.code or 0) if isinstance(error, SystemExit) else None
+    if not isinstance(code, int):
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def end_all(workers: Iterable[Worker]) -> None:

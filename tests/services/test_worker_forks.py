@@ -31,11 +31,12 @@ def handler(message):
         child = os.fork()
         if not child:
             if end == "exit":
-                sys.exit(0)
+                sys.exit(3)
             if end == "error":
                 raise ValueError("of the child")
             return
-        os.waitpid(child, 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == {"exit": 3, "error": 1, "return": 0}[end], status
 
 with store.consume("t", "g", handler) as worker:
     until_s = time.monotonic() + 20

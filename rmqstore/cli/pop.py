@@ -88,6 +88,7 @@ def pop(
     hands over all the time. A topic that is not there is refused, lest a typing error makes one, and a group, for good; --create makes
     it.
     """
+    show.check_stdout()
     refuse_together(follow=follow, attempt_id=attempt_id)
     wait_ms = duration_option("--wait", wait)
     if create and not (follow or wait_ms):

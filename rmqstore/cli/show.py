@@ -51,15 +51,13 @@ def columns(texts: Sequence[str], numbers: Sequence[str]) -> list[Column]:
 
 def console(*, stderr: bool = False) -> Console:
     """Return the console of stdout, or of stderr for progress."""
-    if not stderr:
-        check_stdout()
     out = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
     out.width = max(out.width, 1)  # COLUMNS=0 says that nobody knows; of that width nothing is printed
     return out
 
 
 def check_stdout() -> None:
-    """Refuse to print where a program has no stdout: what is printed there is lost without an error, and may be acked.
+    """Refuse to pop where a program has no stdout: what is printed there is lost without an error, and would be acked.
 
     Raises:
         OSError: it is closed.
@@ -88,7 +86,6 @@ def progress(*columns: ProgressColumn) -> Progress:
 def line(cell: str | Text = "") -> None:
     """Print one line of data as it is."""
     if isinstance(cell, str):
-        check_stdout()
         typer.echo(cell)
     else:
         console().print(cell, soft_wrap=True)
@@ -162,19 +159,16 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 def document(content: Mapping[str, Any]) -> None:
     """Print one JSON document."""
-    check_stdout()
     typer.echo(json.dumps(content, indent=2))
 
 
 def json_line(content: Mapping[str, Any]) -> None:
     """Print one JSON object on a line of its own."""
-    check_stdout()
     typer.echo(json.dumps(content))
 
 
 def document_with(content: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> None:
     """Print one JSON document whose last member ``name`` is a list of any length, written as it comes."""
-    check_stdout()
     sys.stdout.write(json.dumps({**content, name: []}, indent=2).removesuffix("[]\n}") + "[")
     separator = "\n    "
     for item in items:

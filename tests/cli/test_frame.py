@@ -373,7 +373,7 @@ def closed(cli: Command, stream: str, *arguments: str) -> str:
 
 def test_what_could_be_printed_nowhere_is_not_acked(cli: Command) -> None:
     cli.send()
-    for command in (("pop", "data", "orders", "-g", "g"), ("pop", "data", "orders", "-g", "g", "--json"), ("lag", "data")):
+    for command in (("pop", "data", "orders", "-g", "g"), ("pop", "data", "orders", "-g", "g", "--json")):
         assert "stdout is closed" in closed(cli, "stdout", *command)
     assert len(cli.good("pop", "data", "orders", "-g", "g", "--json").lines) == 1
 

@@ -23,7 +23,6 @@ from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeRe
 from rmqstore.errors import (
     FlowControlError,
     IllegalArgumentError,
-    PollingFullError,
     StoreClosedError,
     StoreUnavailableError,
     UnsupportedOperationError,
@@ -45,6 +44,9 @@ _LONGEST_PAUSE_S: Final = 0.25
 MAX_PATIENCE: Final = timedelta(minutes=5)
 _NAME_S: Final = 9 * 60
 """So long a send is made again under its name; a store may forget a name that is older than ten minutes."""
+
+_DOING: Final = SENDS | POPS | {"ack", "cancel", "tick", "flush"}
+"""Calls that are made again and change something, so that it matters whether one that failed was done."""
 
 _NOTHING_ASKED: Final = {"invisible": None, "invisible_ms": None, "order": False, "filter": "*", "queue": None}
 """What a pop asks for by default, but for what each kind of pop has of its own."""
@@ -235,7 +237,7 @@ class Underway:
         self._called_s = self._tried_s = time.monotonic()
         self._lost: Exception | None = None
         self._may_be_done = False
-        self._lineage: int | None = None  # of the store that was asked last
+        self._lineage: object = None  # of the store that was asked last
         self._lost_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
 
@@ -305,21 +307,18 @@ class Underway:
         """Return the answer, or raise the error that it is.
 
         Raises:
-            StoreUnavailableError: a repeat was refused, as sends are paused or the server has much to do by now; a copy before it may have
-                been done.
+            StoreUnavailableError: a repeat failed, as sends are paused or there is no room by now; a copy before it may have been done.
         """
         if self._lane is not None:
             self._lanes.give_back(self._lane)
             self._lane = None
-        if isinstance(answer, FlowControlError | PollingFullError):
-            raise self.refused(answer)
         if isinstance(answer, Exception):
-            raise answer
+            raise self.refused(answer)
         return answer
 
     def refused(self, error: Exception) -> Exception:
         """Return the error of a call that was refused, with which nothing was done; a copy before it may have been."""
-        if not self._may_be_done:
+        if not self._may_be_done or self.call not in _DOING:
             return error
         kind = StoreClosedError if isinstance(error, StoreClosedError) else StoreUnavailableError
         return kind(f"{error}; the connection broke before while {self.call} was under way, so it may have been done")

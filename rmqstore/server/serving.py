@@ -138,7 +138,8 @@ class Server:
     @property
     def greeting(self) -> Mapping[str, object]:
         """What a client that is let in is told."""
-        lineage = (self._store.engine.directory.manifest or {}).get("min_epoch", 0)  # names of calls mean nothing to one of another
+        manifest = self._store.engine.directory.manifest or {}
+        lineage = [manifest.get("store_id"), manifest.get("min_epoch")]  # names of calls mean nothing to a store of another
         return {"path": str(self._path), "frame_bytes": self.limits.frame_bytes, "is_server": self._is_server, "lineage": lineage}
 
     # ------------------------------------------------------------ rounds

@@ -42,7 +42,7 @@ from rmqstore.store.schedules import Schedule
 from rmqstore.store.sending import CallName, SendReceipt, SendReceipts
 from rmqstore.store.tick import TickReport
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 
 HEAD: Final = struct.Struct("<I")
 """The length of what follows, bytes."""

@@ -123,10 +123,9 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
         with replacement.alone():
             replacement.claim()
             replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, others))
-    tables = built(replacement, settings, dump, clock, progress)
+    tables = built(replacement, {"plan": plan}, settings, dump, clock, progress)
     with replacement.alone():
-        if replacement.noted() != {"plan": plan}:
-            raise TransferError(f"another load into {place} began meanwhile, and took the place of this one; run one of them again")
+        _check_own(replacement, {"plan": plan})
         replacement.ready(tables, (0, 0), "before-load")
         published = replacement.take_up()
     if published is None:
@@ -137,18 +136,32 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
     return LoadReport(place, tables)
 
 
-def built(replacement: Replacement, settings: dict[str, Any], source: Incoming, clock: Clock, progress: Progress) -> dict[str, int]:
-    """Take a source into the new store of a replacement, close it and return the rows by table; what is refused leaves nothing behind."""
+def _check_own(replacement: Replacement, note: Mapping[str, Any]) -> None:
+    """Refuse to go on when another run has claimed the place; :class:`TransferError`."""
+    if replacement.noted() != note:
+        raise TransferError(f"another load into {replacement.path} began meanwhile, and took the place of this one; run one of them again")
+
+
+def built(
+    replacement: Replacement, note: Mapping[str, Any], settings: dict[str, Any], source: Incoming, clock: Clock, progress: Progress
+) -> dict[str, int]:
+    """Take a source into the new store of a replacement, close it and return the rows by table; what is refused leaves nothing behind.
+
+    Args:
+        note: what :meth:`Replacement.begin` noted of this run.
+    """
     opened = OwnedEngines(replacement.staging, settings, source.store_id, parted_epoch(source.epoch))
     with Store(opened, clock, services=False) as target:
         taking = Taking(target, source, progress)
         try:
+            _check_own(replacement, note)
             check_transferable(target)
             check_keeps(target)
             taking.check(resuming=True)
         except BaseException:
             target.close()
-            replacement.abandon()
+            with replacement.alone():
+                replacement.abandon(is_own=True)
             raise
         return taking.run(resuming=True)
 
@@ -254,7 +267,7 @@ def _migrate(path: Path, engine: str, precision_ms: int | None, progress: Progre
         if (replacement.noted() or {}).get("wish") != wish:  # what it had made may be gone, and its note with it
             replacement.claim()
             replacement.begin({"wish": wish})
-        tables = built(replacement, settings, source, SystemClock(), progress)
+        tables = built(replacement, {"wish": wish}, settings, source, SystemClock(), progress)
         old = "+".join(engines_in(manifest))
         replacement.ready(tables, (manifest["store_id"], source.epoch), f"before-{old}")
         return MigrateReport(place, replacement.publish().previous, tables)

@@ -75,9 +75,10 @@ class Replacement:
         self._free()
         self._write({})
 
-    def abandon(self) -> None:
-        """Leave nothing behind; raises as :meth:`claim`."""
-        self.check_free()
+    def abandon(self, *, is_own: bool = False) -> None:
+        """Leave nothing behind; raises as :meth:`claim`. What ``is_own``, as this run has built it, goes whatever is noted."""
+        if not is_own:
+            self.check_free()
         self._free()
         self._note.unlink(missing_ok=True)
 
@@ -127,6 +128,10 @@ class Replacement:
 
     def begin(self, note: dict[str, Any], settings: str = "") -> None:
         """Note durably what is being built, and give it the settings file of the place; where there is none, one with ``settings``."""
+        self._take_settings(settings)
+        self._write(note)
+
+    def _take_settings(self, settings: str = "") -> None:
         config = self.path / CONFIG_NAME
         if config.is_file() or settings:
             self.staging.mkdir(exist_ok=True)
@@ -138,7 +143,6 @@ class Replacement:
             # Else a power loss behind the exchange leaves a store without its settings.
             sync_path(copy)
             sync_path(self.staging)
-        self._write(note)
 
     def ready(self, tables: dict[str, int], place: tuple[int, int], previous: str) -> None:
         """Note that the new store is complete.
@@ -176,10 +180,15 @@ class Replacement:
             self._note.unlink()
             return None
         with ExitStack() as stack:
-            if not self.is_in_place() and self.path.exists():
-                # Held until they have changed places, since who opens a store there meanwhile would go on in one that is out of the way.
-                stack.enter_context(StoreDirectory(self.path))
-                if [(read_manifest(self.path) or {}).get("store_id", 0), epoch_of(self.path)] != note.get("place"):
+            if not self.is_in_place():
+                old = self.path
+                if old.exists():
+                    # Held until they have changed places: who opens a store there meanwhile would go on in one that is out of the way.
+                    stack.enter_context(StoreDirectory(old))
+                else:  # between two renames
+                    old = self.path.with_name(note["previous"])
+                state = [(read_manifest(old) or {}).get("store_id", 0), epoch_of(old)] if old.exists() else [0, 0]
+                if state != note.get("place"):
                     return None
             return self.publish()
 
@@ -187,6 +196,7 @@ class Replacement:
         """Put the new store into its place and say where the old one is. Can be called again after a crash anywhere in it."""
         note = self.noted() or {}
         if not self.is_in_place():
+            self._take_settings()  # as they are by now
             if not self.path.exists():
                 self.staging.rename(self.path)
             elif not exchanged(self.staging, self.path):

@@ -11,7 +11,7 @@ import pytest
 
 import rmqstore
 from rmqstore import TransferError
-from rmqstore.transfer import dump, load, migrate, replacing
+from rmqstore.transfer import dump, load, loading, migrate, replacing
 from tests.pairs import DURABLE_PAIRS
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
@@ -180,3 +180,47 @@ def test_a_link_that_leads_to_itself_is_told(tmp_path: Path) -> None:
         migrate(tmp_path / "loop", engine=ENGINE)
     with pytest.raises(rmqstore.RmqstoreError, match="symbolic links"):
         load(dumped(tmp_path, "dump", 1), tmp_path / "loop")
+
+
+def test_a_migration_that_is_out_of_date_takes_no_place_that_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old store went on, and was moved away: what was built of it before has only a part of it."""
+    place = dumped(tmp_path, "dump", 3).with_name("dump-store")
+    cut_at(monkeypatch, replacing, "exchanged", lambda: migrate(place, engine=OTHER_ENGINE))
+    with rmqstore.open(place, services=False) as store:
+        store.send(rmqstore.Message("t", b"later"))
+    place.rename(tmp_path / "aside")
+    with pytest.raises(rmqstore.StorePathError, match="no store at"):
+        migrate(place, engine=OTHER_ENGINE)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("step", ["exchanged", "ready"])
+def test_settings_that_were_written_meanwhile_are_those_of_the_new_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    source, place = dumped(tmp_path, "dump", 3), tmp_path / "new"
+    place.mkdir()
+    owner = replacing if step == "exchanged" else replacing.Replacement
+    for move in (lambda: load(source, place), lambda: migrate(place, engine=OTHER_ENGINE)):
+        cut_at(monkeypatch, owner, step, move)
+        written = f"retention_ms = {9_999_999_999 + len(list(tmp_path.iterdir()))}"
+        (place / "rmqstore.toml").write_text(written)
+        move()
+        assert (place / "rmqstore.toml").read_text() == written
+
+
+def test_a_load_that_comes_late_to_its_building_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, place = dumped(tmp_path, "first", 30), dumped(tmp_path, "second", 5), tmp_path / "new"
+    built, others = loading.built, [lambda: load(second, place)]
+
+    def built_late(*given: Any) -> Any:
+        if others:
+            others.pop()()
+        return built(*given)
+
+    monkeypatch.setattr(loading, "built", built_late)
+    with pytest.raises(TransferError, match=r"another load into .* began meanwhile"):
+        load(first, place)
+    with rmqstore.open(place, services=False) as store:
+        assert store.pending().total == 5
+    assert list(tmp_path.glob("new.*")) == []

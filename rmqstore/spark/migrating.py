@@ -68,6 +68,8 @@ def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
     """Move one shard to ``engine``; a shard that is there already stays, and one that cannot be moved is as it was."""
     path = dataset.shard_path(shard)
     replacement = Replacement(path, _WHAT)
+    if not path.exists():  # between two renames
+        replacement.take_up()
     if dataset.engines(shard) == {engine} and not replacement.is_in_place():
         if replacement.noted() is not None:  # of a way back that was cut off
             with dataset.locked([shard]):
@@ -104,6 +106,7 @@ def undo_here(dataset: Dataset) -> list[ShardMigration]:
         replacement = Replacement(dataset.shard_path(shard), _WHAT)
         # One that was interrupted on its way is of the new engine when that was complete, else of the old one.
         if replacement.noted() is not None and replacement.take_up() is None:
+            dataset.engines(shard)  # else what was built of a shard that is lost is all that there is of it
             with dataset.locked([shard]):
                 replacement.abandon()
         moved.append(migrate_shard(dataset, shard, engine))

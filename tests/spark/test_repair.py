@@ -369,3 +369,26 @@ def test_settings_that_name_the_engine_end_with_a_migration(dataset: Dataset) ->
     migrating.migrate_here(dataset, ENGINES[0])
     ingested(committed(Dataset.open(dataset.path), "load", rows(0, 30)))
     assert sorted(timers_of(dataset.path)) == list(range(30))
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_a_migration_that_was_killed_between_two_renames_is_finished(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has no exchange of two directories: the shard has no name for a moment."""
+    ingested(committed(dataset, "load", rows(0, 30)))
+    rename, shard = Path.rename, dataset.shard_path(0)
+
+    def killed_behind_the_first(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if path == shard:
+            raise Killed
+        return done
+
+    monkeypatch.setattr(replacing, "exchanged", lambda one, other: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed_behind_the_first)
+        with pytest.raises(Killed):
+            migrating.migrate_here(dataset, ENGINES[0])
+    assert not shard.exists()
+    assert repair.finish(Dataset.open(dataset.path))
+    assert sorted(timers_of(dataset.path)) == list(range(30))
+    assert list(repair.troubles(Dataset.open(dataset.path))) == []

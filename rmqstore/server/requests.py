@@ -21,8 +21,8 @@ from msgspec import structs
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
 from rmqstore.errors import (
-    FlowControlError,
     IllegalArgumentError,
+    RmqstoreError,
     StoreClosedError,
     StoreUnavailableError,
     UnsupportedOperationError,
@@ -326,20 +326,20 @@ class Underway:
     def make_on(self, store: Store) -> Any:
         """Make the call on a store of this process."""
         answer: object
-        if self.call not in POPS:
-            try:
+        try:
+            if self.call not in POPS:
                 arguments = self.arguments
                 if self.call in SENDS:
                     arguments = (arguments[0], called_ms(store, self._ago_ms(time.monotonic())))
                 answer = METHODS[self.call](store)(*arguments, **self.named)
-            except FlowControlError as error:
-                answer = error
-        else:
-            topic, group, acks, _ = self.arguments
-            if self.call == "pop":
-                answer = store.pop(topic, group, acks=acks, **self.named)  # type: ignore[arg-type]
             else:
-                answer = store.pop_batch(topic, group, **self.named)  # type: ignore[arg-type]
+                topic, group, acks, _ = self.arguments
+                if self.call == "pop":
+                    answer = store.pop(topic, group, acks=acks, **self.named)  # type: ignore[arg-type]
+                else:
+                    answer = store.pop_batch(topic, group, **self.named)  # type: ignore[arg-type]
+        except RmqstoreError as error:
+            answer = error
         return self.answered(answer)
 
 

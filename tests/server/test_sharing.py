@@ -33,6 +33,7 @@ from rmqstore.server import sharing
 from rmqstore.server.connection import Connection
 from rmqstore.server.sharing import SharedStore
 from rmqstore.store.directory import SOCKET_NAME
+from rmqstore.store.placing import Placing
 from rmqstore.transfer import migrate
 from tests.pairs import DURABLE_PAIRS
 from tests.server.served import soon
@@ -210,6 +211,25 @@ def test_a_send_in_doubt_says_so_when_its_process_cannot_own_the_store(tmp_path:
 
     monkeypatch.setattr(Connection, "ask", ask_and_lose)
     with pytest.raises(StoreUnavailableError, match=r"precision_ms.* it may have been done"):
+        second.send(NOW)
+    second.close()
+
+
+def test_a_send_in_doubt_says_so_when_its_process_owns_a_store_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
+    ask = Connection.ask
+
+    def ask_and_lose(self: Connection, *asked: Any) -> object:
+        ask(self, *asked)
+        first.close()
+        raise ConnectionResetError("the owner is dead")
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(Connection, "ask", ask_and_lose)
+    monkeypatch.setattr(Placing, "put", full)
+    with pytest.raises(StoreUnavailableError, match=r"no room.* it may have been done"):
         second.send(NOW)
     second.close()
 

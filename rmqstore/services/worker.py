@@ -259,12 +259,16 @@ class Worker(Consumer):
 def _end_child(error: BaseException) -> NoReturn:
     """End a child that a handler forked: this thread is all that it has, and Python would forget how it ends."""
     code = (error.code or 0) if isinstance(error, SystemExit) else None
-    if not isinstance(code, int):
-        traceback.print_exception(error)
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    try:
+        if not isinstance(code, int):
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except Exception:  # nobody reads what it says
+        code = code or 1
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def end_all(workers: Iterable[Worker]) -> None:

@@ -9,6 +9,16 @@
 
 Directories change places by one ``renameat2(RENAME_EXCHANGE)``, so at every moment DIR is the old store or the new one. Where the file
 system has no such call, two renames do it, and the next run finishes what a crash between them left.
+
+Why nothing but the whole new store comes into the place, and the old one is never removed, wherever a run ends: The note is there before
+anything is built, and is emptied before anything of that is removed. When the new store is complete and closed, the note gets its mark,
+a digest of its manifest. So a directory that has this mark is the whole new store, wherever it is, and only that is put into the place.
+Beside such a note, what is at DIR.<what> and has another mark is the old store, which gets its name. What is complete stands for one
+state of the old store, its number and its epoch, which each open raises: it is compared under the lock of that store, or, between two
+renames, where that was put, and what is out of date is not published but built anew. Where neither DIR nor DIR.<what> has the mark,
+somebody took the new store away; then the note goes. Of two runs at a place, the one that claims it later takes it (``alone``), unless the
+other one is building, which the lock of the new store tells; the other finds a note that is not its own, when it begins to build and when
+it ends, and fails.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ import functools
 import inspect
 import logging
 import operator
+import os
+import sys
 import threading
 import time
 import traceback
@@ -22,7 +24,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
@@ -492,3 +494,18 @@ def _told(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {_text(error)}{where}"
+
+
+def end_child(error: BaseException) -> NoReturn:
+    """End a child that a handler forked: it has one thread, of a worker or a loop, and must not go on as these do."""
+    code = (error.code or 0) if isinstance(error, SystemExit) else None
+    try:
+        if not isinstance(code, int):
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except Exception:  # nobody reads what it says
+        code = code or 1
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else 1)

@@ -17,15 +17,28 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar, Unpack
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, RmqstoreError
 from rmqstore.message import PoppedMessage
-from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, check_ended, held, kind_of
+from rmqstore.services.consuming import (
+    ACK_S,
+    FINAL,
+    Asked,
+    Batch,
+    Call,
+    Consumer,
+    Kind,
+    State,
+    Steps,
+    check_ended,
+    end_child,
+    held,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from rmqstore.store.store import Store
@@ -133,7 +146,7 @@ class Worker(Consumer):
             self._consume(topic, hand)
         except BaseException as error:  # of whatever kind: a worker that has lost a thread says so
             if self._is_forked:
-                _end_child(error)
+                end_child(error)
             self._fail(error)
         finally:
             hand.batch = Batch()
@@ -254,21 +267,6 @@ class Worker(Consumer):
     def _is_overrun(self, hand: _Hand) -> bool:
         runs = bool(hand.batch.places(State.RUNS))
         return runs and self._timeout_s is not None and time.monotonic() - hand.runs_since_s > self._timeout_s
-
-
-def _end_child(error: BaseException) -> NoReturn:
-    """End a child that a handler forked: this thread is all that it has, and Python would forget how it ends."""
-    code = (error.code or 0) if isinstance(error, SystemExit) else None
-    try:
-        if not isinstance(code, int):
-            traceback.print_exception(error)
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-    except Exception:  # nobody reads what it says
-        code = code or 1
-    finally:
-        os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def end_all(workers: Iterable[Worker]) -> None:

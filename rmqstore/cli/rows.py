@@ -347,6 +347,8 @@ def _columns(name: str, file: pq.ParquetFile, shape: Shape) -> Iterator[tuple[in
 def _completed(columns: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
     """Fill in the topic, and take a body of text as its bytes."""
     names = columns.schema.names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise IllegalMessageError(f"there is more than one column {twice[0]!r}; leave one")
     if topic is not None:
         default = pa.scalar(topic, pa.string())
         if "topic" not in names:

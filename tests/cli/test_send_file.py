@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rmqstore.cli import rows, send
+from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.errors import StoreFullError
 from rmqstore.message import PoppedMessage
 from rmqstore_conformance.stores import START_MS
@@ -92,6 +93,14 @@ def test_only_the_times_that_other_commands_print_are_passed_over(cli: Command) 
     assert [dict(message.properties) for message in stored(cli)] == [{"valid_until_iso": f"2026-01-0{day}"} for day in (1, 2, 3)]
     for path in (cli.file("b.jsonl", jsonl([{"body": "a", "valid_until_iso": "x"}])), cli.file("b.csv", "body,valid_until_iso\na,x\n")):
         assert "line 1, column 'valid_until_iso': the column is unknown" in cli.bad(1, "send", "data", "orders", "-f", path)
+
+
+def test_parquet_with_two_columns_of_one_name_is_refused(cli: Command) -> None:
+    table = pa.table([["a"], ["b"]], names=["body", "body"])
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    said = cli.bad(EXIT_ERROR, "send", "data", "orders", "-f", cli.file("rows.parquet", sink.getvalue()), "--create")
+    assert "there is more than one column 'body'; leave one" in said
 
 
 def test_parquet_with_text_or_binary_bodies(cli: Command) -> None:

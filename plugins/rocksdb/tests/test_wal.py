@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from plugins.rocksdb.tests.opened import SPACES, numbers, open_kv, put
 from rmqstore.errors import CorruptStoreError, StoreError
-from rmqstore_rocksdb import log_format, manifest, wal
+from rmqstore_rocksdb import log_format, manifest, stand_in, wal
 from rmqstore_rocksdb.reading import view_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
 
@@ -30,6 +31,7 @@ Mutation = Callable[[bytearray], bytes | bytearray]
 _WRITER = """
 import os, signal, sys
 from pathlib import Path
+from typing import NoReturn
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
@@ -377,6 +379,21 @@ def test_a_damaged_manifest_is_not_taken_for_a_missing_log(tmp_path: Path) -> No
     with pytest.raises(CorruptStoreError) as caught:
         open_kv(image)
     assert caught.value.file == str(found)
+
+
+def test_damage_that_a_stand_in_meets_is_named_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_kv(tmp_path).close()
+    path = tmp_path / "db"
+    (found,) = path.glob("MANIFEST-*")
+
+    def read(self: stand_in.StandIn, *_: object) -> NoReturn:
+        raise CorruptStoreError(f"{self.path / found.name} is damaged", file=str(self.path / found.name), offset=7)
+
+    monkeypatch.setattr(stand_in.StandIn, "read", read)
+    with pytest.raises(CorruptStoreError) as caught:
+        stand_in._asked(path, wal.all_of(path), (), RocksDBTuning())
+    assert (caught.value.file, caught.value.offset) == (str(found), 7)
+    assert str(caught.value).startswith(f"{found} is damaged")
 
 
 def test_a_manifest_of_many_blocks_is_read_to_its_end(tmp_path: Path) -> None:

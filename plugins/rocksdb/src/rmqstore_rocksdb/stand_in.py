@@ -69,6 +69,9 @@ def _asked(path: Path, trap: wal.Trap, spaces: Sequence[str], tuning: RocksDBTun
         database = stand_in.read(spaces, tuning)
         told = database.first_log(), database.sequence()
         database.close()
+    except CorruptStoreError as error:  # which names a file of the stand-in
+        what, file = (text.replace(str(stand_in.path), str(path)) for text in (str(error), error.file))
+        raise CorruptStoreError(what, file=file, offset=error.offset) from error
     finally:
         stand_in.close()
     return told

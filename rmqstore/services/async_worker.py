@@ -14,7 +14,6 @@ A stop cancels the pops, which release what they had leased, but no handler. Whe
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -22,21 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, RmqstoreError
 from rmqstore.message import PoppedMessage
-from rmqstore.services.consuming import (
-    ACK_S,
-    FINAL,
-    Asked,
-    Batch,
-    Call,
-    Consumer,
-    Kind,
-    State,
-    Steps,
-    check_ended,
-    end_child,
-    held,
-    kind_of,
-)
+from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, check_ended, held, kind_of
 
 if TYPE_CHECKING:
     from rmqstore.aio import AsyncStore
@@ -72,7 +57,6 @@ class AsyncWorker(Consumer):
         self._handlers: set[asyncio.Task[None]] = set()
         self._is_ended = self._is_over = False
         self._has_done = asyncio.Event()
-        self._pid = os.getpid()
         self._extending = asyncio.Lock()
         self._keeper = self._task(self._keep(), "leases")
         self._pops = [self._task(self._consume(topic), topic) for topic in self._topics]
@@ -189,8 +173,7 @@ class AsyncWorker(Consumer):
         try:
             async with limit:
                 handled = await self._handler(batch.begin(place))
-                if os.getpid() != self._pid:  # a child that it forked
-                    end_child(SystemExit())
+                self._end_child(SystemExit())
                 check_ended(handled)
         except TimeoutError as error:
             failure = error
@@ -200,8 +183,7 @@ class AsyncWorker(Consumer):
         except GeneratorExit:  # the loop is gone
             raise
         except BaseException as error:
-            if os.getpid() != self._pid:
-                end_child(error)
+            self._end_child(error)
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 batch.states[place] = State.GONE

@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
@@ -251,9 +251,29 @@ class Consumer:
         self._group = group
         self._order = order
         self._asked: dict[str, Any] = {"max_messages": batch, "invisible": self._invisible, "order": order, "filter": filter}
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self.stats = WorkerStats()
         self.failure: BaseException | None = None
+
+    def _end_child(self, error: BaseException) -> None:
+        """End this process where it is a child that a handler forked: the leases are its parent's, whose threads may have held the locks.
+
+        That thread, or loop, is all that it has, and Python would forget by which error, or :class:`SystemExit`, it ends.
+        """
+        if os.getpid() == self._pid:
+            return
+        code = (error.code or 0) if isinstance(error, SystemExit) else None
+        try:
+            if not isinstance(code, int):
+                traceback.print_exception(error)
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+        except Exception:  # nobody reads what it says
+            code = code or 1
+        finally:
+            os._exit(code & 0xFF if isinstance(code, int) else 1)
 
     def _begin_no_more(self) -> None:
         """Let no handler begin any more; also called by handlers."""
@@ -494,18 +514,3 @@ def _told(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {_text(error)}{where}"
-
-
-def end_child(error: BaseException) -> NoReturn:
-    """End a child that a handler forked: it has one thread, of a worker or a loop, and must not go on as these do."""
-    code = (error.code or 0) if isinstance(error, SystemExit) else None
-    try:
-        if not isinstance(code, int):
-            traceback.print_exception(error)
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-    except Exception:  # nobody reads what it says
-        code = code or 1
-    finally:
-        os._exit(code & 0xFF if isinstance(code, int) else 1)

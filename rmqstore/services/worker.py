@@ -14,7 +14,6 @@ waits: what that acks is in the store's hands, and nothing is left to extend the
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,21 +23,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar, Unpack
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, RmqstoreError
 from rmqstore.message import PoppedMessage
-from rmqstore.services.consuming import (
-    ACK_S,
-    FINAL,
-    Asked,
-    Batch,
-    Call,
-    Consumer,
-    Kind,
-    State,
-    Steps,
-    check_ended,
-    end_child,
-    held,
-    kind_of,
-)
+from rmqstore.services.consuming import ACK_S, FINAL, Asked, Batch, Call, Consumer, Kind, State, Steps, check_ended, held, kind_of
 
 if TYPE_CHECKING:
     from rmqstore.store.store import Store
@@ -84,7 +69,6 @@ class Worker(Consumer):
         self._hands = [_Hand() for _ in self._topics * threads]
         self._ended, self._over = threading.Event(), threading.Event()
         self._running = len(self._hands)
-        self._pid = os.getpid()
         self._keeper = threading.Thread(target=self._keep, name="rmqstore-worker-leases", daemon=True)
         self._threads = [
             threading.Thread(target=self._run, args=each, name=f"rmqstore-worker-{each[0]}", daemon=True)
@@ -126,7 +110,7 @@ class Worker(Consumer):
         """Wait for its end, which comes with :meth:`stop` or a :attr:`failure`; says whether it has come."""
         if threading.current_thread() in self._threads:
             raise IllegalArgumentError("a handler cannot wait for the end of its own worker")
-        if self._is_forked:  # it has none of its parent's threads
+        if self._pid != os.getpid():  # a forked child has none of its parent's threads
             return True
         is_over = self._over.wait(timeout_s)
         if is_over:
@@ -145,17 +129,10 @@ class Worker(Consumer):
         try:
             self._consume(topic, hand)
         except BaseException as error:  # of whatever kind: a worker that has lost a thread says so
-            if self._is_forked:
-                end_child(error)
             self._fail(error)
         finally:
             hand.batch = Batch()
             self._one_less()
-
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this is a child that a handler forked: the leases are its parent's, whose threads may have held the locks."""
-        return os.getpid() != self._pid
 
     def _one_less(self) -> None:
         with self._lock:
@@ -173,8 +150,6 @@ class Worker(Consumer):
                         pop = next(steps)
                     hand.batch = self._do(steps, pop)
                 except FINAL as error:
-                    if self._is_forked:
-                        raise
                     self._fail(error)
                 except RmqstoreError as error:
                     pause_s = self._pause_s(error, pause_s)
@@ -183,9 +158,8 @@ class Worker(Consumer):
                     pause_s = 0.0
                     self._handle_all(hand)
         finally:
-            if not self._is_forked:
-                with hand.lock:
-                    self._do(self._give_back([hand.batch]))
+            with hand.lock:
+                self._do(self._give_back([hand.batch]))
 
     def _do(self, steps: Steps[_T], first: Call | None = None) -> _T:
         """Make the calls of steps; ``first`` is one that they have given already."""
@@ -215,12 +189,11 @@ class Worker(Consumer):
                 message = batch.begin(place)
                 hand.runs_since_s = time.monotonic()
             try:
-                check_ended(self._handler(message))
-                if self._is_forked:
-                    sys.exit()  # the child of a handler that did not end it
+                handled = self._handler(message)
+                self._end_child(SystemExit())
+                check_ended(handled)
             except BaseException as error:
-                if self._is_forked:
-                    raise
+                self._end_child(error)
                 with hand.lock:
                     self._do(self._give_up(batch, place, error))
                 if not isinstance(error, Exception):

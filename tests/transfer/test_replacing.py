@@ -44,12 +44,18 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, work: Call
             work()
 
 
+@pytest.mark.parametrize("is_made_again", [True, False])
 @pytest.mark.parametrize("step", ["_keep_old", "unlink"])
-def test_a_load_whose_store_was_removed_behind_the_exchange_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_load_whose_store_was_removed_behind_the_exchange_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, is_made_again: bool
+) -> None:
+    """Also when an empty directory is there, which may have its inode."""
     source, place = dumped(tmp_path, "dump", 30), tmp_path / "new"
     place.mkdir()
     cut_at(monkeypatch, replacing.Replacement if step == "_keep_old" else Path, step, lambda: load(source, place))
     shutil.rmtree(place)
+    if is_made_again:
+        place.mkdir()
     load(source, place)
     with rmqstore.open(place, services=False) as store:
         assert store.pending().total == 30
@@ -157,14 +163,14 @@ def test_of_two_loads_into_one_place_none_publishes_what_the_other_makes(
     if is_building:
         load(first, place, progress=begin_the_second)
     else:
-        built = replacing.Replacement.alone
+        alone = replacing.Replacement.alone
         calls: list[object] = []
 
         def behind_the_building(self: replacing.Replacement) -> Any:
             calls.append(self)
             if len(calls) == 3:  # behind the look at what was there, and the claim
                 begin_the_second()
-            return built(self)
+            return alone(self)
 
         monkeypatch.setattr(replacing.Replacement, "alone", behind_the_building)
         with pytest.raises(TransferError, match=r"another load into .* began meanwhile"):

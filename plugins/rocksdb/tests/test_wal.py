@@ -31,7 +31,6 @@ Mutation = Callable[[bytearray], bytes | bytearray]
 _WRITER = """
 import os, signal, sys
 from pathlib import Path
-from typing import NoReturn
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning

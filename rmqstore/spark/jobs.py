@@ -147,12 +147,11 @@ class Job:
                 self._check_split(files)
                 named = sorted((file for file in files if file.rows or file.rejected), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
-                paths = [(self.staged / file.name, file.size_bytes) for file in record.files]
-                aside = [self.rejected / file.name for file in record.files if file.rejected]
+                staged = [(self.staged / file.name, file.size_bytes) for file in record.files]
+                rejected = [self.rejected / file.name for file in record.files if file.rejected]
                 # What was only counted has no file at all.
-                if not all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in paths) or not all(
-                    path.is_file() for path in aside
-                ):
+                is_whole = all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in staged)
+                if not is_whole or not all(path.is_file() for path in rejected):
                     raise TransferError(
                         f"staged files of job {self.id!r} are gone or cut off: it was taken back, or another run of it failed, while this "
                         "write was under way; nothing of it was stored, so run it again"
@@ -162,7 +161,7 @@ class Job:
                         sync_path(folder)
                 write_json(self.path / _RECORD, record)
             kept = set() if record.is_done else {self.staged / file.name for file in record.files}
-            kept.update(self.rejected / file.name for file in record.files if file.rejected)
+            kept |= {self.rejected / file.name for file in record.files if file.rejected}
             for entry in {*self.staged.glob("*"), *self.rejected.glob("*")} - kept:
                 entry.unlink(missing_ok=True)
         return record
@@ -284,11 +283,15 @@ class Job:
         Raises:
             TransferError: it was given up, or taken back behind its commit.
         """
+        record = self._committed()
+        self.check_not_dropped(record)
+        return [shard for shard in record.shards if not self.has_all(record, shard)]
+
+    def _committed(self) -> JobRecord:
         record = self.record()
         if record is None:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was taken back; nothing of it was sent, so run it again")
-        self.check_not_dropped(record)
-        return [shard for shard in record.shards if not self.has_all(record, shard)]
+        return record
 
     def has_all(self, record: JobRecord, shard: int) -> bool:
         """Say whether a shard has everything of its part."""
@@ -303,8 +306,8 @@ class Job:
         Raises:
             TransferError: as :meth:`missing_shards`.
         """
-        record = self.record()
-        if self.missing_shards() or record is None:
+        record = self._committed()
+        if self.missing_shards():
             return
         self._close(record)
         prune(self.dataset)

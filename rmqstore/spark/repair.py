@@ -49,8 +49,8 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             f"{done} of {dataset.manifest.shards} shards are of engine {dataset.manifest.migrating_to!r}; {doctor} --finish` moves the "
             f"others, --undo moves these back to {dataset.manifest.engine!r}",
         )
-    if built := resharding.what_is_left(dataset):
-        yield Trouble("resharding", True, f"{built} removes what is not in its place")
+    if what := resharding.what_is_left(dataset):
+        yield Trouble("resharding", True, what)
     for job in jobs_of(dataset):
         try:
             yield from _troubles_of(job, doctor)

@@ -113,12 +113,15 @@ def take_up(path: Path) -> Published | None:
 def what_is_left(dataset: Dataset) -> str:
     """Say what a resharding has left that has not come to its end; nothing when there is none, or it has."""
     if (shards := dataset.manifest.resharding_to) is not None:
-        return f"the resharding to {shards} shards has not come to its end; `rmqstore doctor {dataset.path} --finish` ends it, --undo"
+        return (
+            f"the resharding to {shards} shards has not come to its end; `rmqstore doctor {dataset.path} --finish` ends it, --undo removes "
+            "what is not in its place"
+        )
     replacement = Replacement(dataset.path, RESHARDING)
     if replacement.noted() is None:
         return ""
     what = "the old one has not got its name" if replacement.is_in_place() else "of shards that are not in the place of these"
-    return f"{replacement.staging} is left of a resharding, {what}; `rmqstore doctor {dataset.path} --undo`"
+    return f"{replacement.staging} is left of a resharding, {what}; `rmqstore doctor {dataset.path} --undo` ends that"
 
 
 @contextmanager

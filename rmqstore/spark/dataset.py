@@ -51,6 +51,7 @@ from rmqstore.store.directory import (
     StoreDirectory,
     aside_prefix,
     engines_in,
+    flocked,
     json_bytes,
     made_aside,
     read_manifest,
@@ -402,17 +403,6 @@ def read_dataset_manifest(path: Path) -> Manifest | None:
     if manifest.routing != ROUTING or manifest.shards < 1:
         raise FormatVersionError(f"data set {path} routes by {manifest.routing!r}, this version of rmqstore by {ROUTING!r}")
     return manifest
-
-
-@contextmanager
-def flocked(directory: Path, operation: int) -> Iterator[int]:
-    """Hold the lock of a directory itself, which no file in it has, and give its descriptor; ``operation`` is that of ``fcntl.flock``."""
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(held, operation)
-        yield held
-    finally:
-        os.close(held)
 
 
 def write_json(file: Path, content: object) -> None:

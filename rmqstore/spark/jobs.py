@@ -52,8 +52,9 @@ import msgspec
 
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
-from rmqstore.spark.dataset import Dataset, flocked, write_json
+from rmqstore.spark.dataset import Dataset, write_json
 from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile
+from rmqstore.store.directory import flocked
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A job id can be the name of a directory and part of a mark."""

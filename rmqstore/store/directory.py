@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -56,6 +57,17 @@ class HeldDirectory:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+@contextmanager
+def flocked(directory: Path, operation: int) -> Iterator[int]:
+    """Hold the lock of a directory itself, which no file in it has, and give its descriptor; ``operation`` is that of ``fcntl.flock``."""
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, operation)
+        yield held
+    finally:
+        os.close(held)
 
 
 class StoreDirectory:

@@ -30,8 +30,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -40,7 +39,7 @@ from typing import Any, Final, NamedTuple
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.engine.kv.directory import FileLock, sync_path
 from rmqstore.errors import StoreLockedError, TransferError
-from rmqstore.store.directory import CREATING_NAME, LOCK_NAME, StoreDirectory, json_bytes, read_manifest, write_durably
+from rmqstore.store.directory import CREATING_NAME, LOCK_NAME, StoreDirectory, flocked, json_bytes, read_manifest, write_durably
 from rmqstore.store.snapshots import epoch_of
 
 _AT_FDCWD: Final = -100
@@ -126,15 +125,9 @@ class Replacement:
         noted = (self.noted() or {}).get("mark")
         return noted is not None and _mark(directory) == noted
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[int]:
         """Let no other run claim the place, or put its new store there, in this block."""
-        held = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(held)
+        return flocked(self.path.parent, fcntl.LOCK_EX)
 
     def begin(self, note: dict[str, Any], settings: str = "") -> None:
         """Note durably what is being built, and give it the settings file of the place; where there is none, one with ``settings``."""

@@ -19,6 +19,7 @@ from rmqstore import AckOutcome, CancelOutcome, ManualClock, Message, transfer
 from rmqstore.spark import Dataset, copies, dataset as datasets, jobs, migrating, repair, resharding, shard_of
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.running import tick_shard
+from rmqstore.store.directory import flocked
 from rmqstore.store.pauses import Flow
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
@@ -256,7 +257,7 @@ def test_who_waited_for_the_lock_of_jobs_has_that_of_the_data_set_in_the_place(t
         second.path.rename(first.path)
     try:
         assert has_it.wait(60)
-        with pytest.raises(BlockingIOError), datasets.flocked(first.path / "jobs", fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with pytest.raises(BlockingIOError), flocked(first.path / "jobs", fcntl.LOCK_EX | fcntl.LOCK_NB):
             pass
     finally:
         lets_go.set()

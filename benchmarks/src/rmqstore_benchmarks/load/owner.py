@@ -21,8 +21,7 @@ from typing import Any, Final, TypeVar
 import rmqstore
 from rmqstore.errors import StoreLockedError, StoreUnavailableError
 from rmqstore.server.serving import ServerThread
-from rmqstore.spark.dataset import flocked
-from rmqstore.store.directory import SOCKET_NAME
+from rmqstore.store.directory import SOCKET_NAME, flocked
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.plan import SETTINGS, Plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -60,6 +61,12 @@ def soon(condition: Callable[[], bool]) -> None:
             return
         done.wait(0.005)
     raise AssertionError("it did not happen in ten seconds")
+
+
+def let_turn(thread: ServerThread) -> None:
+    """Let the loop of a server do what there is to do."""
+    for _ in range(10):
+        thread._done(asyncio.sleep(0))
 
 
 def waiting(served: Served) -> int:

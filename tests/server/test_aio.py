@@ -421,8 +421,8 @@ def test_a_close_sends_what_is_on_its_way(served: Served) -> None:
         with suppress(TimeoutError):
             async with aio.connect(f"unix:{served.socket}") as store, asyncio.timeout(0.002):
                 await store.send(Message("t", bytes(3_900_000)))
-        async with aio.connect(f"unix:{served.socket}") as store:
-            await store.topics.list()
+        await soon(lambda: [each.name for each in served.store.topics.list()] == ["t"])
+        assert served.store.lag("t", "g").ready == 1
 
     run(work())
 

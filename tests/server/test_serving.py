@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -40,7 +39,7 @@ from rmqstore.server.requests import Ask
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import ENGINE, NOW, SECOND, Served, answer, asked, soon, waiting
+from tests.server.served import ENGINE, NOW, SECOND, Served, answer, asked, let_turn, soon, waiting
 
 
 def test_a_message_goes_in_and_comes_out(served: Served) -> None:
@@ -269,7 +268,8 @@ def test_requests_arrive_whole_however_they_are_cut(served: Served, seed: int) -
             size = chance.choice((1, 2, 7, 100, 16_384, 65_536, 500_000))
             connection._socket.sendall(data[at : at + size])
             at += size
-            time.sleep(0.001 * chance.randrange(2))
+            if chance.randrange(2):
+                let_turn(served.thread)
         assert [number for number, _ in answers.result(30)] == list(range(1, 1 + len(bodies)))
     connection.close()
     assert [each.body for each in served.store.read("t", limit=100).messages] == bodies

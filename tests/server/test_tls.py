@@ -21,7 +21,7 @@ from rmqstore.server.clients import Limits
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.serving import Server
 from rmqstore.server.wire import frame
-from tests.server.served import NOW, Served, answer, asked, soon
+from tests.server.served import NOW, Served, answer, asked, let_turn, soon
 
 READS, BODY_BYTES = 5, 4 << 20
 """So many reads of two such bodies are more than the system buffers."""
@@ -88,7 +88,7 @@ def test_what_a_client_is_owed_is_sent_before_the_end(encrypted: Encrypted, is_t
     with ThreadPoolExecutor(1) as threads:
         stopped = threads.submit(encrypted.thread.stop)
         soon(lambda: encrypted.thread._server.is_stopping)
-        time.sleep(0.1)
+        let_turn(encrypted.thread)
         connection._socket.sendall(frame([1 + READS, "lag", ["t", "g"], {}]))
         for _ in range(READS):
             batch = answer(connection)[1]
@@ -110,7 +110,7 @@ def test_what_the_system_has_not_sent_yet_is_sent_before_the_end(encrypted: Encr
     with ThreadPoolExecutor(1) as threads:
         stopped = threads.submit(encrypted.thread.stop)
         soon(lambda: encrypted.thread._server.is_stopping)
-        time.sleep(0.1)
+        let_turn(encrypted.thread)
         connection._socket.sendall(frame([2, "lag", ["t", "g"], {}]))
         assert isinstance(answer(connection)[1], MessageBatch)
         stopped.result(2)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -51,6 +51,18 @@ def shared(path: Path, **settings: object) -> SharedStore:
     store = rmqstore.open(path, share=True, engine=ENGINES[0], **settings)  # type: ignore[arg-type]
     assert isinstance(store, SharedStore)
     return store
+
+
+def lose_answers(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    """Let calls be made, and their answers be lost, as something happens to the owner."""
+    ask = Connection.ask
+
+    def ask_and_lose(self: Connection, *asked: Any) -> object:
+        ask(self, *asked)
+        then()
+        raise ConnectionResetError("the owner is dead")
+
+    monkeypatch.setattr(Connection, "ask", ask_and_lose)
 
 
 def no_room(*_: object, **__: object) -> None:
@@ -181,15 +193,12 @@ def test_a_follower_of_a_store_that_was_migrated_says_so(tmp_path: Path) -> None
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
 def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
-    ask = Connection.ask
 
-    def ask_and_lose(self: Connection, *asked: Any) -> object:
-        ask(self, *asked)
+    def migrated() -> None:
         first.close()
         migrate(tmp_path / "s", engine=ENGINES[1])
-        raise ConnectionResetError("the owner is dead")
 
-    monkeypatch.setattr(Connection, "ask", ask_and_lose)
+    lose_answers(monkeypatch, migrated)
     with pytest.raises(StoreUnavailableError, match=r"open it again.*may have been done"):
         second.send(NOW)
     monkeypatch.undo()
@@ -202,14 +211,7 @@ def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_don
 
 def test_a_send_in_doubt_says_so_when_its_process_cannot_own_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s", precision_ms=100)  # which only an owner compares
-    ask = Connection.ask
-
-    def ask_and_lose(self: Connection, *asked: Any) -> object:
-        ask(self, *asked)
-        first.close()
-        raise ConnectionResetError("the owner is dead")
-
-    monkeypatch.setattr(Connection, "ask", ask_and_lose)
+    lose_answers(monkeypatch, first.close)
     with pytest.raises(StoreUnavailableError, match=r"precision_ms.* it may have been done"):
         second.send(NOW)
     second.close()
@@ -217,17 +219,11 @@ def test_a_send_in_doubt_says_so_when_its_process_cannot_own_the_store(tmp_path:
 
 def test_a_send_in_doubt_says_so_when_its_process_owns_a_store_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
-    ask = Connection.ask
-
-    def ask_and_lose(self: Connection, *asked: Any) -> object:
-        ask(self, *asked)
-        first.close()
-        raise ConnectionResetError("the owner is dead")
 
     def full(*_: object, **__: object) -> None:
         raise StoreFullError("no room")
 
-    monkeypatch.setattr(Connection, "ask", ask_and_lose)
+    lose_answers(monkeypatch, first.close)
     monkeypatch.setattr(Placing, "put", full)
     with pytest.raises(StoreUnavailableError, match=r"no room.* it may have been done"):
         second.send(NOW)
@@ -271,15 +267,8 @@ def test_an_open_that_finds_no_room_to_listen_says_so(tmp_path: Path, monkeypatc
 def test_a_take_over_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
     """F1: and not that nothing was done, where the owner before may have done it."""
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
-    ask = Connection.ask
-
-    def ask_and_lose(self: Connection, *asked: Any) -> object:
-        ask(self, *asked)
-        first.close()
-        raise ConnectionResetError("the owner is dead")
-
     if is_sent:
-        monkeypatch.setattr(Connection, "ask", ask_and_lose)
+        lose_answers(monkeypatch, first.close)
     else:
         first.close()
     monkeypatch.setattr(sharing, "ServerThread", no_room)

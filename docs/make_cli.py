@@ -56,7 +56,7 @@ JSON: dict[str, dict[str, str]] = {
     "rmqstore ack": {"items": "a list of `receipt`, `outcome`", "all_done": "whether every one was acked"},
     "rmqstore cancel": {
         "items": "a list of `handle` (or `key`), `outcome`",
-        "all_done": "whether there was one, and every one was cancelled",
+        "all_done": "whether every one was cancelled; false when nothing is pending under one of the keys",
     },
     "rmqstore timers": {
         "now_ms, now_iso, earliest_ms, earliest_iso, latest_ms, latest_iso": "the times of it all",

@@ -13,7 +13,7 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import GroupOption, IdOption, JsonOption, StoreArgument, TopicOption, complete_topic, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, clock_time, relative
-from rmqstore.contract import Lag
+from rmqstore.contract import Lag, TopicInfo
 from rmqstore.message import RETRY_PREFIX, PoppedMessage
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import Reader
@@ -131,17 +131,21 @@ def peek(
             next_offset = None
         else:
             stores.require_topic(opened, topic or "")
-            info = next(each for each in opened.topics.list(system=True) if each.name == topic)
+            info = _topic(opened, topic)
             if queue >= info.queues:
                 raise typer.BadParameter(f"topic {topic} has {show.count(info.queues, 'queue')}, counted from 0", param_hint="--queue")
             start = info.min_offsets[queue] if offset is None else offset
             messages = _from(opened, info.name, queue, start, maximum)
-            next_offset = messages[-1].queue_offset + 1 if messages and messages[-1].queue_offset + 1 < info.max_offsets[queue] else None
+            behind = messages[-1].queue_offset + 1 if messages else start
+            missing = behind - max(start, _topic(opened, topic).min_offsets[queue]) - len(messages)
+            next_offset = behind if messages and behind < info.max_offsets[queue] else None
     if as_json:
         show.document({"messages": [show.message_document(message) for message in messages], "next_offset": next_offset})
     else:
         for message in messages:
             _show_message(message)
+        if message_id is None and missing > 0:
+            show.note(f"{show.count(missing, 'message')} in between cannot be read; `rmqstore verify {store}` says why.")
         if next_offset is not None:
             show.note(f"More follow: `rmqstore peek {store} {topic} --queue {queue} --offset {next_offset}`.")
         elif not messages and message_id is None and info.min_offsets[queue] <= start < info.max_offsets[queue]:
@@ -151,6 +155,10 @@ def peek(
     if message_id is not None and not messages:
         show.note(f"No message with id {message_id} is in a topic; `rmqstore timers {store} --list` shows those whose time has not come.")
         raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _topic(opened: Reader, name: str | None) -> TopicInfo:
+    return next(each for each in opened.topics.list(system=True) if each.name == name)
 
 
 def _from(opened: Reader, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:

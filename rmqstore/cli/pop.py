@@ -310,7 +310,7 @@ def _show_outcomes(noun: str, items: Sequence[tuple[str, Enum]], good: Enum, as_
     is_all_good = not lacks and all(outcome is good for _, outcome in items)
     if as_json:
         documents = [{noun: text, "outcome": outcome.value} for text, outcome in items]
-        show.document({"items": documents, "all_done": bool(items) and is_all_good})
+        show.document({"items": documents, "all_done": is_all_good})
     else:
         width = max((len(outcome.value) for _, outcome in items), default=0)
         for text, outcome in items:

@@ -14,6 +14,7 @@ from rmqstore import Message
 from rmqstore.cli import show
 from rmqstore.contract import AckOutcome
 from rmqstore.store.administration import Groups
+from rmqstore_conformance.damaging import damage_messages
 from tests.cli.conftest import ENGINE, Command
 
 POP = ("pop", "data", "orders", "--group", "g")
@@ -142,7 +143,24 @@ def test_an_ack_that_comes_too_late_is_told(cli: Command, monkeypatch: pytest.Mo
     assert "message m1 was not acked, the lease is stale; it may come again" in result.err
 
 
+@pytest.mark.parametrize("command", ["ack", "cancel"])
+def test_of_nothing_given_everything_is_done(cli: Command, command: str) -> None:
+    cli.send()
+    assert cli.good(command, "data", "-", "--json").json == {"items": [], "all_done": True}
+
+
 # ---------------------------------------------------------------- what is where
+
+
+def test_peek_counts_what_it_cannot_read(cli: Command) -> None:
+    for body in ("first", "second", "third"):
+        cli.send(body=body)
+    with cli.owner() as store:
+        damage_messages(store, b"second")
+    result = cli.good("peek", "data", "orders")
+    assert ("first" in result.out, "third" in result.out) == (True, True)
+    assert f"1 message in between cannot be read; `rmqstore verify {cli.data}` says why." in result.err
+    assert "cannot be read" not in cli.good("peek", "data", "orders", "--offset", "2").err
 
 
 def test_lag_and_leases_tell_who_backs_off(cli: Command) -> None:

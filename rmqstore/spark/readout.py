@@ -22,7 +22,7 @@ from rmqstore.batch import columns_of
 from rmqstore.contract import TimerHandle
 from rmqstore.contract.state import Adopted, timers_from
 from rmqstore.engine.state import giver_of
-from rmqstore.errors import IllegalArgumentError, StorePathError, TransferError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError, StorePathError, TransferError
 from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, PARKED_TOPIC, RESERVED_PREFIXES
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
@@ -332,9 +332,15 @@ def _jobs(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
 
 
 def _rejected(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    path = Path(part.path)
+    job = path.parent.parent
+    if not path.exists():
+        if not job.exists():
+            return  # it was forgotten meanwhile
+        raise CorruptStoreError(f"{path} is missing, which has rows that job {job.name} rejected", file=str(path), offset=0)
     with pa.OSFile(part.path) as source, pa.ipc.open_stream(source) as batches:
         for batch in batches:
-            job_id = pa.repeat(pa.scalar(Path(part.path).parent.parent.name), len(batch))
+            job_id = pa.repeat(pa.scalar(job.name), len(batch))
             yield pa.RecordBatch.from_arrays([job_id, *batch.columns], schema=SCHEMAS[View.REJECTED])
 
 

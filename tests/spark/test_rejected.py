@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +102,18 @@ def test_a_job_of_bad_rows_alone_comes_to_its_end_and_is_forgotten(dataset: Data
     assert list(repair.troubles(dataset)) == []
     prune(dataset, 0)
     assert rejected(dataset) == []
+
+
+def test_rejected_rows_that_are_gone_are_told_from_those_of_a_job_that_is_forgotten(dataset: Dataset) -> None:
+    job, asked = Job(dataset, "load"), Wanted(view=View.REJECTED)
+    job.commit(collected(job, [flawed(0, 2, body={0: None, 1: None})]), NOW_MS)
+    job.finish()
+    (part,) = plan(str(dataset.path), asked)
+    shutil.rmtree(job.rejected)
+    with pytest.raises(rmqstore.CorruptStoreError, match="is missing, which has rows that job load rejected"):
+        list(read(part, asked))
+    prune(dataset, 0)
+    assert list(read(part, asked)) == []
 
 
 def test_nothing_is_set_aside_of_a_write_that_fails_or_has_no_bad_row(dataset: Dataset) -> None:

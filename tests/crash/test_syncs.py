@@ -6,10 +6,9 @@ call and is not counted here.
 
 from __future__ import annotations
 
-import re
-import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +17,7 @@ import pytest
 
 import rmqstore
 from rmqstore import ManualClock, Message
-from rmqstore.contract import PopRequest
-
-SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs", "sync")
-MARKS = ("access", "faccessat", "faccessat2")
-_MARK = re.compile(r'"/rmqs-(begin|end)/([^"]+)"')
-_CALL = re.compile(r"^\d+\s+(\w+)\(")
+from rmqstore_conformance.power.tracing import MARKS, SYNCS, read_trace, strings_of, traced, unusable
 
 ONE = (
     """
@@ -39,24 +33,18 @@ NONE = ["tick idle", "tick idle again", "pop empty", "forget", "reads", "flush w
 pytestmark = pytest.mark.crash
 
 
-def unusable() -> str | None:
-    """Say why strace cannot be used here; None when it can."""
-    if shutil.which("strace") is None:
-        return "strace is not installed"
-    tried = subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"strace may not trace here: {tried.stderr.strip()[:80]}"
-
-
-def count_syncs(trace: str) -> dict[str, list[str]]:
-    """Return the sync calls, of all threads, within each marked call."""
-    found: dict[str, list[str]] = {}
-    inside: str | None = None
-    for line in trace.splitlines():
-        if mark := _MARK.search(line):
-            inside = mark[2] if mark[1] == "begin" else None
-            found.setdefault(mark[2], [])
-        elif inside is not None and (call := _CALL.match(line)) and call[1] in SYNCS:
-            found[inside].append(call[1])
+def count_syncs(trace: Path) -> Counter[str]:
+    """Count the syncs, of all threads, within each marked call; calls without any are there, too."""
+    found: Counter[str] = Counter()
+    inside = ""
+    for call in read_trace(trace):
+        if call.name in SYNCS:
+            found[inside] += bool(inside)
+        elif (texts := strings_of(call.arguments)) and texts[0].startswith((b"/rmqs-begin/", b"/rmqs-end/")):
+            _, kind, name = texts[0].decode().split("/")
+            inside = name if kind == "rmqs-begin" else ""
+            found[name] += 0
+    del found[""]
     return found
 
 
@@ -72,36 +60,15 @@ def test_syncs_of_each_call(tmp_path: Path, timer_engine: str, pop_engine: str) 
         pytest.skip(f"not installed: {missing}")
     output = tmp_path / "trace"
     script = Path(__file__).with_name("syncing.py")
-    command = ["strace", "-f", "--seccomp-bpf", "-o", str(output), "-e", f"trace={','.join(SYNCS + MARKS)}"]
-    run = subprocess.run(
-        [*command, sys.executable, str(script), str(tmp_path / "store"), timer_engine, pop_engine],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, str(script), str(tmp_path / "store"), timer_engine, pop_engine]
+    run = subprocess.run(traced(command, [*SYNCS, *MARKS], output, []), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    found = count_syncs(output.read_text())
-    counts = {name: len(calls) for name, calls in found.items()}
+    counts = count_syncs(output)
     assert counts.keys() == {*ONE, *TICKS, *NONE}
     assert {name: counts[name] for name in NONE} == dict.fromkeys(NONE, 0)
     assert {name: counts[name] for name in ONE} == dict.fromkeys(ONE, 1)
     most = 1 if timer_engine == pop_engine else 2
     assert {name: counts[name] for name in TICKS if not 1 <= counts[name] <= most} == {}, f"at most {most} syncs a tick"
-
-
-@pytest.mark.parametrize("engine", ["wheel", "lmdb", "rocksdb"])
-def test_a_repeated_pop_waits_for_the_leases_that_it_gives(tmp_path: Path, engine: str) -> None:
-    """Between a pop and its sync another thread repeats the attempt: its answer rests on the same write, so it needs the same sync."""
-    if find_spec(f"rmqstore_{engine}") is None:
-        pytest.skip(f"rmqstore-{engine} is not installed")
-    with rmqstore.open(tmp_path / "store", engine=engine, clock=ManualClock(10**12), services=False) as store:
-        store.send(Message("t", b"x"))
-        request = PopRequest("t", "g", attempt_id="one")
-        first, first_ticket = store.engine.pops.pop(request, 10**12)
-        again, ticket = store.engine.pops.pop(request, 10**12)
-        assert [m.receipt for m in again.messages.messages()] == [m.receipt for m in first.messages.messages()]
-        assert store.engine.pops.durable_position < first_ticket.position
-        assert ticket.position >= first_ticket.position
 
 
 @pytest.mark.parametrize("engine", ["wheel", "lmdb", "rocksdb"])

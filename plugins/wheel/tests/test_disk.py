@@ -34,6 +34,19 @@ def test_what_was_mapped_is_not_mapped_again_when_the_file_grows(file: DiskFile)
     assert again[:5] == b"First"
 
 
+def test_a_file_that_another_process_cuts_off_while_it_is_mapped_is_told_as_one(file: DiskFile) -> None:
+    """A reader looks again then; mmap itself raises a ValueError."""
+    mapped = mmap.mmap
+
+    def cut_off(descriptor: int, length: int, **how: int) -> mmap.mmap:
+        file.truncate(2)
+        return mapped(descriptor, length, **how)
+
+    with patch("mmap.mmap", cut_off), pytest.raises(OSError, match="was cut off meanwhile"):
+        file.view()
+    assert file.view() == b"fi"
+
+
 @pytest.mark.parametrize("upto", [None, 6, 11], ids=["all", "a byte of what is new", "up to the end"])
 def test_a_view_reaches_as_far_as_is_asked(file: DiskFile, upto: int | None) -> None:
     file.view()

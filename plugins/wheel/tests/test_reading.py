@@ -20,6 +20,7 @@ from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.log.replay import Replay
@@ -290,6 +291,22 @@ def test_an_owner_that_cuts_off_half_a_call_does_not_disturb_a_reader(owner: Own
             reader.refresh()
             assert seen(reader) == seen(store)
             assert "other" in seen(reader)[0]
+
+
+def test_a_check_point_that_comes_while_the_log_is_looked_at_is_no_damage(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner begins a file of the log in between, each time."""
+    read_all, times = check_point.read_all, []
+
+    def meanwhile(directory: Path) -> list[CheckPoint]:
+        times.append(directory)
+        owner.call(8, body=b"x" * 20_000)
+        owner.make_check_point()
+        return read_all(directory)
+
+    monkeypatch.setattr(check_point, "read_all", meanwhile)
+    with _reader(owner.path) as reader:
+        assert times
+        assert seen(reader) in owner.history
 
 
 # ---------------------------------------------------------------- damage

@@ -132,7 +132,10 @@ class DiskFile:
             if not length:
                 return memoryview(b"")
             # The map before is not closed: a view that is still held keeps it, and it goes with the last of them.
-            self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
+            try:
+                self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
+            except ValueError as error:  # its owner, where that is another process, has just cut it off
+                raise OSError(errno.ESTALE, f"{self.path} was cut off meanwhile") from error
         return memoryview(self._map)
 
     @contextmanager

@@ -151,11 +151,12 @@ class ReadView(FixedView):
         raise last
 
     def _attempt(self, root: Path, *, is_last: bool) -> ReadLedger:
+        # Before the log is looked at: of one that was written meanwhile, the files may be unknown yet.
+        stamp = self._stamp_of(root)
+        candidates = check_point.read_all(root / check_point.DIRECTORY)
         log = ReadLog(root / "commitlog", self._sizes.log_file_bytes)
         ledger: ReadLedger | None = None
         try:
-            stamp = self._stamp_of(root)
-            candidates = check_point.read_all(root / check_point.DIRECTORY)
             ledger = ReadLedger(self._home, self._sizes, self._precision_ms, log)
             if not (is_rebuilt := is_last or not candidates) and not ledger.resume(candidates):
                 raise OutrunError(f"{root}: no check point fits")

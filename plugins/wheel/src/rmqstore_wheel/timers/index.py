@@ -215,14 +215,17 @@ class TimerIndex:
             yield seqs[live]
 
     def _rolling(self, slots: Ints) -> tuple[Ints, Ints, Ints, Flags]:
-        """Return seqs, ticks and slots of the timers that wait in slots which are not theirs, and which of them are not cancelled."""
+        """Return seqs, ticks and slots of the timers that wait in slots which are not theirs, and which of them still do.
+
+        One that was rolled and handed over behind the last check point waits here again after a crash, and is forgotten by then.
+        """
         numbers, owners = self.wheel.walk(slots)
         seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
         ticks = self.facts.gather(seqs - 1)["tick"]
         away = (self.wheel.slot_of(ticks) != owners) & self.rolled.get_many(seqs)
         order = np.argsort(seqs[away], kind="stable")
         seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
-        return seqs, ticks, owners, ~self.cancelled.get_many(seqs)
+        return seqs, ticks, owners, ~self.is_gone(seqs, ticks)
 
     def _roll_slots(self, slots: Ints) -> None:
         seqs, ticks, owners, live = self._rolling(slots)
@@ -249,6 +252,12 @@ class TimerIndex:
                 del self.aside[seq]
             self.rolled.set_many(seqs, on=False)
             self._publish_places(placed, seqs, ticks, self.write_ms)
+
+    def count_of_tick(self, tick: int) -> int:
+        """Return how many timers of a tick its slot holds, and none of those that wait in the slot to be rolled."""
+        slot = self.wheel.slot_of(tick)
+        waiting = len(self._rolling(np.array([slot]))[0]) if self.wheel.has_rolls(slot) else 0
+        return self.wheel.count_in(slot) - waiting + sum(each == tick for each in self.aside.values())
 
     def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return where the messages of timers are in the log."""

@@ -410,6 +410,11 @@ class WheelIndex:
         row = self.slots[slot % self._length]
         return bool(row["tick"] == slot and not row["magic"])
 
+    def has_rolls(self, slot: int) -> bool:
+        """Say whether timers may wait in a slot to be rolled."""
+        row = self.slots[slot % self._length]
+        return bool(row["tick"] == slot and row["magic"] & ROLLS)
+
     def count_in(self, slot: int) -> int:
         """Return how many timers a slot holds."""
         row = self.slots[slot % self._length]

@@ -224,9 +224,9 @@ class Ledger(CommittedKV):
         if isinstance(batch, LogBatch):
             consumes_at_ms = batch.consumes_at_ms
             if batch.parts:
-                if self.spare.is_lent:
-                    self._take_back_spare()
                 messages, others = gathered(batch.parts)
+                if messages and self.spare.is_lent:
+                    self._take_back_spare()
                 changes = [*others, *changes] if others else changes
         buffered = self.buffered
         if buffered is None:

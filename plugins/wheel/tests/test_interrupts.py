@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from plugins.wheel.tests.breaking import opened
-from rmqstore import Message, MessageBatch, Store
+from rmqstore import Message, MessageBatch, Store, StorePathError
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel.files.disk import DiskFile
 from rmqstore_wheel.log.journal import State
@@ -66,3 +68,22 @@ def test_a_close_that_is_interrupted_behind_an_interrupted_call_says_nothing_of_
         assert store.verify() == []
         store.send(Message("t", b"next"))
         assert [message.body for message in store.read("t").messages] == [b"first", b"cut short", b"next"]
+
+
+def test_an_open_whose_sync_fails_does_not_try_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: the system tells of a failed write once, so what a second sync says is not true."""
+    opened(tmp_path / "store").close()
+    with opened(tmp_path / "store", flush="async") as store:
+        store.send(Message("t", b"not synced"))
+        copy_tree(tmp_path / "store", tmp_path / "killed")
+    sync, failed = DiskFile.sync, []
+
+    def fails_once(file: DiskFile) -> None:
+        if file.path.parent.name == "commitlog" and not failed:
+            failed.append(file.path)
+            raise OSError(errno.EIO, "Input/output error")
+        sync(file)
+
+    monkeypatch.setattr(DiskFile, "sync", fails_once)
+    with pytest.raises(StorePathError, match="a sync failed: Input/output error"):
+        opened(tmp_path / "killed")

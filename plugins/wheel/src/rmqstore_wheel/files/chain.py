@@ -12,6 +12,11 @@ from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.commit_log import file_name, start_offset
 
+
+class FailedSyncError(OSError):
+    """A sync failed. The system tells of that once: another one would say that all is well, so nobody may try again (F2)."""
+
+
 _FILL_PARTS: Final = 64
 """A new chain sets this part of its usual room aside first, and then twice as much each time, so that many small ones take little."""
 
@@ -218,8 +223,7 @@ class FileChain:
             except BaseException as error:
                 self._unsynced.add(start)
                 if isinstance(error, OSError) and error.errno is not None:
-                    # The system tells of a failed write once: another sync would say that all is well.
-                    raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
+                    raise FailedSyncError(errno.EIO, f"a sync failed: {error.strerror}") from error
                 raise
         self._sync_names()
 

@@ -30,6 +30,7 @@ from rmqstore.engine.kv.group_commit import CommittedKV, is_from_outside
 from rmqstore.engine.pops.state import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, LEASES, META
 from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
+from rmqstore_wheel.files.chain import FailedSyncError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.spare import Spare
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
@@ -447,6 +448,8 @@ class Ledger(CommittedKV):
             if self._is_of_this_log(candidate):
                 try:
                     self.in_spare(partial(self._begin_at, candidate))
+                except FailedSyncError:
+                    raise
                 except (CorruptStoreError, OSError):
                     # If it is the log that is damaged, rebuilding everything says so again.
                     continue

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from plugins.wheel.tests.breaking import opened
-from rmqstore import Message, MessageBatch, Store, StorePathError
+from rmqstore import CancelOutcome, ManualClock, Message, MessageBatch, Store, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
-from rmqstore_conformance.stores import START_MS
+from rmqstore.transfer import load_into
+from rmqstore_conformance.stores import HOUR_MS, START_MS
 from rmqstore_wheel.files.disk import DiskFile
 from rmqstore_wheel.log.journal import State
 from rmqstore_wheel.log.ledger import Ledger
@@ -68,6 +69,25 @@ def test_a_close_that_is_interrupted_behind_an_interrupted_call_says_nothing_of_
         assert store.verify() == []
         store.send(Message("t", b"next"))
         assert [message.body for message in store.read("t").messages] == [b"first", b"cut short", b"next"]
+
+
+def test_behind_an_interrupt_handles_are_of_the_same_session_whatever_a_load_has_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """What was loaded may have been given at a later epoch than any of here."""
+    clock = ManualClock(START_MS)
+    for _ in range(3):
+        opened(tmp_path / "from", clock).close()
+    with opened(tmp_path / "from", clock) as store:
+        store.send(Message("t", b"loaded"), delay_ms=HOUR_MS)
+        store.transfer.dump(tmp_path / "dump")
+    with opened(tmp_path / "store", clock) as store:
+        load_into(tmp_path / "dump", store)
+        _cut_short(store, monkeypatch)
+        handle = store.send(Message("t", b"later"), delay_ms=HOUR_MS).handle or ""
+        copy_tree(tmp_path / "store", tmp_path / "killed")
+    with opened(tmp_path / "killed", clock) as killed:
+        assert killed.cancel(handle) is CancelOutcome.CANCELLED
 
 
 def test_an_open_whose_sync_fails_does_not_try_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,7 @@ class Ledger(CommittedKV):
         self.unit_log = unit_log
         self.sizes = sizes
         self.epoch = min_epoch
+        self._session_epoch = 0
         self._min_epoch = min_epoch
         self._home = home
         self._own = root / check_point.DIRECTORY
@@ -394,8 +395,6 @@ class Ledger(CommittedKV):
         self.timers.reopen()
         self.log = CommitLog(self.disk, self.root / "commitlog", self.sizes.log_file_bytes)
         self.open(self.timers)
-        # It is the same session.
-        self.epoch = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         with self.lock:
             self.position += 1
             self.durable_position = self.position
@@ -420,7 +419,8 @@ class Ledger(CommittedKV):
             self.rebuild()
         self._trim_queues()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
-        self.epoch = max(stored + 1, self._min_epoch, self.epoch)
+        # Behind an interrupt it is the same session, whatever epoch a load has noted for the next one.
+        self.epoch = self._session_epoch = self._session_epoch or max(stored + 1, self._min_epoch, self.epoch)
         self.durable_position = self.position
         self._rebuild_reasons = {RebuildReason.REWRITTEN} if (self._own / _REBUILD).exists() else set()
 

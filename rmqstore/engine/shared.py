@@ -17,6 +17,7 @@ no harm:
    both sides. No call can come in between, as the note is written and read under the lock alone. If this is cut short, the note stays.
 5. The lock is taken and let go by ``with`` on a lock of C's, between whose steps and the block CPython runs no signal handler; a lock whose
    ``__enter__`` is written in Python (``Condition``, or a context manager around a lock) could stay held for ever.
+6. A handler that calls the store itself finds the note of a call that is not over: its frame is still on the stack. It is refused.
 
 So an interrupted call happened wholly or not at all, and the one behind it answers as after a crash, except that nothing was lost. A close
 is such a call too: a database may write down what is in memory when it is closed.
@@ -31,11 +32,12 @@ What both sides of a key-ordered session do alike: everything that concerns the 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from rmqstore.contract import EngineOptions, Flush, Side, Ticket
 from rmqstore.engine.floors import Floors
@@ -203,21 +205,40 @@ class Call:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self.is_under_way = False
+        self._frame: FrameType | None = None
 
     def __enter__(self) -> OrderedKV:
         shared = self._shared
         kv = shared.kv
+        if self.is_under_way:
+            self._refuse_within()
         if kv.refusal is not None or shared.is_stale or shared.untold:
             shared.refresh_if_needed()
         if self.is_under_way:
             shared.after_interrupt()
+        self._frame = sys._getframe(1)  # before the note: whoever finds the note finds whose it is
         self.is_under_way = True
         return kv
+
+    def _refuse_within(self) -> None:
+        """Refuse a call that a signal handler, or a finalizer, makes within one of its thread: it would see, and leave, half of that.
+
+        Raises:
+            RuntimeError: none of rmqstore's own, before which a call is known to have changed nothing: this may go through the outer one.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while (frame := frame and frame.f_back) is not None:
+            if frame is self._frame:
+                raise RuntimeError(
+                    "a signal handler or a finalizer called the store within another call of the same thread; this call did nothing: "
+                    "note in the handler what is to be done, and do it behind the call"
+                )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None or issubclass(kind, RmqstoreError):
             # The note is taken back: memory is what is stored.
             self.is_under_way = False
+            self._frame = None
 
 
 class OrderedSide(Side):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plugins.wheel.tests.breaking import WheelStores, everywhere, index_of, ledger_of, parked_reasons, rolls, small_files
-from rmqstore import AckOutcome, CancelOutcome, CorruptStoreError, FlowControlError, IllegalMessageError, InitMode, Message, Store
+from rmqstore import AckOutcome, CancelOutcome, CorruptStoreError, IllegalMessageError, InitMode, Message
 from rmqstore.message import retry_topic
 from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, ids, message, pop_all, read_ids
@@ -167,40 +167,6 @@ def test_d2_a_redo_puts_no_timer_into_the_wheel_twice(stores: WheelStores) -> No
     stores.clock.advance(1000)
     assert store.tick().handed_over == 10
     assert store.verify() == []
-
-
-def _slot_of_the_only_timer(store: Store) -> int:
-    (found,) = index_of(store).wheel.live_slots(0, 2**50)
-    return int(found)
-
-
-def test_what_was_rolled_and_handed_over_is_not_put_into_the_wheel_behind_a_crash(stores: WheelStores) -> None:
-    """A check point of before has it where it waited; nobody would ever count it off its own slot again."""
-    store = stores.open()
-    store.send(message("far"), delay_ms=3 * DAY_MS)
-    waits_in = _slot_of_the_only_timer(store)
-    store = stores.reopen(store)
-    stores.clock.set((waits_in + 1) * 1000)
-    store.tick()
-    assert _slot_of_the_only_timer(store) == index_of(store).wheel.slot_of(START_MS + 3 * DAY_MS)
-    stores.clock.set(START_MS + 3 * DAY_MS)
-    assert store.tick().handed_over == 1
-    store = stores.killed(store)
-    store.tick()
-    assert not len(index_of(store).wheel.live_slots(0, 2**50))
-    assert store.pending().total == 0
-    assert read_ids(store) == ["mfar"]
-
-
-def test_timers_that_wait_in_a_slot_to_be_rolled_take_no_room_in_it(stores: WheelStores) -> None:
-    """T9 counts those of the slot itself."""
-    store = stores.open(congestion_limit=1)
-    store.send(message("far"), delay_ms=3 * DAY_MS)
-    there_ms = 1000 * _slot_of_the_only_timer(store) + 1000
-    store.send(message("first"), deliver_at_ms=there_ms)
-    store = stores.reopen(store, congestion_limit=1)
-    with pytest.raises(FlowControlError, match="would hold 3 timers"):
-        store.send_batch([message(f"more-{n}") for n in range(2)], deliver_at_ms=there_ms)
 
 
 @pytest.mark.parametrize("roll", ["reference", "copy"])

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from plugins.wheel.tests.breaking import WheelStores, index_of
+from rmqstore import FlowControlError, Store
 from rmqstore.errors import CorruptStoreError
-from rmqstore_conformance.stores import message
+from rmqstore_conformance.stores import DAY_MS, START_MS, message, read_ids
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Sums
 from rmqstore_wheel.formats.wheel import Ring
@@ -168,3 +169,37 @@ class _Slow(FileIO):
 
     def readinto(self, buffer: Any) -> int:
         return super().readinto(memoryview(buffer)[:1000])
+
+
+def _slot_of_the_only_timer(store: Store) -> int:
+    (found,) = index_of(store).wheel.live_slots(0, 2**50)
+    return int(found)
+
+
+def test_what_was_rolled_and_handed_over_is_not_put_into_the_wheel_behind_a_crash(stores: WheelStores) -> None:
+    """A check point of before has it where it waited; nobody would ever count it off its own slot again."""
+    store = stores.open()
+    store.send(message("far"), delay_ms=3 * DAY_MS)
+    waits_in = _slot_of_the_only_timer(store)
+    store = stores.reopen(store)
+    stores.clock.set((waits_in + 1) * 1000)
+    store.tick()
+    assert _slot_of_the_only_timer(store) == index_of(store).wheel.slot_of(START_MS + 3 * DAY_MS)
+    stores.clock.set(START_MS + 3 * DAY_MS)
+    assert store.tick().handed_over == 1
+    store = stores.killed(store)
+    store.tick()
+    assert not len(index_of(store).wheel.live_slots(0, 2**50))
+    assert store.pending().total == 0
+    assert read_ids(store) == ["mfar"]
+
+
+def test_timers_that_wait_in_a_slot_to_be_rolled_take_no_room_in_it(stores: WheelStores) -> None:
+    """T9 counts those of the slot itself."""
+    store = stores.open(congestion_limit=1)
+    store.send(message("far"), delay_ms=3 * DAY_MS)
+    there_ms = 1000 * _slot_of_the_only_timer(store) + 1000
+    store.send(message("first"), deliver_at_ms=there_ms)
+    store = stores.reopen(store, congestion_limit=1)
+    with pytest.raises(FlowControlError, match="would hold 3 timers"):
+        store.send_batch([message(f"more-{n}") for n in range(2)], deliver_at_ms=there_ms)

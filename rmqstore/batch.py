@@ -68,7 +68,7 @@ class MessageBatch:
     def from_arrow(cls, data: pa.RecordBatch | pa.Table) -> MessageBatch:
         """Check Arrow data and wrap it; columns may come in any order, and those of ``OUT_SCHEMA`` that mean nothing here are ignored.
 
-        ``large_`` and view variants of string, binary and list columns are taken as well.
+        ``large_`` variants of string, binary and list columns, and views of strings and binaries, are taken as well.
 
         Raises:
             IllegalMessageError: naming the column, and the first row at fault where there is one.
@@ -257,9 +257,20 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
             column = column.cast(field.type)
         except pa.ArrowInvalid as error:
             raise IllegalMessageError(f"column {field.name!r} cannot be read as {field.type}: {error}") from None
+    if pa.types.is_list(field.type) and column.null_count:
+        column = _with_empty_nulls(column)
     if field.name in _REQUIRED and column.null_count:
         raise IllegalMessageError(f"row {pc.index(column.is_null(), True).as_py()}: column {field.name!r} has a null; it must have none")
     return column
+
+
+def _with_empty_nulls(column: pa.ListArray) -> pa.ListArray:
+    """Return a list column without the entries that Arrow allows below its nulls."""
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+    if ends[-1] == column.offsets[-1].as_py() - column.offsets[0].as_py():
+        return column
+    offsets = pa.array(np.concatenate(([0], ends)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, column.flatten(), type=column.type, mask=column.is_null())
 
 
 def _same_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:

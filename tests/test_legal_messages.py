@@ -288,6 +288,15 @@ def test_a_wrong_column_is_named(case: str) -> None:
             MessageBatch.from_arrow(data)
 
 
+def test_keys_below_a_null_are_none_of_a_message() -> None:
+    keys = pa.ListArray.from_arrays([0, 1, 2, 4], pa.array(["a", "b", "c", "d"]), mask=pa.array([True, False, False]))
+    for column in (keys, keys.cast(pa.large_list(pa.string()))):
+        table = pa.table({"topic": ["t"] * 3, "body": [b"x"] * 3, "keys": column})
+        assert [each.keys for each in MessageBatch.from_arrow(table).messages] == [(), ("b",), ("c", "d")]
+        taken = MessageBatch.from_arrow(table.slice(0, 2)).columns.column("keys")
+        assert (taken.type, taken.flatten().to_pylist(), taken.offsets.to_pylist()) == (pa.list_(pa.string()), ["b"], [0, 0, 1])
+
+
 PROPERTY_ROWS = [("a", "1"), ("b", "2")]
 AT_FAULT: dict[str, tuple[dict[str, Any], str]] = {
     "a blank": ({"keys": [["é", "good"], ["b", "al so", "bad\t"]]}, "'al so'"),

@@ -23,7 +23,7 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import MINUTE_MS, clock_and_relative, clock_time, iso, relative, span, time_option
-from rmqstore.contract import Cell, Inspection, Inspector, Moment
+from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
@@ -336,7 +336,7 @@ def _contents(store: Reader) -> Iterator[Finding]:
     for info in store.topics.list(system=True):
         kept = sum(info.max_offsets) - sum(info.min_offsets)
         group = info.name.removeprefix(DLQ_PREFIX)
-        if kept and info.name == PARKED_TOPIC:
+        if kept and info.name == PARKED_TOPIC and store.dead_letters.parked(limit=1):
             what = "entries were parked since they could not be read"
             yield Finding("parked", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} --parked`")
         elif kept and group != info.name and (dead := len(store.dead_letters.list(group, limit=_COUNTED))):
@@ -374,6 +374,10 @@ _DAMAGE: Final = (
     Column("offset", lambda damage: "-" if damage.offset is None else str(damage.offset), right=True),
     Column("what", lambda damage: damage.what),
 )
+
+
+_MISSING: Final = Inspection(title="a store's directory without its files", damage=(Damage(".", None, "its files are missing"),))
+"""What is found in a store where the inspector of its own engine knows nothing."""
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -434,6 +438,8 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
     else:
         asked = {engine: (get_plugins().load_inspector(engine), path / engine) for engine in engines_in(manifest)}
     found = {engine: None if inspector is None else inspector(place, now_ms) for engine, (inspector, place) in asked.items()}
+    if manifest is not None:
+        found |= {engine: _MISSING for engine, (inspector, _) in asked.items() if inspector is not None and found[engine] is None}
     looks = [_Look(engine, asked[engine][1], inspection) for engine, inspection in found.items() if inspection is not None]
     if manifest is None and not looks:
         raise StorePathError(_unknown(directory, asked))

@@ -15,6 +15,7 @@ from rmqstore.cli import doctor
 from rmqstore.settings import CORE_SETTINGS
 from rmqstore.transfer import load, migrate, replacing
 from rmqstore.transfer.replacing import Replacement
+from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command
 
@@ -262,6 +263,17 @@ def test_timers_that_an_owner_is_about_to_deliver_are_no_warning(cli: Command) -
         assert levels(cli)["timers"] == ["ok"]
         cli.clock.advance(MINUTE_MS)
         assert levels(cli)["timers"] == ["warning"], "an owner that does not deliver"
+
+
+def test_parked_entries_are_told_until_they_are_dropped(cli: Command) -> None:
+    cli.send("--delay", "1s", body="a body that is damaged")
+    with cli.owner() as store:
+        assert damage_timers(store, b"a body that is damaged") == 1
+        cli.clock.advance(2000)
+        store.tick()
+    assert levels(cli)["parked"] == ["warning"]
+    assert cli.good("dlq", "drop", "data", "--parked", "--all").out == "1 dead letter dropped\n"
+    assert "parked" not in levels(cli)
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**34, "16 GiB"), (2**50, "1024.0 TiB")])

@@ -130,6 +130,16 @@ def test_a_store_is_looked_at_engine_by_engine(cli: Command, site: Site, monkeyp
     assert result.lines[0] == f"an acme log  ({cli.data / ENGINE}, by engine {ENGINE})"
 
 
+def test_a_store_without_its_files_is_damaged(cli: Command, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    site.add_engines("acme-engines", f"info('{ENGINE}', inspector=__name__.partition('.')[0] + '.engine:look')", engine=INSPECTOR)
+    use(monkeypatch)
+    document = (found := cli("inspect", "data", "--json")).json
+    assert (found.code, document["is_well"], document["passed_over"]) == (3, False, [])
+    assert document["inspections"][0]["damage"] == [{"file": ".", "offset": None, "what": "its files are missing"}]
+    assert "its files are missing" in cli("inspect", "data").out
+
+
 def test_an_engine_without_an_inspector_is_passed_over(cli: Command) -> None:
     cli.send()
     result = cli.good("inspect", "data")

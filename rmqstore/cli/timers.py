@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -86,8 +86,10 @@ def timers(
     end_ms = None if to is None else time_option("--to", to)
     if within is not None:
         end_ms = min((now_ms if start_ms is None else start_ms) + duration_option("--within", within, minimum=1), MAX_TIME_MS)
-    if start_ms is not None and end_ms is not None and end_ms <= start_ms:
-        raise typer.BadParameter("it must be later than --from", param_hint="--to")
+    begin_ms = now_ms if start_ms is None and not as_list else start_ms
+    if begin_ms is not None and end_ms is not None and end_ms <= begin_ms:
+        what = "it must be later than --from" if start_ms is not None else "it must be later than now, unless --from is given"
+        raise typer.BadParameter(what, param_hint="--to")
     with stores.reading(store) as opened:
         stores.require_topic(opened, topic, or_timers=True)
         if as_list:
@@ -97,7 +99,7 @@ def timers(
             else:
                 _list(listed)
             return
-        histogram = _histogram(opened, now_ms if start_ms is None else start_ms, end_ms, buckets, topic)
+        histogram = _histogram(opened, now_ms if begin_ms is None else begin_ms, end_ms, buckets, topic)
     if as_json:
         show.document(_histogram_document(histogram, now_ms))
     else:
@@ -129,10 +131,16 @@ def _histogram(store: Reader, start_ms: int, end_ms: int | None, buckets: int, t
 
 
 def edges_between(start_ms: int, end_ms: int, buckets: int) -> list[int]:
-    """Return the edges of at most ``buckets`` bars of a round width in local time; the first and the last bar may be cut short."""
+    """Return the edges of at most ``buckets`` bars of a round width in local time; the first and the last bar may be cut short.
+
+    They are one bar where no width is enough: from before the epoch of local time to after it.
+    """
     offset_ms = _offset_ms(start_ms)
-    widths_ms = chain(_WIDTHS_MS, (_WIDTHS_MS[-1] << doubled for doubled in count(1)))
-    width_ms = next(width for width in widths_ms if -(-(end_ms + offset_ms) // width) - (start_ms + offset_ms) // width <= buckets)
+    widths_ms = chain(_WIDTHS_MS, (_WIDTHS_MS[-1] << doubled for doubled in range(1, MAX_TIME_MS.bit_length())))
+    fitting_ms = (width for width in widths_ms if -(-(end_ms + offset_ms) // width) - (start_ms + offset_ms) // width <= buckets)
+    width_ms = next(fitting_ms, None)
+    if width_ms is None:
+        return [start_ms, end_ms]
     first_ms = (start_ms + offset_ms) // width_ms * width_ms - offset_ms + width_ms
     return [start_ms, *range(first_ms, end_ms, width_ms), end_ms]
 

@@ -20,6 +20,13 @@ def test_a_long_list_comes_in_pages(cli: Command) -> None:
     assert len(cli.good("timers", "data", "--list", "--json", "--topic", "many").json["timers"]) == 2500
 
 
+def test_one_bar_across_the_epoch_of_local_time(utc: Callable[[str], None]) -> None:
+    for zone in ("America/New_York", "UTC", "Asia/Kolkata"):
+        utc(zone)
+        assert edges_between(0, START_MS, 1) == [0, START_MS]
+        assert edges_between(0, 2**62, 1) == [0, 2**62]
+
+
 @given(st.integers(0, 2**62 - 1), st.integers(1, 2**62), st.integers(1, 1000))
 def test_edges_rise_and_cover_what_was_asked_for(start_ms: int, length_ms: int, buckets: int) -> None:
     end_ms = min(start_ms + length_ms, 2**62)

@@ -14,7 +14,7 @@ from rmqstore.cli.options import GroupOption, IdOption, JsonOption, StoreArgumen
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, clock_time, relative
 from rmqstore.contract import Lag, TopicInfo
-from rmqstore.message import RETRY_PREFIX, PoppedMessage
+from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX, PoppedMessage
 from rmqstore.store.lookup import Whereabouts
 from rmqstore.store.reader import Reader
 
@@ -51,7 +51,8 @@ def lag(
         show.document({"lags": [_standing_document(standing) for standing in standings]})
         return
     if not standings:
-        show.line("No group has popped yet." if group is None else f"Group {group} has not popped yet; --topic shows what it would get.")
+        nobody = "No group has popped yet." if topic is None else f"No group has popped topic {topic}."
+        show.line(nobody if group is None else f"Group {group} has not popped yet; --topic shows what it would get.")
         return
     if queues:
         _show_queues(standings)
@@ -144,13 +145,17 @@ def peek(
     else:
         for message in messages:
             _show_message(message)
-        if message_id is None and missing > 0:
+        is_nothing = not messages and message_id is None
+        lacks_all = is_nothing and info.min_offsets[queue] <= start < info.max_offsets[queue]
+        if message_id is None and (missing > 0 or lacks_all) and (info.name == PARKED_TOPIC or info.name.startswith(DLQ_PREFIX)):
+            show.note(f"What is missing here was removed, or cannot be read; `rmqstore verify {store}` names what is damaged.")
+        elif message_id is None and missing > 0:
             show.note(f"{show.count(missing, 'message')} in between cannot be read; `rmqstore verify {store}` says why.")
+        elif lacks_all:
+            show.note(f"What is there from offset {start} on cannot be read; `rmqstore verify {store}` says why.")
         if next_offset is not None:
             show.note(f"More follow: `rmqstore peek {store} {topic} --queue {queue} --offset {next_offset}`.")
-        elif not messages and message_id is None and info.min_offsets[queue] <= start < info.max_offsets[queue]:
-            show.note(f"What is there from offset {start} on cannot be read; `rmqstore verify {store}` says why.")
-        elif not messages and message_id is None:
+        elif is_nothing and not lacks_all:
             show.note(f"Nothing is there; `rmqstore topics list {store}` shows the offsets.")
     if message_id is not None and not messages:
         show.note(f"No message with id {message_id} is in a topic; `rmqstore timers {store} --list` shows those whose time has not come.")
@@ -267,6 +272,8 @@ def where(
     now_ms = stores.now_ms()
     with stores.reading(store) as opened:
         found = opened.where(id=message_id, key=key, topic=topic)
+        if not found:  # a topic that was deleted may still have dead letters
+            stores.require_topic(opened, topic, or_timers=True)
     if as_json:
         show.document({**show.times_document(now=now_ms), "places": [_place_document(each) for each in found]})
     elif found:

@@ -37,7 +37,6 @@ from rmqstore.message import (
     check_group,
     check_readable_topic,
     check_time_ms,
-    check_topic,
     check_word,
 )
 from rmqstore.store.administration import Groups, Part, Topics, Transfer
@@ -206,7 +205,7 @@ class Reader:
             if text is not None:
                 check_word(name, text, MAX_PROPERTIES_BYTES)
         if topic is not None:
-            check_topic(topic)
+            check_readable_topic(topic)
         return look_up(self._timers, self._pops, Wanted(id, key, topic))
 
     def stats(self) -> StoreStats:

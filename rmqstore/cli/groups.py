@@ -45,14 +45,16 @@ def group(
     if reset and changes:
         raise typer.BadParameter("--reset takes everything back; give it alone", param_hint="--reset")
     waits_ms = None if backoff is None else tuple(duration_option("--backoff", each, minimum=1) for each in backoff.split(","))
+    found: GroupSettings | None = None
     if changes or reset:
         with stores.owning(store) as owned:
             known = GroupSettings() if reset else owned.groups.settings(name)
             retries = known.max_retries if max_retries is None else max_retries
             table = known.backoff_ms if waits_ms is None else waits_ms
             owned.groups.set(name, max_retries=retries, backoff=[timedelta(milliseconds=each) for each in table])
+            found = owned.groups.settings(name)  # with flush = async a reader may not see it yet
     with stores.reading(store) as opened:
-        found, default = opened.groups.settings(name), opened.engine.config.max_retries
+        found, default = found or opened.groups.settings(name), opened.engine.config.max_retries
     retries, table = found.max_retries, found.backoff_ms
     if as_json:
         show.document({"group": name, "max_retries": retries, "backoff_ms": list(table) or None})
@@ -113,7 +115,8 @@ def resend(
 ) -> None:
     """Give dead letters back to their group.
 
-    They are delivered to it as if for the first time, and to no other group.
+    They are delivered to it as if for the first time, and to no other group; a message that was popped in order goes back into its topic,
+    for all groups.
     """
     with stores.owning(store) as opened:
         letters, missing = _chosen(_letters(opened, group, parked=False), ids, wants_all=all_)

@@ -21,7 +21,7 @@ from rmqstore.cli.exits import EXIT_INTERRUPTED, Interrupt
 from rmqstore.cli.options import EngineOption, JsonOption, SettingsOption, StoreArgument, examples, refuse_together
 from rmqstore.cli.rows import SUFFIXES, Batch, Format, Reader, Shape, reader_of
 from rmqstore.cli.times import clock_and_relative, duration_option, time_option
-from rmqstore.delays import DELAY_LEVELS_MS
+from rmqstore.delays import DELAY_LEVELS_MS, without_requests
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.late import np, pa, pc
 from rmqstore.message import Message, check_message
@@ -120,6 +120,7 @@ def send(
         raise typer.BadParameter("give the topic", param_hint="TOPIC")
     if body_file is not None and body is not None:
         raise typer.BadParameter("BODY and --body-file exclude each other; give one", param_hint="--body-file")
+    now_ms = stores.now_ms()
     message = Message(
         topic,
         _body(body, body_file),
@@ -127,11 +128,12 @@ def send(
         tuple(key or ()),
         _pairs(properties or ()),
         message_group,
-        due(stores.now_ms()),
+        due(now_ms),
         message_id,
         queue_id=queue,
     )
     check_message(message)  # before a store is made for it
+    message = without_requests(message, now_ms)
     with owning() as opened:
         _send_one(opened, message, patience, as_json)
 

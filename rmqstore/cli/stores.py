@@ -192,6 +192,7 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         ConfigError: one has no ``=``, its key is unknown, or its value is none of what the setting takes.
+        typer.BadParameter: one names the engine, which has an option of its own.
     """
     known = known_settings(get_plugins().engine_settings())
     found: dict[str, Any] = {}
@@ -199,6 +200,8 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: write key=value, for example --set precision_ms=100")
+        if key.strip() == "engine":
+            raise typer.BadParameter(f"the engine has an option of its own; write --engine {value.strip() or 'NAME'}", param_hint="--set")
         found |= keyword_of(key.strip(), value, f"--set {key.strip()}", known)
     return found
 

@@ -26,6 +26,7 @@ from rmqstore.store.directory import SOCKET_NAME
 from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE, Command
 from tests.cli.test_processes import _PATIENCE_S, RMQSTORE, started
+from tests.pairs import DURABLE_PAIRS
 from tests.server.served import soon
 
 HANDLER = """
@@ -80,6 +81,15 @@ def test_a_served_store_is_used_by_commands_and_programs(root: Path) -> None:
         assert store.verify() == []
     with rmqstore.open(root / "copy", services=False) as store:
         assert store.topics.list()[0].name == "t"
+
+
+@pytest.mark.parametrize("engine", [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops])
+def test_what_was_set_is_shown_before_it_is_durable(root: Path, engine: str) -> None:
+    data = root / "data"
+    with serving(data, "--create", "--engine", engine, "--set", "flush=async", "--set", "flush_interval_ms=3600000"):
+        assert run("send", data, "t", "hello").returncode == 0
+        shown = run("group", data, "g", "--max-retries", 3, "--backoff", "1s,5m", "--json")
+    assert json.loads(shown.stdout) == {"group": "g", "max_retries": 3, "backoff_ms": [1000, 300000]}
 
 
 def test_a_second_server_leaves_the_first_one_alone(root: Path) -> None:

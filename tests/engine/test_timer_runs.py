@@ -143,6 +143,21 @@ def test_a_list_of_handles_ends_none_if_one_cannot_be_read() -> None:
     assert store.cancel(handles[:3] + handles[6:] + never_given, MINUTE)[0] == expected
 
 
+@pytest.mark.parametrize(("cancelled", "latest_ms"), [([2, 3], MINUTE + 999), ([0, 1, 2, 3], MINUTE + 1)])
+def test_the_latest_is_found_behind_a_last_tick_of_nothing_but_holes(cancelled: list[int], latest_ms: int) -> None:
+    """It was for now, in no whole second, or is in the tick a precision before the last one, which holds one that is due earlier."""
+    store = opened(TapedKV())
+    for times, now_ms in (
+        ((None, MINUTE + 1), MINUTE),
+        ((None, None, MINUTE + 2000, MINUTE + 2000), MINUTE + 999),
+    ):
+        rows = [Message("t", b"body", message_id="m", born_ms=1, deliver_at_ms=due_ms) for due_ms in times]
+        receipts, _ = store.put(MessageBatch.of(rows), now_ms)
+    gone = [receipts.handle(row) for row in cancelled]
+    assert store.cancel(gone, MINUTE + 999)[0] == [CancelOutcome.CANCELLED] * len(gone)
+    assert store.pending().latest_ms == latest_ms
+
+
 def test_the_counters_are_right_after_every_write_of_a_forget_that_meets_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmqstore.engine.timers.rows._FORGET_PAGE", 2)
     kv = TapedKV()

@@ -121,16 +121,15 @@ class Pending:
         return earliest
 
     def _latest(self) -> int | None:
-        """Walk back from the last tick: the last ones may hold nothing but holes."""
+        """Walk back from the last tick: the last ones may hold nothing but holes. A put is due at its tick or before."""
+        latest = -1
         stop: int | None = None
-        while (tick := self._runs.last_tick(stop)) is not None:
+        while (tick := self._runs.last_tick(stop)) is not None and tick > latest:
             start = max(tick - self._precision_ms, 0)
             puts = self._runs.live_puts((start, 0), stop, pass_over, self._handed)
-            latest = max((put.due_ms for put in puts), default=None)
-            if latest is not None or tick <= self._precision_ms:
-                return latest
+            latest = max((put.due_ms for put in puts if put.due_ms > latest), default=latest)
             stop = start
-        return None
+        return None if latest < 0 else latest
 
 
 def scan_live(

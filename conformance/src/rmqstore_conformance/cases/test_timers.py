@@ -269,7 +269,7 @@ def test_t10_exact_between_any_two_steps_of_the_hand_over(stores: Stores) -> Non
 
 def test_t10_buckets_pages_and_ends_are_exact(stores: Stores) -> None:
     """T10: every bucket, the total, both ends and each page, while timers come, are cancelled and go; histories try it at random."""
-    store = stores.open()
+    store = stores.open(precision_ms=1000)
     due = {n: START_MS + at for n, at in enumerate((1, 999, 60_000, 61_234, HOUR_MS, HOUR_MS + 1, HOUR_MS + 2, DAY_MS))}
     sent = store.send_batch([message(n, deliver_at_ms=at) for n, at in due.items()])
     handles = [TimerHandle.parse(each.handle or "") for each in sent]
@@ -290,3 +290,12 @@ def test_t10_buckets_pages_and_ends_are_exact(stores: Stores) -> None:
             page = store.scan(from_ms=START_MS + 1, to_ms=START_MS + DAY_MS, after=after, limit=2)
             seen, after = seen + ids(each.message for each in page.timers), page.next_after
         assert seen == [f"m{n}" for n, at in due.items() if at < START_MS + DAY_MS]
+    # A second begins with one that is due soon; at its end comes one for now, in a call whose others are then cancelled.
+    begin_ms = START_MS + 2 * DAY_MS
+    stores.tick_at(store, begin_ms)
+    store.send(message("soon", deliver_at_ms=begin_ms + 1))
+    stores.clock.advance(999)
+    _, *others = store.send_batch([message("now"), *(message(f"later{n}", deliver_at_ms=begin_ms + 2000) for n in range(2))])
+    assert store.cancel(others) == [CancelOutcome.CANCELLED] * 2
+    counts = store.pending()
+    assert (counts.total, counts.earliest_ms, counts.latest_ms) == (2, begin_ms + 1, begin_ms + 999)

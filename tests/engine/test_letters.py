@@ -1,4 +1,4 @@
-"""A dead letter that cannot be read any more is counted off where it belongs."""
+"""A dead letter that cannot be read any more is counted off where it belongs; a parked entry is parked again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rmqstore
 from rmqstore import ManualClock, Message
 from rmqstore.engine.pops.kv_queue_log import RunQueueLog
 from rmqstore.engine.pops.queue_log import DamagedRun, Run
-from rmqstore.message import dlq_topic
+from rmqstore.message import PARKED_TOPIC, dlq_topic
 from rmqstore_conformance.damaging import damage_messages
 
 
@@ -40,3 +40,21 @@ def test_a_letter_that_went_bad_is_counted_off_without_a_look_at_the_others(tmp_
         store.pop(dlq_topic("g"), "repair")
         assert [store.lag(topic, "g").dead for topic in "ab"] == [599, 600]
         assert len(read) < 100
+
+
+def test_the_last_parked_entries_that_went_bad_are_all_parked_again(tmp_path: Path) -> None:
+    """One call parks both, and upkeep then takes none of the new entries for a part of what was damaged."""
+    clock = ManualClock(1)
+    with rmqstore.open(tmp_path, engine="memory", clock=clock) as store:
+        bodies = [b"first body", b"second body"]
+        for body in bodies:
+            store.send(Message("t", body))
+            damage_messages(store, body, spoil=lambda data: data + b"!")
+            store.pop("t", "g")
+        damage_messages(store, *bodies, spoil=lambda data: data + b"!")
+        store.pop(PARKED_TOPIC, "audit")
+        for _ in range(2):
+            assert [letter.message.queue_offset for letter in store.dead_letters.parked()] == [2, 3]
+            assert store.lag(PARKED_TOPIC, "audit").ready == 2
+            clock.advance(60_000)
+            store.tick()

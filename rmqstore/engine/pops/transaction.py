@@ -248,8 +248,8 @@ class Transaction:
         if place in self._parked:
             return
         self._parked.add(place)
-        # Before the entry is appended: it may go behind the run in the same queue.
-        behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
+        # Up to the end of the queue before this call: its entries may go behind the run in the same queue.
+        behind = self._log.take_out(self.write, self._state.topics.get(topic.name, topic), queue, damaged)
         self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
         gaps = self.gaps(topic.id, queue)
         # What was removed behind the run is in no run, and has a gap already.

@@ -165,6 +165,32 @@ def test_calls_go_on_while_the_environment_is_copied(tmp_path: Path) -> None:
     kv.close()
 
 
+class Crowded(Patched):
+    """Finds no address space for a longer map."""
+
+    def set_mapsize(self, _: int) -> None:
+        self._env.set_mapsize(2**62)
+
+
+def test_a_snapshot_without_address_space_leaves_calls_let_in(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    base = base_of(kv)
+    while base._file.stat().st_size <= base._map_bytes // 2:
+        kv.sync(write(kv, kv.position * 200, 200))
+    kept = base._map_bytes
+    base._env = Crowded(base._env, lambda: None)  # type: ignore[assignment]
+    with pytest.raises(StoreFullError, match="address space"):
+        kv.snapshot(tmp_path / "copy")
+    assert base._map_bytes == kept
+    assert kv.get(1, (0).to_bytes(4, "big")) is not None
+    kv.sync(write(kv, 1_000_000, 1))
+    kv.snapshot(tmp_path / "copy")
+    copy = open_kv(tmp_path / "copy")
+    assert list(copy.scan_all(1)) == list(kv.scan_all(1))
+    copy.close()
+    kv.close()
+
+
 @pytest.mark.parametrize("does", ["grows", "closes", "reopens"])
 def test_what_takes_the_map_away_waits_for_the_copy(tmp_path: Path, does: str) -> None:
     kv = open_kv(tmp_path / "s")

@@ -19,7 +19,7 @@ import resource
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
@@ -35,6 +35,7 @@ from rmqstore.errors import (
     NO_ROOM,
     CorruptStoreError,
     StoreClosedError,
+    StoreError,
     StoreFullError,
     system_error,
 )
@@ -103,10 +104,10 @@ class LmdbBase(Base):
             self._open()
         _open_bases.add(self)
 
-    def _open(self) -> None:
+    def _open(self, *, grows: bool = True) -> None:
         making = self._home is None
         used_bytes = 0 if making else size_of(self._file)
-        while self._map_bytes < 2 * used_bytes:
+        while grows and self._map_bytes < 2 * used_bytes:
             self._map_bytes *= 2
         self._reserve_lock_file()
         try:
@@ -242,11 +243,16 @@ class LmdbBase(Base):
     def _grow(self) -> None:
         """Double the map. Readers under way lose their transaction and wait here for the new map."""
         with self._copying, reading.owned(self._key), self._moved():
+            self._check_open()
             # What a killed reader held can be used again from now on.
             self._env.reader_check()
             try:
                 self._env.set_mapsize(2 * self._map_bytes)
             except lmdb.Error as error:
+                # py-lmdb uses this environment no more; with the map as it was, another one goes on. A snapshot leaves calls let in.
+                self._env.close()
+                with suppress(StoreError):
+                    self._open(grows=False)
                 raise StoreFullError(f"{self._file}: no address space for a map of {2 * self._map_bytes} bytes: {error}") from error
             finally:
                 reading.announce(self._key, self._env, self._dbs)
@@ -279,14 +285,17 @@ class LmdbBase(Base):
                 if self._map_bytes < 2 * self._file.stat().st_size:
                     self._grow()
             with self._copying:
-                if self._closed:
-                    raise StoreClosedError(f"{self.name} is closed; open it again")
+                self._check_open()
                 try:
                     self._env.copy(str(new), compact=True)
                 except lmdb.Error as error:
                     raise translated(error, self._path) from error
 
         self._home.snapshot(path, copy)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self.name} is closed; open it again")
 
     def close(self) -> None:
         with self._copying, reading.owned(self._key), self._moving:

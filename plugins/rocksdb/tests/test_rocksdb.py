@@ -29,6 +29,7 @@ from rmqstore.errors import (
 )
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 from rmqstore_conformance.stores import directory
+from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gap, Gaps
 from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
 from rmqstore_rocksdb.plugin import INFO, rmqstore_engines
@@ -252,6 +253,26 @@ def test_a_write_that_is_interrupted_is_there_or_not_and_counted(tmp_path: Path)
     open_kv(tmp_path).close()
 
 
+class Uncountable(int):
+    """A position at which memory runs out."""
+
+    def __add__(self, other: int) -> int:
+        raise MemoryError
+
+
+def test_a_write_that_was_not_counted_is_counted_afterwards(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path)
+    before = put(kv, 1, b"v")
+    kv.position = Uncountable(before)
+    with pytest.raises(MemoryError):
+        put(kv, 2, b"v")
+    assert numbers(kv) == [1, 2]
+    kv.position = before
+    kv.after_interrupt()
+    assert kv.position == before + 1
+    kv.close()
+
+
 # ---------------------------------------------------------------- reopening
 
 
@@ -309,6 +330,34 @@ def test_what_is_in_the_log_can_be_synced_when_the_database_does_not_open_again(
     kv.sync(position)
     kv.reopen()
     assert numbers(kv) == [1]
+    kv.close()
+
+
+def test_a_reopen_after_one_that_was_interrupted_tells_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    kv.snapshot(tmp_path / "before")
+    position = full(kv)
+    opened = kv._open
+
+    def lose_the_log() -> Database:
+        shutil.rmtree(tmp_path / "db")
+        shutil.copytree(tmp_path / "before" / "db", tmp_path / "db")
+        return opened()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kv, "_open", lose_the_log)
+        patched.setattr(kv, "readmit", broken)
+        with pytest.raises(KeyboardInterrupt):
+            kv.reopen()
+    kv.reopen()
+    assert numbers(kv) == []
+    with pytest.raises(StoreFullError):
+        kv.sync(position)
+    put(kv, 2, b"v")
+    kv.refuse_full(OSError(errno.ENOSPC, "no room"))
+    position = kv.position
+    kv.reopen()
+    kv.sync(position)
     kv.close()
 
 
@@ -396,5 +445,5 @@ def test_calls_go_on_while_tables_are_copied_onto_another_file_system(tmp_path: 
     assert sorted(each.name for each in tmp_path.iterdir()) == ["LOCK", "db"]
 
 
-def broken(*_: Path) -> None:
+def broken(*_: object) -> None:
     raise KeyboardInterrupt

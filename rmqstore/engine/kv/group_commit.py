@@ -111,7 +111,11 @@ class CommittedKV(OrderedKV):
                 self._lost.append((kept, self.position))
             self.position += 1
             self.durable_position = self.position
+            self._readmitted()
             self.refusal = None
+
+    def _readmitted(self) -> None:
+        """Take over, with the lock held, by what the next :meth:`reopen` tells ``kept``: an interrupt before has it told anew."""
 
     # ------------------------------------------------------------ group commit
 

@@ -190,8 +190,8 @@ class RocksDBKV(CommittedKV):
             try:
                 sequence = self._db.write(batch)
                 self._gaps.follow(batch)
-                self._sequence = sequence
                 self.position += 1
+                self._sequence = sequence
                 return self.position
             except BaseException as error:
                 problem = self._problem(error)
@@ -256,11 +256,12 @@ class RocksDBKV(CommittedKV):
             self._let_go()
             self._db = self._open()
             self._gaps = Gaps(len(self._spaces))
-            recovered = self._db.sequence()
-            kept = self.position if recovered >= self._sequence else self.durable_position
-            self._sequence = recovered
+            kept = self.position if self._db.sequence() >= self._sequence else self.durable_position
             self._found_no_room = False
             self.readmit(kept)
+
+    def _readmitted(self) -> None:
+        self._sequence = self._db.sequence()
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.

@@ -239,7 +239,7 @@ class Store(Reader):
         now_ms = self._clock.now_ms()
         batch = batch_without_requests(batch, now_ms)
         deliver_ms = asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
-        if not len(batch):
+        if not len(batch) and not marks:
             return SendReceipts((), None, repeated=False)
         groups = grouped_topics(batch)
         latest_ms = latest_deliver_ms(batch) if deliver_ms is None else deliver_ms

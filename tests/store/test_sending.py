@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message, MessageBatch
+from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch
 from rmqstore_conformance.stores import START_MS, directory
 
 ROWS = 96
@@ -37,3 +37,13 @@ def test_queues_are_chosen_in_turn_of_those_messages_that_name_none(has_columns:
     for topic, body in (("t", b"free"), ("u", b"other")):
         assert [found[topic, body, queue] for queue in range(4)] == [ROWS // 4] * 4
     assert found["t", b"named", 3] == ROWS
+
+
+def test_a_call_of_no_messages_leaves_its_marks() -> None:
+    with directory() as root, rmqstore.open(root / "store", engine="memory", clock=ManualClock(START_MS), services=False) as store:
+        assert [store.send_batch([], marks=[b"now"]).repeated for _ in range(2)] == [False, True]
+        assert store.send_batch([Message("t", b"x")], marks=[b"now"]).repeated
+        assert [store.send_batch([], marks=[b"later"], delay_ms=5000).repeated for _ in range(2)] == [False, True]
+        with pytest.raises(IllegalArgumentError, match="a call of 0 messages"):
+            store.send_batch([Message("t", b"x")], marks=[b"later"], delay_ms=5000)
+        assert (store.topics.list(), store.pending().total) == ([], 0)

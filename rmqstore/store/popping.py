@@ -83,7 +83,13 @@ class Popping:
             while True:
                 # Count first, then look: what arrives in between moves the count, so the wait ends at once.
                 seen, waiting.ends = waiting.count, self.ends_of(request.topic)
-                result = self.look(request)
+                try:
+                    result = self.look(request)
+                except IllegalArgumentError:
+                    if not acked:
+                        raise
+                    # The topic was made anew, with fewer queues for one; the outcomes are told, as the acks are done.
+                    return structs.replace(result, acks=acked)
                 if request.acks:
                     acked, request = result.acks, structs.replace(request, acks=())
                 left_s = patience.left_s()
@@ -108,6 +114,9 @@ class Popping:
             while result.more and not len(result.messages):
                 self._store._check_open()
                 result = self.step(request)
+        except IllegalArgumentError:
+            if not acked:
+                raise
         finally:
             self._in_steps.discard(me)
         return structs.replace(result, acks=acked)

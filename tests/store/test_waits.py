@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import rmqstore
 from rmqstore import (
@@ -28,7 +29,9 @@ from rmqstore import (
     Store,
     StoreClosedError,
 )
+from rmqstore.contract import PopRequest, PopResult
 from rmqstore.store.opening import OwnedEngines
+from rmqstore.store.popping import Popping
 from rmqstore.store.receipts import PoppedMessages
 from rmqstore.store.waits import ROOM, Signal, TopicWait, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
@@ -119,6 +122,38 @@ def test_the_outcomes_of_a_pop_that_waited_are_those_of_its_first_look(store: St
     store.send(Message("t", b"second"))
     assert waiting.result() == ["second"]
     assert popped[0].acks == [AckOutcome.ACKED, AckOutcome.UNKNOWN]
+
+
+def test_the_outcomes_are_told_though_a_later_look_is_refused(store: Store) -> None:
+    store.send(Message("u", b"first"))
+    held = store.pop("u", "g")
+    store.topics.create("t", 4)
+    popped: list[PoppedMessages] = []
+
+    def pop() -> PoppedMessages:
+        popped.append(store.pop("t", "g", queue=3, acks=held, wait=LONG))
+        return popped[0]
+
+    waiting = Waiting(pop)
+    store.topics.delete("t")
+    assert waiting.result() == []
+    assert popped[0].acks == [AckOutcome.ACKED]
+
+
+def test_the_outcomes_are_told_though_a_later_step_of_a_look_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.send(Message("u", b"first"))
+    held = store.pop("u", "g")
+    step = Popping.step
+
+    def stepped(popping: Popping, request: PopRequest) -> PopResult:
+        if not request.acks:
+            raise IllegalArgumentError("the topic has one queue")
+        return structs.replace(step(popping, request), more=True)
+
+    monkeypatch.setattr(Popping, "step", stepped)
+    assert store.pop("t", "g", acks=held).acks == [AckOutcome.ACKED]
+    with pytest.raises(IllegalArgumentError):
+        store.pop("t", "g")
 
 
 def _pass(store: Store, clock: ManualClock) -> None:

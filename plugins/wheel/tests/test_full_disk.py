@@ -221,31 +221,6 @@ def test_upkeep_goes_on_where_nothing_can_be_set_aside(run: Run, monkeypatch: py
     assert len(run.files) == 1
 
 
-@pytest.mark.parametrize("buffer", [False, True])
-def test_a_read_that_may_open_no_file_is_told_what_it_lacks_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, buffer: bool
-) -> None:  # fmt: skip
-    """F1; a pop buffer keeps what it holds."""
-    with opened(tmp_path / "store", pop__buffer=buffer) as store:
-        for topic in ("t", "u"):
-            store.send(Message(topic, b"x"))
-        assert store.pop("t", "g")
-    with opened(tmp_path / "store", pop__buffer=buffer) as store:
-        store.send(Message("t", b"y"))
-        assert store.pop("t", "g")
-        with monkeypatch.context() as patched:
-
-            def refused(disk: Disk, path: Path) -> DiskFile:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-            patched.setattr(Disk, "open", refused)
-            with pytest.raises(StoreFullError, match="Too many open files"):
-                store.pop("u", "g")
-        assert store.pop("u", "g")
-        assert store.lag("t", "g").in_flight == 2
-        assert store.verify() == []
-
-
 # ---------------------------------------------------------------- an open
 
 

@@ -7,7 +7,7 @@ from bisect import insort
 from pathlib import Path
 from typing import Final
 
-from rmqstore.errors import NO_ROOM, CorruptStoreError, system_error
+from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.commit_log import file_name, start_offset
@@ -93,7 +93,6 @@ class FileChain:
 
         Raises:
             CorruptStoreError: it was removed.
-            StoreFullError: no more files may be opened (F1).
         """
         file = self._open.get(start)
         if file is None:
@@ -102,10 +101,6 @@ class FileChain:
                 file = self._open[start] = self._disk.open(path)
             except FileNotFoundError:
                 raise CorruptStoreError(f"{path} is missing", file=str(path), offset=start) from None
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                raise system_error(error, path) from error
         return file
 
     def has(self, start: int) -> bool:

@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rmqstore.errors import NO_ROOM, system_error
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 
 _ZEROS = bytes(1024 * 1024)
@@ -137,10 +136,6 @@ class DiskFile:
                 self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
             except ValueError as error:  # its owner, where that is another process, has just cut it off
                 raise OSError(errno.ESTALE, f"{self.path} was cut off meanwhile") from error
-            except OSError as error:  # a map takes a descriptor, too
-                if error.errno not in NO_ROOM:
-                    raise
-                raise system_error(error, self.path) from error
         return memoryview(self._map)
 
     @contextmanager

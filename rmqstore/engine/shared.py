@@ -189,8 +189,10 @@ class Shared:
             is_full = self._is_full
             try:
                 if (is_full or self.kv.refusal is None) and (self.call.is_under_way or self.untold or (is_full and self._answered())):
-                    with self.call:
-                        pass
+                    # By no call of its own: a signal handler may close the store within one, which ends as an interrupted one does.
+                    self.refresh_if_needed()
+                    if self.call.is_under_way:
+                        self.after_interrupt()
             finally:
                 self.kv.close()
 
@@ -210,13 +212,13 @@ class Call:
     def __enter__(self) -> OrderedKV:
         shared = self._shared
         kv = shared.kv
-        if self.is_under_way:
+        if self._frame is not None:
             self._refuse_within()
+        self._frame = sys._getframe(1)
         if kv.refusal is not None or shared.is_stale or shared.untold:
             shared.refresh_if_needed()
         if self.is_under_way:
             shared.after_interrupt()
-        self._frame = sys._getframe(1)  # before the note: whoever finds the note finds whose it is
         self.is_under_way = True
         return kv
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import ManualClock, Message, Store
+from rmqstore import ManualClock, Message, Store, StoreClosedError
 from rmqstore.engine.pops.transaction import Transaction
 from tests.pairs import ENGINES
 
@@ -61,6 +61,20 @@ def test_a_call_within_a_call_is_refused_and_does_nothing(store: Store, monkeypa
     store.send(Message("t", b"behind"))
     assert bodies(store) == [b"before", b"outer", b"behind"]
     assert store.verify() == []
+
+
+def test_a_close_within_a_call_ends_it_as_an_interrupted_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do handlers of SIGTERM."""
+    is_durable = store.stats().pop_engine != "memory"
+    _in_the_middle(monkeypatch, store.close)
+    with pytest.raises(StoreClosedError):
+        store.send(Message("t", b"outer"))
+    if not is_durable:
+        return
+    with rmqstore.open(store.path, clock=ManualClock(10**12), services=False) as again:
+        again.send(Message("t", b"behind"))
+        assert bodies(again) in ([b"before", b"behind"], [b"before", b"outer", b"behind"])
+        assert again.verify() == []
 
 
 def test_a_handler_whose_call_is_refused_ends_the_call_around_it_as_any_exception_does(

@@ -14,7 +14,7 @@ from rmqstore import CancelOutcome, ManualClock, Message, MessageBatch, Store, S
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.transfer import load_into
 from rmqstore_conformance.stores import HOUR_MS, START_MS
-from rmqstore_wheel.files.disk import DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.log.journal import State
 from rmqstore_wheel.log.ledger import Ledger
 
@@ -90,20 +90,28 @@ def test_behind_an_interrupt_handles_are_of_the_same_session_whatever_a_load_has
         assert killed.cancel(handle) is CancelOutcome.CANCELLED
 
 
-def test_an_open_whose_sync_fails_does_not_try_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_an_open_whose_sync_fails_does_not_try_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """F2: the system tells of a failed write once, so what a second sync says is not true."""
     opened(tmp_path / "store").close()
     with opened(tmp_path / "store", flush="async") as store:
         store.send(Message("t", b"not synced"))
         copy_tree(tmp_path / "store", tmp_path / "killed")
-    sync, failed = DiskFile.sync, []
+    sync, sync_directory, failed = DiskFile.sync, Disk.sync_directory, []
 
-    def fails_once(file: DiskFile) -> None:
-        if file.path.parent.name == "commitlog" and not failed:
-            failed.append(file.path)
+    def fail_once(path: Path) -> None:
+        if path.name == "commitlog" and not failed:
+            failed.append(path)
             raise OSError(errno.EIO, "Input/output error")
+
+    def sync_it(file: DiskFile) -> None:
+        fail_once(file.path.parent)
         sync(file)
 
-    monkeypatch.setattr(DiskFile, "sync", fails_once)
+    def sync_that(disk: Disk, path: Path) -> None:
+        fail_once(path)
+        sync_directory(disk, path)
+
+    monkeypatch.setattr(*(DiskFile, "sync", sync_it) if what == "file" else (Disk, "sync_directory", sync_that))
     with pytest.raises(StorePathError, match="a sync failed: Input/output error"):
         opened(tmp_path / "killed")

@@ -7,7 +7,7 @@ from bisect import insort
 from pathlib import Path
 from typing import Final
 
-from rmqstore.errors import CorruptStoreError
+from rmqstore.errors import NO_ROOM, CorruptStoreError
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.commit_log import file_name, start_offset
@@ -231,7 +231,12 @@ class FileChain:
         names = self._names
         if names > self._durable_names:
             for directory in [self.directory, *self.directory.parents[: self._made_above]]:
-                self._disk.sync_directory(directory)
+                try:
+                    self._disk.sync_directory(directory)
+                except OSError as error:
+                    if error.errno in NO_ROOM:  # it could not be opened
+                        raise
+                    raise FailedSyncError(errno.EIO, f"a sync failed: {error.strerror}") from error
             self._durable_names = names
 
     # ------------------------------------------------------------ reading

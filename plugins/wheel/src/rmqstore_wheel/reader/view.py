@@ -5,8 +5,8 @@ of which ``ledger`` says that caches and state are its value, for a prefix of wh
 the prefix before its offset, and no byte of a cache is believed that it does not vouch for (``units``, the CRC of the wheel's
 snapshot). Then all whole frames behind it are applied (``log``), and what was durable when the log was looked at is in whole frames.
 
-The log's files are opened before the check point is read. So when the owner copies messages forward and removes a file, either the state
-speaks of the old place, in a file that is open here, or of the new one, in a file that was there when the check point was.
+The check point is read before the log's files are opened, so that they reach as far as it says, and it is still the newest one then. An
+owner removes only files that its newest check point does not need; those that it removes later are open here.
 
 While the owner makes a check point, replaces a snapshot or removes files, what was read may not fit together; then everything is read
 again. When that does not help, or what is needed of a cache is gone later, the value of the function is computed from the whole of the
@@ -151,12 +151,13 @@ class ReadView(FixedView):
         raise last
 
     def _attempt(self, root: Path, *, is_last: bool) -> ReadLedger:
-        # Before the log is looked at: of one that was written meanwhile, the files may be unknown yet.
         stamp = self._stamp_of(root)
         candidates = check_point.read_all(root / check_point.DIRECTORY)
         log = ReadLog(root / "commitlog", self._sizes.log_file_bytes)
         ledger: ReadLedger | None = None
         try:
+            if not is_last and self._stamp_of(root) != stamp:
+                raise OutrunError(f"{root}: another check point came meanwhile")
             ledger = ReadLedger(self._home, self._sizes, self._precision_ms, log)
             if not (is_rebuilt := is_last or not candidates) and not ledger.resume(candidates):
                 raise OutrunError(f"{root}: no check point fits")

@@ -17,7 +17,7 @@ no harm:
    both sides. No call can come in between, as the note is written and read under the lock alone. If this is cut short, the note stays.
 5. The lock is taken and let go by ``with`` on a lock of C's, between whose steps and the block CPython runs no signal handler; a lock whose
    ``__enter__`` is written in Python (``Condition``, or a context manager around a lock) could stay held for ever.
-6. A handler that calls the store itself finds the note of a call that is not over: its frame is still on the stack. It is refused.
+6. A handler that calls the store itself finds the frame of a call that is not over on its own stack, and is refused.
 
 So an interrupted call happened wholly or not at all, and the one behind it answers as after a crash, except that nothing was lost. A close
 is such a call too: a database may write down what is in memory when it is closed.

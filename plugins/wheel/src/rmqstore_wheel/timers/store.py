@@ -395,7 +395,8 @@ class WheelTimers(TimerSide):
         if limit < 1:
             raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
         with self._lock, self._call:
-            if self._resume is None or self._resume != after:
+            resume, self._resume = self._resume, None  # one that fails on its way begins anew
+            if resume is None or resume != after:
                 low = self._low_tick if self._covering != after else max(self._low_tick, self._due_from)
                 self._rest = self._windows(low, self._until_ms)
                 self._waiting = None
@@ -417,15 +418,16 @@ class WheelTimers(TimerSide):
             given = joined(pieces)
             last = (int(given.ticks[-1]), int(given.seqs[-1])) if more else None
             cursor = self._trimmed(after.join(reached(self._sealed, self._until_ms, last)), durable=True)
+            messages = self._fetcher.messages(given.seqs, np.concatenate(places) if len(places) > 1 else places[0] if places else None)
             if pieces:
-                self._resume = cursor
+                resume = cursor
                 self._handed.append((cursor, given))
             else:
                 self._closed_tick = self._first_closed_beyond(after)
             if not more:
                 self._final = self._covering = cursor
                 self._due_from = self._slot_begin(self._until_ms + 1)
-            messages = self._fetcher.messages(given.seqs, np.concatenate(places) if len(places) > 1 else places[0] if places else None)
+            self._resume = resume
             return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position, more)
 
     def _next_waiting(self, after: TimerCursor) -> Due | None:

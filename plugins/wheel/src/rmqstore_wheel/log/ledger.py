@@ -281,9 +281,12 @@ class Ledger(CommittedKV):
             self._free_names(messages)
         said = [*noted, *changes] if noted else changes
         call = Call(self.log, self.queues, messages, said, for_brokers, self._journal_records, self.store_ms, self.epoch)
+        place = self.log.tail
         try:  # as ``translated`` does, without its generator: every call runs this
             journal_records = call.commit()
         except OSError as error:
+            if self.log.tail != place:  # it is written, and memory has a part of it at most
+                raise self.refuse_poisoned(error, "taking over what was written") from error
             if messages or not self._lend(error, to_upkeep=False):
                 raise self._refusal(error) from error
             journal_records = self._commit_in_spare(call)
@@ -448,7 +451,7 @@ class Ledger(CommittedKV):
             if self._is_of_this_log(candidate):
                 try:
                     self.in_spare(partial(self._begin_at, candidate))
-                except FailedSyncError:
+                except (FailedSyncError, StoreFullError):
                     raise
                 except (CorruptStoreError, OSError):
                     # If it is the log that is damaged, rebuilding everything says so again.

@@ -31,6 +31,7 @@ from rmqstore_conformance.stores import (
     START_MS,
     Stores,
     copied_as_it_is,
+    ids,
     label,
     message,
     own_environment,
@@ -200,6 +201,33 @@ def test_f1_a_call_that_finds_no_descriptor_changes_nothing(durable_stores: Stor
     assert store.verify() == []
     store = durable_stores.reopen(store)
     assert read_ids(store) == ["mfirst", "mlast"]
+
+
+@pytest.mark.clause("F3", "H1")
+def test_f1_a_read_that_finds_no_descriptor_changes_nothing(durable_stores: Stores) -> None:
+    """F1: what reads behind an open, a hand-over and a pop above all, finds few descriptors; later nothing is missing and nothing twice."""
+    store = durable_stores.open(default_queues=1)
+    expected, taken = [], []
+    for left in range(8):
+        names = [f"{left}-{number}" for number in range(20)]
+        expected += [f"m{name}-{kind}" for name in names for kind in ("now", "late")]
+        store.send_batch([message(f"{name}-now") for name in names])
+        store.send_batch([message(f"{name}-late", keys=(f"k{name}",)) for name in names], delay=timedelta(seconds=1))
+        store = durable_stores.reopen(store)
+        durable_stores.clock.advance(2_000)
+        with _descriptors(left):
+            for _ in range(3):
+                for call in (partial(store.cancel_key, T, "none"), store.tick, store.pending, partial(store.lag, T, G)):
+                    with suppress(StoreFullError):
+                        call()
+                with suppress(StoreFullError):
+                    popped = store.pop(T, G, max_messages=5)
+                    taken += ids(popped)
+                    store.ack(popped)
+        durable_stores.tick_after(store, 0)
+        taken += ids(pop_all(store))
+        assert store.verify() == []
+    assert sorted(taken) == sorted(expected)
 
 
 @contextmanager

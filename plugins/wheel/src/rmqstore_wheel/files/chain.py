@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.errors import NO_ROOM, CorruptStoreError
-from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile, share_of_descriptors
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.commit_log import file_name, start_offset
 
@@ -19,6 +19,9 @@ class FailedSyncError(OSError):
 
 _FILL_PARTS: Final = 64
 """A new chain sets this part of its usual room aside first, and then twice as much each time, so that many small ones take little."""
+
+_SHARE_OF_DESCRIPTORS: Final = 32
+"""A chain keeps as many files open as this part of what the process may open; each takes two descriptors once it is mapped."""
 
 
 class FileChain:
@@ -34,6 +37,9 @@ class FileChain:
         file_bytes: length of every file.
         fill_bytes: how much space is set aside at a time, at most; a small log begins with less.
         made_above: in how many of the directories above a name is new when this one is made: they are made with it, but for the last.
+
+    Attributes:
+        most_open: so many files stay open, and besides those that are written to.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int, fill_bytes: int, made_above: int = 0) -> None:
@@ -43,6 +49,8 @@ class FileChain:
         self._fill_bytes = min(fill_bytes, file_bytes)
         self._next_fill = max(self._fill_bytes // _FILL_PARTS, 1)
         self._made_above = made_above
+        self.most_open = share_of_descriptors(_SHARE_OF_DESCRIPTORS)
+        # The one that was opened first comes first.
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
         self.starts = self.listed()
@@ -93,15 +101,30 @@ class FileChain:
 
         Raises:
             CorruptStoreError: it was removed.
+            StoreFullError: the process may open no more.
         """
         file = self._open.get(start)
         if file is None:
             path = self.directory / file_name(start)
             try:
-                file = self._open[start] = self._disk.open(path)
+                file = self._kept(start, self._disk.open(path))
             except FileNotFoundError:
                 raise CorruptStoreError(f"{path} is missing", file=str(path), offset=start) from None
         return file
+
+    def _kept(self, start: int, file: DiskFile) -> DiskFile:
+        self._open[start] = file
+        if len(self._open) > self.most_open:
+            self._let_go()
+        return file
+
+    def _let_go(self) -> None:
+        """Let go of files beyond those that stay open; who works with one of them, as a sync in another thread, still holds it."""
+        if self._disk.may_reopen:
+            for start in list(self._open)[: -self.most_open]:
+                # A sync hears only of what failed to be written since its file was opened.
+                if start not in self._unsynced and start not in self.starts[-1:]:
+                    self._open.pop(start, None)
 
     def has(self, start: int) -> bool:
         """Say whether the file that starts at ``start`` is there."""
@@ -170,8 +193,8 @@ class FileChain:
             # RocketMQ wants every file but the last in its full length.
             self._complete(self.starts[-1])
         file = self._disk.create(self.directory / file_name(start))
-        self._open[start] = file
         insort(self.starts, start)
+        self._kept(start, file)
         self._names += 1
 
     def _complete(self, start: int) -> None:
@@ -226,6 +249,8 @@ class FileChain:
                     raise FailedSyncError(errno.EIO, f"a sync failed: {error.strerror}") from error
                 raise
         self._sync_names()
+        if len(self._open) > self.most_open:
+            self._let_go()
 
     def _sync_names(self) -> None:
         names = self._names

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rmqstore.errors import NO_ROOM, StoreFullError
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 
 _ZEROS = bytes(1024 * 1024)
@@ -133,7 +134,8 @@ class DiskFile:
                 return memoryview(b"")
             # The map before is not closed: a view that is still held keeps it, and it goes with the last of them.
             try:
-                self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
+                with room_to_read(self.path):  # a map has a descriptor of its own
+                    self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
             except ValueError as error:  # its owner, where that is another process, has just cut it off
                 raise OSError(errno.ESTALE, f"{self.path} was cut off meanwhile") from error
         return memoryview(self._map)
@@ -161,6 +163,19 @@ class DiskFile:
         if fd >= 0:
             os.close(fd)
 
+    __del__ = close
+
+
+@contextmanager
+def room_to_read(path: Path) -> Iterator[None]:
+    """Turn what the system says when it opens, or maps, no file more into the error of a store: a read changes nothing (F3)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise StoreFullError(f"{path} cannot be read ({error.strerror}); make room and try again") from error
+
 
 def _advise(mapped: mmap.mmap | None, *advice: int) -> None:
     """Tell the system how a map is going to be read; it may be out of memory for that, and then reads only take longer."""
@@ -176,8 +191,19 @@ class Left(NamedTuple):
     names: int
 
 
+def share_of_descriptors(part: int) -> int:
+    """Return a part of how many files the process may open."""
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // part, 1)
+
+
 class Disk:
-    """The operating system's files."""
+    """The operating system's files.
+
+    Attributes:
+        may_reopen: a file that is let go can be opened again, as nobody else removes it.
+    """
+
+    may_reopen = True
 
     def left(self, path: Path) -> Left:
         """Return what is left where ``path`` is, by the file system's own account, which leaves quotas out."""
@@ -211,8 +237,13 @@ class Disk:
             file.close()
 
     def open(self, path: Path) -> DiskFile:
-        """Open a file that is there."""
-        return DiskFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        """Open a file that is there.
+
+        Raises:
+            StoreFullError: the process may open no more.
+        """
+        with room_to_read(path):
+            return DiskFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def rename(self, old: Path, new: Path) -> None:
         """Give a file or directory another name, in place of what has that name."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.disk import Disk, share_of_descriptors
 from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
 
 _OPEN_QUEUES: Final = 128
 _SHARE_OF_DESCRIPTORS: Final = 8
-"""No more queues have their files open than this part of what the process may open."""
+"""No more files of queues are open than this part of what the process may open, and of each queue at least one to read and one to write."""
 
 _FILL_BYTES: Final = 256 * 1024
 
@@ -43,7 +42,7 @@ class ConsumeQueues:
         self._sums: dict[QueueName, Sums] = {}
         # Those that may have their files open, the one that was opened last at the end.
         self._recent: dict[QueueName, UnitLog] = {}
-        self._most_open = min(_OPEN_QUEUES, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_DESCRIPTORS, 1))
+        self._most_open = min(_OPEN_QUEUES, share_of_descriptors(_SHARE_OF_DESCRIPTORS))
         self._trimmed: dict[QueueName, int] = {}
         self._cleared: dict[QueueName, set[int]] = {}
         self.dropped: set[QueueName] = set()
@@ -87,12 +86,15 @@ class ConsumeQueues:
             log.start(sums)
             self._logs[name] = log
         if name not in self._recent:
-            if len(self._recent) >= self._most_open:
+            is_full = len(self._recent) >= self._most_open
+            if is_full:
                 oldest = next(iter(self._recent))
                 del self._recent[oldest]
                 if oldest in self._logs:
                     self._logs[oldest].close()
             self._recent[name] = log
+            for each in [log] if is_full else self._recent.values():
+                each.chain.most_open = max(self._most_open // len(self._recent), 2)
         return log
 
     def reserve(

@@ -18,7 +18,7 @@ from typing import Final, Never
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.chain import FileChain
-from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile, room_to_read
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.log import frames
 from rmqstore_wheel.log.commit_log import CommitLog, Frame
@@ -155,12 +155,15 @@ class ReadDisk(Disk):
     by the operating system, because the descriptor does not allow it.
     """
 
+    may_reopen = False
+
     def create(self, path: Path, length: int = 0) -> Never:
         """Refuse: a reader has no place for it."""
         raise PermissionError(f"{path} is open for reading")
 
     def open(self, path: Path) -> DiskFile:
-        return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        with room_to_read(path):
+            return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def rename(self, old: Path, new: Path) -> Never:
         """Refuse, as :meth:`create` does."""

@@ -167,6 +167,26 @@ def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(path: Pat
     assert (caught.value.offset, caught.value.file) == (first, str(path / "00000000000000000000"))
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_damage_to_a_call_longer_than_a_file_is_refused_when_another_one_knows_of_it(path: Path, damaged: int, is_known: bool) -> None:
+    log = opened(path)
+    places = []
+    for first in (0, 100, 200):
+        places.append(append(log, pieces(range(first + 1, first + 60))))
+        if is_known:
+            log.sync()
+    assert len(log.chain.starts) > 3 * 2
+    log.chain.write_at(places[damaged] + FILE_BYTES + 100, b"\xff")
+    log.close()
+    again = opened(path)
+    if is_known:
+        with pytest.raises(CorruptStoreError, match=f"a later one at {places[damaged + 1]} says"):
+            list(again.recover(0))
+    else:
+        assert len(list(again.recover(0))) == damaged
+
+
 def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
     """A message may hold a piece of the log; with the end of its own call torn, only a frame that stands where it says is evidence."""
     log = opened(path)

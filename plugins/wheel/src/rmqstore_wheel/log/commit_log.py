@@ -298,23 +298,38 @@ class CommitLog:
                 for found in _MARK.finditer(view, low, high):
                     end = found.start() + frames.PROPERTY_BYTES
                     trailer = frames.read_trailer(bytes(view[found.start() : end]))
-                    begin = -1 if trailer is None else end - trailer.size
-                    if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
+                    if trailer is None or not self.tail < trailer.durable <= start + end or trailer.epoch < epoch:
                         continue
-                    if trailer.durable <= start + begin and self._stands_there(view, start, begin, end, trailer):
-                        raise self._damaged(f"a later one at {start + begin} says that it was on disk")
+                    begin = self._begin_of(start, end, trailer)
+                    if begin >= max(self.tail, trailer.durable):
+                        raise self._damaged(f"a later one at {begin} says that it was on disk")
 
     def _data_in(self, file_start: int, begin: int) -> Iterable[tuple[int, int]]:
         """Return where in a file something else than a hole is looked at, from a place on."""
         return self.chain.file(file_start).data_from(begin)
 
-    def _stands_there(self, view: memoryview, file_start: int, begin: int, end: int, trailer: frames.Trailer) -> bool:
-        """Say whether a file holds this frame there, and not a copy of one in the body of a message."""
-        if crc32(view[begin : end - frames.TAIL_BYTES]) != trailer.crc:
-            return False
-        found = log_reading.scan(view[:end], begin)
-        part = Part(file_start, found.starts, found.sizes)
-        return found.end == end and len(found.starts) == trailer.records and self._lies_right(np.frombuffer(view, np.uint8), part)
+    def _begin_of(self, file_start: int, end: int, trailer: frames.Trailer) -> int:
+        """Return where the frame begins that ends at a byte of a file; -1 where a copy of one is in the body of a message."""
+        parts: list[Part] = []
+        left, view, begin = trailer.size, self._looked_at(file_start)[:end], max(end - trailer.size, 0)
+        while left > 0:
+            found = log_reading.scan(view, begin)
+            part = Part(file_start, found.starts, found.sizes)
+            if not len(found.starts) or (not parts and found.end != end) or not self._lies_right(np.frombuffer(view, np.uint8), part):
+                return -1
+            parts.insert(0, part)
+            left -= int(found.sizes.sum())
+            if left > 0 and (file_start := file_start - self.file_bytes) not in self.chain.starts:
+                return -1
+            # One that is longer than a file begins with one.
+            view, begin = self._looked_at(file_start), 0
+        if left or sum(len(part.starts) for part in parts) != trailer.records:
+            return -1
+        crc = 0
+        for part in parts:
+            behind = int(part.starts[-1] + part.sizes[-1]) - (frames.TAIL_BYTES if part is parts[-1] else 0)
+            crc = crc32(self._looked_at(part.file_start)[int(part.starts[0]) : behind], crc)
+        return parts[0].file_start + int(parts[0].starts[0]) if crc == trailer.crc else -1
 
     def _damaged(self, how_known: str) -> CorruptStoreError:
         path = str(self.chain.path_of(self.tail))

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from rmqstore.contract import Setting
 from rmqstore.errors import NO_ROOM, ConfigError, system_error
-from rmqstore.settings import CORE_SETTINGS, DEFAULT, CoreSettings, Origin, Source, Value, checked, known_settings, parsed
+from rmqstore.settings import CORE_SETTINGS, DEFAULT, RESERVED_NAMES, CoreSettings, Origin, Source, Value, checked, known_settings, parsed
 
 FILE_NAME = "rmqstore.toml"
 VARIABLE_PREFIX = "RMQSTORE_"
@@ -251,14 +251,14 @@ def given_settings(store: Path, engine_settings: Mapping[str, Sequence[Setting]]
     }
 
 
-def as_given(settings: Mapping[str, Value], other_engines: Collection[str]) -> str:
-    """Return the ``rmqstore.toml`` of a store that gets these settings; those of other engines than its own are left out."""
-    return as_toml({key: value for key, value in settings.items() if key.partition(".")[0] not in other_engines})
+def as_given(settings: Mapping[str, Value], engines: Collection[str]) -> str:
+    """Return the ``rmqstore.toml`` of a store of some engines that gets these settings; those of others, installed or not, are left out."""
+    return as_toml({key: value for key, value in settings.items() if key.partition(".")[0] in RESERVED_NAMES.union(engines)})
 
 
-def give_settings(store: Path, settings: Mapping[str, Value], other_engines: Collection[str]) -> None:
+def give_settings(store: Path, settings: Mapping[str, Value], engines: Collection[str]) -> None:
     """Write ``rmqstore.toml`` into a store that has none, as :func:`as_given` says."""
-    text, file = as_given(settings, other_engines), store / FILE_NAME
+    text, file = as_given(settings, engines), store / FILE_NAME
     if text and not file.exists():
         file.write_text(text, encoding="utf-8")
 

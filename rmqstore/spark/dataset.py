@@ -447,7 +447,7 @@ def left_asides(place: Path) -> list[Path]:
 
 def _give_settings(store: Path, manifest: Manifest) -> None:
     """Write the settings into the shard as well, where a program finds them that opens it as a store of its own."""
-    others = get_plugins().engine_settings()
-    keys = {key.replace(".", "__"): key for key, setting in known_settings(others).items() if not setting.baked}
+    known = known_settings(get_plugins().engine_settings())
+    keys = {key.replace(".", "__"): key for key, setting in known.items() if not setting.baked}
     settings = {keys[name]: value for name, value in manifest.settings.items() if name in keys}
-    config.give_settings(store, settings, others.keys() - {manifest.engine})
+    config.give_settings(store, settings, [manifest.engine])

@@ -119,10 +119,10 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
     if not is_planned:
         # The new store has the settings file of the old one, unless the place has one. All of it is there before the plan is noted, since
         # a run that goes on with a plan gives no settings.
-        others = get_plugins().engine_settings().keys() - {settings.get(name) for name in ENGINE_KEYS}
+        engines = {str(settings[name]) for name in ENGINE_KEYS if name in settings}
         with replacement.alone():
             replacement.claim()
-            replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, others))
+            replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, engines))
     tables = built(replacement, {"plan": plan}, settings, dump, clock, progress)
     with replacement.alone():
         _check_own(replacement, {"plan": plan})

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import rmqstore
+from rmqstore import config
 from rmqstore.config import as_toml
+from rmqstore.plugins import get_plugins
 from rmqstore.settings import Source
 from rmqstore.transfer import dump, load, migrate
 from rmqstore.transfer.replacing import Replacement
@@ -65,6 +67,16 @@ def test_a_dump_and_what_is_loaded_from_it(engine: str) -> None:
         assert keeps(stores, stores.root / "new")
         text = (stores.root / "new" / "rmqstore.toml").read_text()
         assert ("[rocksdb]" in text) == (engine == "rocksdb")
+
+
+def test_a_dump_with_settings_of_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        path = made(stores)
+        given = config.given_settings(path, get_plugins().engine_settings())
+        monkeypatch.setattr(config, "given_settings", lambda *_: given | {"elsewhere.size_mib": 8})
+        dump(path, stores.root / "dump")
+        load(stores.root / "dump", stores.root / "loaded", engine="lmdb", clock=stores.clock)
+        assert keeps(stores, stores.root / "loaded")
 
 
 def test_a_migrated_store() -> None:

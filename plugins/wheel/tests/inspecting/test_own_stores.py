@@ -1,7 +1,8 @@
-"""Nothing is wrong with a store that rmqstore wrote, while it is open and when it was closed."""
+"""Nothing is wrong with a store that rmqstore wrote, while it is open and when it was closed, unless its log is gone."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -58,3 +59,12 @@ def test_any_history_leaves_no_damage(tmp_path: Path, monkeypatch: pytest.Monkey
             assert damage() == (), step
     store.close()
     assert damage() == ()
+
+
+def test_a_store_without_its_log_is_damaged(tmp_path: Path) -> None:
+    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=ManualClock(START_MS)) as store:
+        store.send(Message("t", b"x"))
+    shutil.rmtree(tmp_path / "store" / "wheel" / "db" / "commitlog")
+    found = inspect(tmp_path / "store" / "wheel")
+    assert found is not None
+    assert [each.file for each in found.damage] == ["db/commitlog"]

@@ -97,7 +97,9 @@ class Survey:
                     self.pending.take_away(records, rows)
 
     def _check_reach(self) -> None:
-        """Note units of the timer log that lead behind the end of the commit log."""
+        """Note units of the timer log that lead behind the end of the commit log, and a store of ours that has none."""
+        if not self.log.files.files and (self.root / "rmqstore").is_dir():
+            self.findings.add("commitlog", None, "no file of the commit log is there, and in it is all that the store holds")
         for report in self.units.reports if self.log.files.files else []:
             log_offset, at = report.furthest
             if log_offset >= self.log.end:

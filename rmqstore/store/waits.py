@@ -81,7 +81,7 @@ class Waits:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the store anywhere (F4)
         self._waits: dict[str, set[TopicWait]] = {}
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,78 @@ def test_a_call_within_a_call_is_refused_and_does_nothing(store: Store, monkeypa
     assert store.verify() == []
 
 
-def test_a_close_within_a_call_ends_it_as_an_interrupted_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_within_a_call_is_refused_and_does_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """So do handlers of SIGTERM."""
-    is_durable = store.stats().pop_engine != "memory"
-    _in_the_middle(monkeypatch, store.close)
-    with pytest.raises(StoreClosedError):
-        store.send(Message("t", b"outer"))
-    if not is_durable:
-        return
-    with rmqstore.open(store.path, clock=ManualClock(10**12), services=False) as again:
-        again.send(Message("t", b"behind"))
-        assert bodies(again) in ([b"before", b"behind"], [b"before", b"outer", b"behind"])
-        assert again.verify() == []
+    refused: list[str] = []
+
+    def within() -> None:
+        with pytest.raises(RuntimeError, match=r"closes store .* within another call of the same thread") as error:
+            store.close()
+        refused.append(str(error.value))
+
+    _in_the_middle(monkeypatch, within)
+    store.send(Message("t", b"outer"))
+    assert refused
+    store.send(Message("t", b"behind"))
+    assert bodies(store) == [b"before", b"outer", b"behind"]
+
+
+WHILE_IT_WAITS: dict[str, Callable[[Store], object]] = {**CALLS, "close": lambda store: store.close(), "flush": lambda store: store.flush()}
+
+
+@pytest.mark.parametrize("call", WHILE_IT_WAITS)
+def test_a_call_while_its_thread_waits_for_the_disk_does_not_wait_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:  # fmt: skip
+    shared: Any = next(iter(store.engine.sessions.values()))
+    kv = shared._shared.kv
+    sync, told = kv._sync_to_disk, []
+
+    def synced() -> int:
+        if not told:
+            told.append("")
+            try:
+                WHILE_IT_WAITS[call](store)
+            except RuntimeError as error:
+                told.append(str(error))
+        reached: int = sync()
+        return reached
+
+    monkeypatch.setattr(kv, "_sync_to_disk", synced)
+    store.send(Message("t", b"outer"))
+    if store.stats().pop_engine != "memory":
+        assert told, "nothing was synced"
+        assert len(told) == 2 or call in ("stats", "tick", "pop"), "nothing was refused"
+    store.send(Message("t", b"behind"))
+    assert [body for body in bodies(store) if body != b"within"] == [b"before", b"outer", b"behind"]
+    assert store.verify() == []
+
+
+def test_a_close_ends_a_pop_that_waits_in_the_same_thread(store: Store) -> None:
+    def close(*_: object) -> None:
+        store.close()
+
+    previous = signal.signal(signal.SIGALRM, close)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(StoreClosedError):
+            store.pop("empty", "g", wait=timedelta(hours=1))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_a_close_within_a_close_leaves_it_to_that(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, ended = store.engine.close, []
+
+    def within() -> None:
+        store.close()
+        ended.append(True)
+        end()
+
+    monkeypatch.setattr(store.engine, "close", within)
+    store.close()
+    assert ended == [True]
 
 
 def test_a_handler_whose_call_is_refused_ends_the_call_around_it_as_any_exception_does(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from rmqstore.contract import AckOutcome, PopRequest, PopResult, Receipt, Support
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, UnsupportedOperationError
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, LostCallsError, RmqstoreError, UnsupportedOperationError
 from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import MAX_ID_BYTES, MAX_POP, check_count, check_group, check_readable_topic, check_word
 from rmqstore.store.waits import Patience, TopicWait
@@ -85,18 +85,18 @@ class Popping:
                 seen, waiting.ends = waiting.count, self.ends_of(request.topic)
                 try:
                     result = self.look(request)
-                except IllegalArgumentError:
-                    if not acked:
+                    if request.acks:
+                        acked, request = result.acks, structs.replace(request, acks=())
+                    left_s = patience.left_s()
+                    if len(result.messages) or left_s <= 0:
+                        return structs.replace(result, acks=acked)
+                    waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
+                    self._store._check_open()
+                except RmqstoreError as error:
+                    if not acked or isinstance(error, LostCallsError):
                         raise
-                    # The topic was made anew, with fewer queues for one; the outcomes are told, as the acks are done.
+                    # The topic was made anew, the disk is full, or the store closed; the outcomes are told, as the acks are done.
                     return structs.replace(result, acks=acked)
-                if request.acks:
-                    acked, request = result.acks, structs.replace(request, acks=())
-                left_s = patience.left_s()
-                if len(result.messages) or left_s <= 0:
-                    return structs.replace(result, acks=acked)
-                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
-                self._store._check_open()
 
     def acks_help(self, request: PopRequest) -> bool:
         """Say whether an ack may be what a pop waits for: it pops in order, or under ``max_in_flight``."""
@@ -114,8 +114,8 @@ class Popping:
             while result.more and not len(result.messages):
                 self._store._check_open()
                 result = self.step(request)
-        except IllegalArgumentError:
-            if not acked:
+        except RmqstoreError as error:  # as in a wait
+            if not acked or isinstance(error, LostCallsError):
                 raise
         finally:
             self._in_steps.discard(me)

@@ -25,9 +25,11 @@ from rmqstore import (
     Message,
     MessageBatch,
     PoppedMessage,
+    RmqstoreError,
     SendReceipt,
     Store,
     StoreClosedError,
+    StoreFullError,
 )
 from rmqstore.contract import PopRequest, PopResult
 from rmqstore.store.opening import OwnedEngines
@@ -140,19 +142,37 @@ def test_the_outcomes_are_told_though_a_later_look_is_refused(store: Store) -> N
     assert popped[0].acks == [AckOutcome.ACKED]
 
 
-def test_the_outcomes_are_told_though_a_later_step_of_a_look_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_outcomes_are_told_though_the_store_is_closed_while_the_pop_waits(store: Store) -> None:
+    store.send(Message("t", b"first"))
+    held = store.pop("t", "g")
+    popped: list[PoppedMessages] = []
+
+    def pop() -> PoppedMessages:
+        popped.append(store.pop("t", "g", acks=held, wait=LONG))
+        return popped[0]
+
+    waiting = Waiting(pop)
+    store.close()
+    assert waiting.result() == []
+    assert popped[0].acks == [AckOutcome.ACKED]
+
+
+@pytest.mark.parametrize("error", [IllegalArgumentError("the topic has one queue"), StoreFullError("no room")], ids=["argument", "full"])
+def test_the_outcomes_are_told_though_a_later_step_of_a_look_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: RmqstoreError
+) -> None:  # fmt: skip
     store.send(Message("u", b"first"))
     held = store.pop("u", "g")
     step = Popping.step
 
     def stepped(popping: Popping, request: PopRequest) -> PopResult:
         if not request.acks:
-            raise IllegalArgumentError("the topic has one queue")
+            raise error
         return structs.replace(step(popping, request), more=True)
 
     monkeypatch.setattr(Popping, "step", stepped)
     assert store.pop("t", "g", acks=held).acks == [AckOutcome.ACKED]
-    with pytest.raises(IllegalArgumentError):
+    with pytest.raises(type(error)):
         store.pop("t", "g")
 
 

@@ -123,6 +123,12 @@ class BatchAck(_OfPop):
 
 # ---------------------------------------------------------------- writing
 
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _array(numbers: list[int]) -> str:
+    return _encode(numbers).decode()
+
 
 def encode_check_point(point: CheckPoint) -> bytes:
     """Return the body of a check point.
@@ -133,7 +139,7 @@ def encode_check_point(point: CheckPoint) -> bytes:
     if not 0 <= point.count <= MAX_MESSAGES:
         raise IllegalArgumentError(f"a check point holds up to {MAX_MESSAGES} messages, not {point.count}; write several")
     broker = "" if point.broker is None else f'"bn":{quote(point.broker)},'
-    distances = "" if point.distances is None else f'"d":[{",".join(map(str, point.distances))}],'
+    distances = "" if point.distances is None else f'"d":{_array(point.distances)},'
     rewrites = "" if point.rewrites is None else f'"rp":{quote(point.rewrites)},'
     bits = point.acked_bits - (point.acked_bits >> 31 << 32)
     revive_ms = point.pop_ms + point.invisible_ms
@@ -146,7 +152,7 @@ def encode_check_point(point: CheckPoint) -> bytes:
 
 def encode_ack(ack: Ack | BatchAck) -> bytes:
     """Return the body of an ack, or of a batch ack."""
-    offsets = f'"ao":{ack.ack_offset}' if isinstance(ack, Ack) else f'"ao":0,"aol":[{",".join(map(str, ack.ack_offsets))}]'
+    offsets = f'"ao":{ack.ack_offset}' if isinstance(ack, Ack) else f'"ao":0,"aol":{_array(ack.ack_offsets)}'
     broker = "" if ack.broker is None else f'"bn":{quote(ack.broker)},'
     return (
         f'{{{offsets},{broker}"c":{quote(ack.group)},"pt":{ack.pop_ms},"q":{ack.queue_id},"so":{ack.start_offset},"t":{quote(ack.topic)}}}'

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqstore import Message, Store
+from rmqstore import AckOutcome, CancelOutcome, Lag, Message, RejectOutcome, Store
 from rmqstore.contract import MessageState, PopRequest
 from rmqstore.store.ticker import Duties
 from rmqstore_conformance.data import groups, topics
@@ -266,3 +266,49 @@ def test_p14_many_topics(stores: Stores) -> None:
         store = stores.reopen(store)
     assert len(store.topics.list()) == 900
     assert all((store.lag(name, "g").ready == 1) == (number % 10 != 0) for number, name in enumerate(names))
+
+
+# ---------------------------------------------------------------- many of anything
+
+
+@pytest.mark.clause("C1", "C2", "C6")
+@pytest.mark.needs("cancel_by_key")
+def test_c1_cancels_of_thousands_are_done_whole(stores: Stores) -> None:
+    """C1: by handle, by a key that thousands have, by any key of a message that has twenty, and of what is delivered."""
+    store = stores.open()
+    rows = [message(number, keys=("k", *(f"k{number}-{each}" for each in range(20)))) for number in range(3000)]
+    sent = store.send_batch(rows, delay_ms=1000)
+    assert store.cancel_key(T, "k7-19") == [CancelOutcome.CANCELLED]
+    assert set(store.cancel(sent[8:1508])) == {CancelOutcome.CANCELLED}
+    assert store.cancel_key(T, "k") == [CancelOutcome.CANCELLED] * 1499
+    sent = store.send_batch([message(f"late{number}") for number in range(3000)], delay_ms=1000)
+    stores.tick_after(store, 2000)
+    assert set(store.cancel(list(sent))) == {CancelOutcome.ALREADY_DELIVERED}
+
+
+@pytest.mark.clause("P7", "P14")
+def test_p8_leases_and_letters_by_the_thousand(stores: Stores) -> None:
+    """P8: all leases are told, acked and rejected in one call, and all dead letters told and dropped."""
+    store = stores.open(default_queues=1)
+    store.send_batch([message(number) for number in range(3000)])
+    popped = [each for _ in range(3) for each in store.pop(T, G, max_messages=1024)]
+    assert len(store.leases()) == 3000
+    assert set(store.ack(popped[:1500])) == {AckOutcome.ACKED}
+    assert set(store.reject(popped[1500:])) == {RejectOutcome.REJECTED}
+    letters = store.dead_letters.list(G)
+    assert len(letters) == 1500
+    assert store.dead_letters.drop(letters) == 1500
+    assert store.lag(T, G) == Lag(0, 0, 0, 0)
+
+
+@pytest.mark.needs("retention")
+def test_q2_the_queues_of_hundreds_of_topics_make_room(stores: Stores) -> None:
+    """Q2: upkeep gets to each of them, in some ticks."""
+    store = stores.open(flush="async", default_queues=1)
+    names = [f"topic-{number}" for number in range(300)]
+    store.send_batch([Message(name, b"x", message_id=f"m-{name}") for name in names])
+    for name in names:
+        store.ack(store.pop(name, "g"))
+    for _ in range(5):
+        stores.tick_after(store, 1000)
+    assert {each.min_offsets for each in store.topics.list()} == {(1,)}

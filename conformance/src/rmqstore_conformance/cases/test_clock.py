@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, ClockStepError, Store
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, ClockStepError, Store
 from rmqstore_conformance.cases.scenes import told
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, key_of, message, pop_all, read_ids
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, key_of, message, pop_all, read_ids
 
 (T,) = topics(__name__, 1)
 (G,) = groups(__name__, 1)
@@ -104,6 +104,16 @@ def test_k2_a_large_step_waits_for_confirmation(stores: Stores) -> None:
     assert (report.handed_over, report.retried) == (1, 1)
 
 
+def test_k2_a_step_behind_one_back_is_measured_from_there(stores: Stores) -> None:
+    """K2: a clock that went back a day and comes forward again makes a step like any other."""
+    store = stores.open(clock__max_step_ms=HOUR_MS)
+    store.tick()
+    stores.tick_at(store, START_MS - DAY_MS)
+    stores.clock.set(START_MS)
+    with pytest.raises(ClockStepError):
+        store.tick()
+
+
 def test_k2_a_step_of_just_the_limit_goes_on(engine_stores: Stores) -> None:
     """K2: only a step *above* the limit stops; by default no step does."""
     limited = engine_stores.open("limited", clock__max_step_ms=60_000)
@@ -113,6 +123,55 @@ def test_k2_a_step_of_just_the_limit_goes_on(engine_stores: Stores) -> None:
         store.tick()
     assert engine_stores.tick_after(limited, 60_000).handed_over == 1
     assert engine_stores.tick_after(free, 1000 * DAY_MS).handed_over == 1
+
+
+@pytest.mark.clause("Q1")
+@pytest.mark.needs("retention")
+def test_k1_age_goes_by_the_clock_that_is_right_again(stores: Stores) -> None:
+    """K1: what was too old by a clock that was ahead, and was pinned then, is young when the pin goes."""
+    store = stores.open(retention_ms=HOUR_MS, reclaim="age", default_queues=1)
+    store.send(message(0))
+    pin = store.pop(T, G, invisible_ms=100 * HOUR_MS)
+    store.send(message(1))
+    stores.tick_after(store, 2 * HOUR_MS)
+    stores.clock.set(START_MS)
+    store.ack(pin)
+    store.tick()
+    assert store.lag(T, "late").ready == 2
+
+
+@pytest.mark.clause("C4", "P1", "P7")
+def test_k2_spans_of_months_are_whole(stores: Stores) -> None:
+    """K2: a lease, a back-off and the memory of a cancel of 60 days, more than 32 bits hold of ms."""
+    days_ms = 60 * DAY_MS
+    store = stores.open(cancel_memory_ms=days_ms, outcome_memory_ms=days_ms, default_queues=1)
+    store.send_batch([message(0), message(1)])
+    _, later = store.pop(T, G, max_messages=2, invisible_ms=days_ms)
+    assert store.retry_later(later, timedelta(milliseconds=days_ms)).outcome is ChangeOutcome.CHANGED
+    cancelled = store.send(message(2), delay_ms=1000)
+    assert store.cancel(cancelled) is CANCELLED
+    assert stores.tick_after(store, days_ms - 1).retried == 0
+    assert store.lag(T, G).ready == 0
+    assert store.cancel(cancelled) is CANCELLED
+    assert stores.tick_after(store, 1).retried == 2
+
+
+@pytest.mark.clause("Q1", "Q3")
+@pytest.mark.needs("retention")
+def test_k2_months_of_retention_are_whole(stores: Stores) -> None:
+    """K2: so are the ages at which messages and groups count no more."""
+    store = stores.open(retention_ms=90 * DAY_MS, reclaim="age", default_queues=1)
+    store.send(message(0))
+    stores.tick_after(store, 60 * DAY_MS)
+    assert store.lag(T, G).ready == 1
+    store = stores.open("groups", group_expiry_ms=90 * DAY_MS, retention_ms=0, reclaim="consumed", default_queues=1)
+    store.send(message(0))
+    store.pop(T, "idle", max_messages=1, invisible_ms=1)
+    store.send(message(1))
+    stores.clock.advance(60 * DAY_MS)
+    store.ack(store.pop(T, G, max_messages=2))
+    store.tick()
+    assert store.lag(T, "idle").ready == 1
 
 
 # ---------------------------------------------------------------- a leap, and every call after it

@@ -95,6 +95,26 @@ def test_t9_what_is_handed_over_makes_room(engine_stores: Stores) -> None:
     assert store.pending().total == 2
 
 
+@pytest.mark.clause("R1")
+def test_t9_a_full_slot_is_full_behind_an_open(durable_stores: Stores) -> None:
+    """T9: the count of a slot is that of its timers, whoever put them, and less what was cancelled."""
+    store = durable_stores.open(congestion_limit=5)
+    store.cancel(store.send_batch(due("first", 5))[0])
+    store = durable_stores.reopen(store, congestion_limit=5)
+    with pytest.raises(FlowControlError):
+        store.send_batch(due("x", 6))
+    store.send(due("in its place", 1)[0])
+    assert store.pending().total == 5
+
+
+def test_t9_what_is_due_already_counts(engine_stores: Stores) -> None:
+    """T9: the slot of rows whose time has passed is as full as any other."""
+    store = engine_stores.open(congestion_limit=5)
+    with pytest.raises(FlowControlError):
+        store.send_batch(due("past", 20, START_MS - 1) + due("x", 1))
+    assert store.pending().total == 0
+
+
 @pytest.mark.clause("F4", "T9")
 def test_f3_what_was_refused_crowds_nothing(engine_stores: Stores) -> None:
     """F3: batches that a slot has no room for leave the slot as it was, however many of them come."""

@@ -30,6 +30,7 @@ from rmqstore_conformance.stores import (
     mark_of,
     message,
     message_group_of,
+    read_ids,
     state_of,
 )
 
@@ -233,6 +234,31 @@ def test_p9_the_rest_of_a_run_does_not_die_with_its_head_when_it_ends_later(stor
     stores.clock.advance(2000)
     store.tick()
     assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m0", "m1", "m2"], "these a consumer has put off"
+
+
+@pytest.mark.clause("P7", "R1")
+def test_p9_what_spares_the_rest_of_a_run_outlives_a_reopen(durable_stores: Stores) -> None:
+    """P9: the head of a run died before the store was opened anew; what was leased behind it still comes once more."""
+    store = filled(durable_stores, 2, default_queues=1, max_retries=0)
+    head, _ = store.pop(T, G, order=True, max_messages=2, invisible_ms=5000)
+    store.change_invisible(head, invisible_ms=1000)
+    assert durable_stores.tick_after(store, 1000).dead == 1
+    store = durable_stores.reopen(store, max_retries=0)
+    assert durable_stores.tick_after(store, 4000).dead == 0
+    assert told(store.pop(T, G, order=True)) == [("m1", 2)]
+
+
+@pytest.mark.clause("P7")
+def test_p9_a_letter_goes_back_to_the_queue_of_its_message_group(stores: Stores) -> None:
+    """P9: so that it is in order with what else the group sent."""
+    store = stores.open(default_queues=8)
+    store.topics.create(T, 8)
+    store.send_batch([message(number, message_group=f"group-{number}") for number in range(5)])
+    before = [read_ids(store, T, queue) for queue in range(8)]
+    for queue in range(8):
+        store.reject(store.pop(T, G, queue=queue, order=True, max_messages=5))
+    assert store.dead_letters.resend(store.dead_letters.list(G)) == 5
+    assert [sorted(read_ids(store, T, queue)) for queue in range(8)] == [sorted(2 * each) for each in before]
 
 
 @pytest.mark.clause("P7")

@@ -226,6 +226,20 @@ def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: 
     assert ids(pop_all(store, group=H)) == ["m1"], "another group has it still"
 
 
+@pytest.mark.clause("P3", "R1")
+@pytest.mark.parametrize("order", [False, pytest.param(True, marks=pytest.mark.needs("fifo"))], ids=["any order", "in order"])
+def test_p7_hundreds_of_attempts_are_counted(durable_stores: Stores, order: bool) -> None:
+    """P7: each of 301 deliveries has its number, also behind an open; the last one is that."""
+    store = durable_stores.open(max_retries=300, default_queues=1)
+    store.send(message(1))
+    for attempt in range(1, 302):
+        assert only(store.pop(T, G, invisible_ms=1, order=order)).attempt == attempt
+        durable_stores.tick_after(store, 1)
+        if attempt % 100 == 9:
+            store = durable_stores.reopen(store, max_retries=300)
+    assert [each.attempts for each in store.dead_letters.list(G)] == [301]
+
+
 def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
     """P8: one call over leases of several pops, queues and groups, duplicates and garbage among them: an outcome per receipt."""
     store = stores.open()

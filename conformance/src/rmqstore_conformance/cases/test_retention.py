@@ -80,6 +80,10 @@ def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
     assert kept(store) == (3,)
     assert len(store.read(dlq_topic(G)).messages) == 1
     assert id_of("m1").encode() in store.read(PARKED_TOPIC).messages[0].body
+    for topic in (dlq_topic(G), PARKED_TOPIC):
+        store.ack(store.pop(topic, H))
+    stores.tick_after(store, DAY_MS)
+    assert len(store.dead_letters.list(G)) == len(store.dead_letters.parked()) == 1, "consumed or not"
 
 
 @pytest.mark.needs("retention")
@@ -108,6 +112,43 @@ def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Store
     store.tick()
     assert kept(store)[1] == 5
     assert kept(store)[0] < 5
+
+
+@pytest.mark.clause("R1")
+@pytest.mark.needs("retention")
+def test_q1_the_leases_of_every_group_pin_behind_an_open(durable_stores: Stores) -> None:
+    """Q1: two groups hold different messages of a queue; neither hides the other's."""
+    store = durable_stores.open(default_queues=1)
+    for number in range(10):
+        store.send(message(number))
+    one, other = (store.pop(T, group, max_messages=10, invisible_ms=60_000) for group in (G, H))
+    store.ack(one[:9])
+    store.ack([*other[:3], *other[4:]])
+    store = durable_stores.reopen(store)
+    store.tick()
+    assert kept(store) == (3,)
+    durable_stores.tick_after(store, 60_000)
+    assert ids(store.pop(T, H)) == ["m3"]
+
+
+@pytest.mark.needs("retention")
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_q3_a_group_counts_up_to_its_expiry(stores: Stores, is_reset: bool) -> None:
+    """Q3: from its last pop on, or the last time that its offset was set; then the others alone decide."""
+    store = stores.open(group_expiry_ms=8 * HOUR_MS, retention_ms=0, reclaim="consumed", default_queues=1)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop(T, "idle", max_messages=2))
+    if is_reset:
+        stores.clock.advance(7 * HOUR_MS)
+        store.groups.reset_offset(T, "idle", 2)
+    stores.clock.advance(7 * HOUR_MS)
+    store.ack(store.pop(T, G))
+    store.tick()
+    assert store.lag(T, "idle") == Lag(2, 0, 0, 0)
+    stores.clock.advance(3 * HOUR_MS)
+    store.ack(store.pop(T, G))
+    store.tick()
+    assert store.lag(T, "idle") == Lag(0, 0, 0, 0, expired=2)
 
 
 @pytest.mark.needs("retention")

@@ -259,12 +259,16 @@ def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: S
     assert ids(store.pop(dlq_topic(G), "audit", order=True)) == ["m1"]
 
 
-def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(durable_stores: Stores, is_reopened: bool) -> None:
     """P14: dropping a letter of the deleted topic takes nothing off the count of the new one."""
+    stores = durable_stores
     store = stores.open(max_retries=0)
     first = buried(stores, store, 1)
     store.topics.delete(T)
     buried(stores, store, 1)
     assert store.lag(T, G).dead == 1
+    if is_reopened:
+        store = stores.reopen(store, max_retries=0)
     assert store.dead_letters.drop(first) == 1
     assert store.lag(T, G).dead == 1

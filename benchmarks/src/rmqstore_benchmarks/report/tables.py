@@ -60,6 +60,11 @@ _DRAINING: Final = (
     _Column("1024", "pop_many", "call_rate", text.rate),
     _Column("hand over, pop + ack by 32", DRAIN, "call_rate", text.rate),
 )
+_CALLS: Final = (
+    _Column("send", "send_one", "store_cpu_us_per_message", _us),
+    _Column("pop + ack: 1", "pop_one", "store_cpu_us_per_message", _us),
+    _Column("32", "pop_ack", "store_cpu_us_per_message", _us),
+)
 _PRODUCING: Final = tuple(
     column
     for threads in (1, 16, 64)
@@ -89,6 +94,7 @@ _SIDE_BY_SIDE: Final = ("send_lists", "send_one", "pop_one", "pop_many", *(each.
 _TABLES: Final = {
     "Schedule: messages by second in calls of the store, beside the database or file below it": _SCHEDULING,
     "Drain: messages by second in calls of the store": _DRAINING,
+    "CPU of a message in calls of the store: one a call, and popped and acked by 32": _CALLS,
     "Producers: messages a second, one a call": _PRODUCING,
     _CONSUMERS: _CONSUMING,
 }

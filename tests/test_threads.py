@@ -191,7 +191,7 @@ def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, eng
     with rmqstore.open(tmp_path / "store", engine=engine, services=False) as store:
         pop_of_engine = store._pops.pop
         store.send_batch([Message("t", b"x", tag="red", queue_id=0) for _ in range(10_000)])
-        monkeypatch.setattr("rmqstore.store.store.time", SimpleNamespace(sleep=stand_back))
+        monkeypatch.setattr("rmqstore.store.handover.time", SimpleNamespace(sleep=stand_back))
         monkeypatch.setattr(store._pops, "pop", send_at_the_third)
         assert store.pop("t", "g", filter="blue") == []
         assert steps >= 4

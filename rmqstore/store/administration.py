@@ -149,7 +149,7 @@ class Transfer(Part):
         store = self._store._as_owner("transfer.plant_witness")
         check_marks([prefix])
         begun_ms = store._clock.now_ms()
-        witness.plant(store.engine.timers, store.engine.pops, prefix, begun_ms)
+        store._synced(witness.plant, store.engine.timers, store.engine.pops, prefix, begun_ms)
         return begun_ms
 
     def has_witness(self, prefix: bytes, begun_ms: int) -> bool:

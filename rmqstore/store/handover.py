@@ -6,7 +6,7 @@ The steps and their order are those of the explicit-state model in tests/model; 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Final
 
 from rmqstore.contract import MAX_CORNERS, PopTxn
@@ -27,6 +27,10 @@ _QUIET: Final = 8
 _GIVE_WAY_S: Final = 0.0002
 """So long it waits between two batches then. The lock of an engine is not fair: without that nobody else would get it."""
 
+_STAND_BACK_S: Final = 0.0002
+"""So long each call waits first while some call goes on in steps: the lock of an engine is not fair, nor is the interpreter's, so that a
+thread that calls in a loop would keep the steps out for seconds, and steps that follow at once would keep it out."""
+
 _UNSYNCED_BATCHES = 32
 """After so many batches of one tick a sync lets the timers be reclaimed, so that a backlog is not on disk twice."""
 
@@ -40,6 +44,7 @@ class HandOver:
         sync: whether a tick ends with what it moved being durable.
         in_steps: who does something in steps; the hand-over is one of them from its second batch of a tick on.
         held: whether it may go on; asked between two batches.
+        synced: does what waits for the disk.
 
     Attributes:
         moved: what the last hand-over has moved, also one that ended by an error.
@@ -47,7 +52,16 @@ class HandOver:
     """
 
     def __init__(
-        self, timers: TimerStore, pops: PopStore, *, one_log: bool, limit: int, sync: bool, in_steps: set[int], held: Held
+        self,
+        timers: TimerStore,
+        pops: PopStore,
+        *,
+        one_log: bool,
+        limit: int,
+        sync: bool,
+        in_steps: set[int],
+        held: Held,
+        synced: Callable[..., None],
     ) -> None:
         self._timers = timers
         self._pops = pops
@@ -56,9 +70,19 @@ class HandOver:
         self._sync = sync
         self._in_steps = in_steps
         self._held = held
+        self._synced = synced
         self.moved = 0
         self.meets_others = False
         self._gives_way = False  # to the end of the tick: who called long ago may still wait for the lock
+
+    def meet(self) -> None:
+        """Let somebody else who does something in steps have a turn, before a call, or have one of the hand-over's."""
+        others = len(self._in_steps)
+        if HAND_OVER in self._in_steps:
+            self.meets_others = True
+            others -= 1
+        if others:
+            time.sleep(_STAND_BACK_S)
 
     def run(self, now_ms: int) -> tuple[int, Ticket | None]:
         """Hand over all that is due at ``now_ms``; returns how many messages moved, and the ticket of the last batch."""
@@ -99,14 +123,14 @@ class HandOver:
             if not count:
                 return
             if batch.soft and not self._one_log:
-                timers.sync()
+                self._synced(timers.sync)
                 yield "timers.sync"
             _, ticket = pops.apply(PopTxn(appends=batch.messages, timer_cursor=batch.cursor), now_ms)
             moved += count
             batches += 1
             yield moved, ticket
             if self._sync and batches % _UNSYNCED_BATCHES == 0:
-                pops.sync(ticket)
+                self._synced(pops.sync, ticket)
                 yield "pops.sync"
             timers.forget(pops.durable_cursor())
             yield "forget"
@@ -118,6 +142,6 @@ class HandOver:
 
     def _shorten(self) -> None:
         """Reclaim durably what is handed over, so that ``due`` can drop the corners that cover nothing any more."""
-        self._pops.sync()
+        self._synced(self._pops.sync)
         self._timers.forget(self._pops.durable_cursor())
-        self._timers.sync()
+        self._synced(self._timers.sync)

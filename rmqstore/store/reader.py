@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
@@ -41,9 +39,9 @@ from rmqstore.message import (
     check_time_ms,
     check_word,
 )
-from rmqstore.store import waits
 from rmqstore.store.administration import Groups, Part, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
+from rmqstore.store.handlers import refuse_close_within
 from rmqstore.store.lookup import Wanted, Whereabouts, look_up
 from rmqstore.store.opening import Engines, ReadEngines
 from rmqstore.store.pauses import Pauses
@@ -248,27 +246,12 @@ class Reader:
             RuntimeError: a signal handler, or a finalizer, closes it within another call of the same thread (F4), unless that is a pop or a
                 send that waits for messages or for room, which ends then.
         """
-        if self._is_closed or (around := self._call_around()) in ("close", "_end"):
+        if self._is_closed:
             return
         if os.getpid() != self._pid:
             self._refuse()
-        if around:
-            raise RuntimeError(
-                f"a signal handler or a finalizer closes store {self._path} within another call of the same thread; nothing was done: "
-                "raise an exception in the handler, or note there that the program is to end, and close the store behind the call"
-            )
+        refuse_close_within(self)
         self._end()
-
-    def _call_around(self) -> str:
-        """Return the name of the method of this store within which its thread is closing it; empty for none, or one that only waits."""
-        frame: FrameType | None = sys._getframe(1)
-        while (frame := frame and frame.f_back) is not None:
-            module = frame.f_globals.get("__name__", "")
-            if module == waits.__name__:
-                return ""
-            if module.startswith(f"{__package__}.") and frame.f_locals.get("self") is self and frame.f_code.co_name != "__exit__":
-                return frame.f_code.co_name
-        return ""
 
     def _end(self) -> None:
         self._refusal = StoreClosedError(f"store {self._path} is closed; open it again")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -56,7 +55,8 @@ from rmqstore.message import (
     dlq_topic,
     reason_text,
 )
-from rmqstore.store.handover import HAND_OVER, HandOver
+from rmqstore.store.handlers import refuse_within
+from rmqstore.store.handover import HandOver
 from rmqstore.store.health import Health, health_of
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.pauses import Held
@@ -102,10 +102,6 @@ _topic_of = attrgetter("topic")  # of a receipt; no function of Python, which wo
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_STAND_BACK_S: Final = 0.0002
-"""So long each call waits first while some call goes on in steps: the lock of an engine is not fair, nor is the interpreter's, so that a
-thread that calls in a loop would keep the steps out for seconds, and steps that follow at once would keep it out."""
-
 _NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
 
 
@@ -130,6 +126,7 @@ class Store(Reader):
         self._waits = Waits()
         self._untold: LostCallsError | None = None
         self._in_steps: set[int] = set()
+        self._waiting: set[int] = set()
         self._round: Round | None = None
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
@@ -145,6 +142,7 @@ class Store(Reader):
             sync=self._sync_calls,
             in_steps=self._in_steps,
             held=self._held,
+            synced=self._synced,
         )
         self._scheduler = Scheduler(self._pops, completer, self._held, config.hand_over_limit)
         self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._held, self._settle)
@@ -548,9 +546,11 @@ class Store(Reader):
             if self._refusal is not None:  # by a load, which holds the lock
                 self._refuse()
             try:
-                report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
+                report = self._ticking.run(self._clock.now_ms(), always=always)
                 made_room = self._ticking.made_room  # with the lock, as the next tick says it anew
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, StorePoisonedError):
+                    self._poisoned(error)
                 self._waits.anything()  # what came before the step that failed is there
                 raise
         if report.retried or report.dead or report.parked:
@@ -590,7 +590,7 @@ class Store(Reader):
         self._check_open()
         # No hand-over runs between two moments, so nothing is forgotten there; the timers go first.
         with self._snapshot_lock, nullcontext() if self.engine.one_log else self._tick_lock:
-            return write_snapshot(self.engine, checked_path(path))
+            return self._synced(write_snapshot, self.engine, checked_path(path))
 
     def flush(self) -> None:
         """Make everything durable that was answered so far; only ``flush = async``, ``pop.flush = async`` and ``pop.buffer`` need it."""
@@ -618,18 +618,12 @@ class Store(Reader):
 
     def _check_open(self) -> None:
         if self._in_steps:
-            self._meet_steps()
+            self._hand_over.meet()
         if self._refusal is not None or self._untold is not None or os.getpid() != self._pid or self.engine.directory.is_removed:
             self._refuse()
-
-    def _meet_steps(self) -> None:
-        """Let a long call of somebody else have its turn, or have one of the hand-over's."""
-        others = len(self._in_steps)
-        if HAND_OVER in self._in_steps:
-            self._hand_over.meets_others = True
-            others -= 1
-        if others:
-            time.sleep(_STAND_BACK_S)
+        if self._waiting and threading.get_ident() in self._waiting:
+            refuse_within(self, (Store._settle.__code__, Store._synced.__code__))
+            self._waiting.discard(threading.get_ident())  # an interrupted call left it there
 
     def _refuse(self) -> None:
         super()._refuse()
@@ -670,19 +664,26 @@ class Store(Reader):
         if self._sync_calls and ticket.position:
             if (held := self._round) is not None and held.note(side, ticket):
                 return
+            waiting, me = self._waiting, threading.get_ident()
             try:
+                waiting.add(me)
                 side.sync(ticket)
             except StorePoisonedError as error:
                 self._poisoned(error)
                 raise
+            finally:
+                waiting.discard(me)
 
     def _synced(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-        """Do what syncs."""
+        """Do what waits for the disk."""
         try:
+            self._waiting.add(threading.get_ident())
             return call(*arguments, **options)
         except StorePoisonedError as error:
             self._poisoned(error)
             raise
+        finally:
+            self._waiting.discard(threading.get_ident())
 
     def _poisoned(self, error: StorePoisonedError) -> None:
         """Refuse all later calls, as a sync failed; also those that the engine of the other side would answer (F2)."""

@@ -81,7 +81,7 @@ class Waits:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may close the store anywhere (F4)
+        self._lock = threading.RLock()  # a signal handler may close the store, or pop, while its thread waits (F4)
         self._waits: dict[str, set[TopicWait]] = {}
 
     @contextmanager
@@ -96,15 +96,16 @@ class Waits:
     def enter(self, wait: TopicWait) -> None:
         """Tell ``wait`` from now on what happens in its topic."""
         with self._lock:
-            self._waits.setdefault(wait.topic, set()).add(wait)
+            while wait not in self._waits.get(wait.topic, ()):  # a pop of a handler's may have come and gone in between
+                self._waits.setdefault(wait.topic, set()).add(wait)
 
     def leave(self, wait: TopicWait) -> None:
         """Tell it nothing more."""
         with self._lock:
-            others = self._waits[wait.topic]
+            others = self._waits.get(wait.topic, set())
             others.discard(wait)
             if not others:
-                del self._waits[wait.topic]
+                self._waits.pop(wait.topic, None)
 
     def arrived(self, topics: Iterable[str]) -> None:
         """Wake those who wait for these topics, which are looked at only when anybody waits at all."""

@@ -4,18 +4,15 @@ A :class:`CommittedKV` counts positions, lets one thread do the disk sync that a
 database is full, poisoned, closed, or seen from a forked child. Refusal is one attribute, so an open one costs one look.
 
 Threads wait for one another at locks, taken by ``with``, and at nothing else: a thread that a signal handler interrupts anywhere lets go
-of them, so none of the others waits for ever. Nor does the thread itself, whose handler may make a call while it waits for the disk: it may
-take the lock of the positions once more, and may not lead a second time.
+of them, so none of the others waits for ever.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from abc import abstractmethod
-from threading import Lock, RLock
-from types import FrameType
+from threading import Lock
 
 from rmqstore.engine.kv.base import OrderedKV, Refusal
 from rmqstore.errors import (
@@ -47,7 +44,7 @@ class CommittedKV(OrderedKV):
     def __init__(self, name: str, *, keeps_written: bool = False) -> None:
         self.name = name
         self._keeps_written = keeps_written
-        self.lock = RLock()
+        self.lock = Lock()
         self.leading = Lock()
         self._lost: list[tuple[int, int]] = []
         _open_databases.add(self)
@@ -136,8 +133,6 @@ class CommittedKV(OrderedKV):
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
         reached = -1
         while reached < target:
-            if self.leading.locked():
-                self._refuse_within()
             # Those that come meanwhile wait here; the first of them leads for all that was written until then.
             with self.leading:
                 with self.lock:
@@ -155,21 +150,6 @@ class CommittedKV(OrderedKV):
                     raise refused from error
                 with self.lock:
                     self.durable_position = max(self.durable_position, reached)
-
-    def _refuse_within(self) -> None:
-        """Refuse a sync that a signal handler, or a finalizer, makes within one of its thread, for whose end it would wait.
-
-        Raises:
-            RuntimeError: as ``Call`` raises it; what is to be synced is written by then.
-        """
-        frame: FrameType | None = sys._getframe(1)
-        code = frame.f_code if frame is not None else None
-        while (frame := frame and frame.f_back) is not None:
-            if frame.f_code is code and frame.f_locals.get("self") is self:
-                raise RuntimeError(
-                    "a signal handler or a finalizer called the store while the same thread waits for the disk; this call may have been "
-                    "done: note in the handler what is to be done, and do it behind the call"
-                )
 
     def _check_kept(self, position: int) -> None:
         """Raise when the write at ``position`` was dropped by a reopen."""

@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
+from rmqstore import config
 from rmqstore.batch import MessageBatch
+from rmqstore.engine.timers.ticks import MINUTE_MS, Times, ticks_and_dues
 from rmqstore.errors import (
     CorruptStoreError,
     FlowControlError,
@@ -25,6 +29,8 @@ from rmqstore.errors import (
     StorePathError,
     TransferError,
 )
+from rmqstore.message import MAX_TIME_MS
+from rmqstore.plugins import get_plugins
 from rmqstore.server import connect
 from rmqstore.server.remote import RemoteStore
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
@@ -32,6 +38,7 @@ from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
 from rmqstore.spark.staging import StagedFile, joined, read_batches
 from rmqstore.store import Store
+from rmqstore.store.reader import ReadStore
 from rmqstore.store.sending import calls_of
 
 
@@ -43,6 +50,68 @@ class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     repeated: int = 0
 
 
+def commit(job: Job, files: Iterable[StagedFile], now_ms: int | None = None) -> JobRecord:
+    """Commit a job as :meth:`Job.commit` does, unless a tick would hold more timers than the ``congestion_limit`` of its shard (T9).
+
+    So what is refused behind the commit is so because of what others put meanwhile, and not once that is handed over.
+
+    Raises:
+        FlowControlError: naming the tick; nothing was stored.
+    """
+    return job.commit(files, now_ms, partial(_check_room, job))
+
+
+def _check_room(job: Job, record: JobRecord) -> None:
+    settings, known = job.dataset.manifest.settings, get_plugins().engine_settings()
+    for shard in record.shards:
+        path = job.dataset.shard_path(shard)
+        limit = config.load(path, settings, known).congestion_limit
+        if not limit:
+            continue
+        with ReadStore(path, settings) as view:
+            precision_ms = view.engine.timers.precision_ms
+            ticks, own = _ticks_of(job, record, shard, precision_ms)
+            # By the minute first, which a store knows without a look at its timers.
+            there = _pending(view, (ticks - precision_ms + 1) // MINUTE_MS * MINUTE_MS, (ticks // MINUTE_MS + 1) * MINUTE_MS)
+            ticks, own = ticks[own + there > limit], own[own + there > limit]
+            counts = own + _pending(view, ticks - precision_ms + 1, ticks + 1)
+        if not np.any(counts > limit):
+            continue
+        fullest = np.argmax(counts)
+        tick = ticks[fullest]
+        what = f"slot {tick} ms" if tick >= 0 else "the slot of messages without a deliver time, beside others that have one,"
+        raise FlowControlError(
+            f"{what} of shard {shard} would hold {counts[fullest]} timers, {own[fullest]} of them of job {job.id!r}, and "
+            f"congestion_limit is {limit}; nothing was stored: spread the deliver times, or raise the limit"
+        )
+
+
+def _ticks_of(job: Job, record: JobRecord, shard: int, precision_ms: int) -> tuple[Times, Times]:
+    """Return the ticks of the timers that a shard is to get, and how many each is to get.
+
+    By the clock of the shard, messages without a deliver time are due when their chunk comes, so they have a tick below 0 a chunk.
+    """
+    ticks, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number, (_, batch) in enumerate(chunks(job, record, shard)):
+        delivers = batch.column("deliver_at_ms")
+        if delivers.null_count < len(delivers):  # else it goes straight to its topics
+            now_ms = -1 - number if record.now_ms is None else record.now_ms
+            found, _ = ticks_and_dues(delivers.fill_null(-1).to_numpy(), now_ms, precision_ms)
+            for kept, new in zip((ticks, counts), np.unique(found, return_counts=True), strict=True):
+                kept.append(new)
+    all_ticks, places = np.unique(np.concatenate(ticks), return_inverse=True)
+    return all_ticks, np.bincount(places, np.concatenate(counts), len(all_ticks)).astype(np.int64)
+
+
+def _pending(view: ReadStore, first_ms: Times, behind_ms: Times) -> Times:
+    """Return how many timers are pending in each of some ranges of due times."""
+    first_ms, behind_ms = (np.clip(each, 0, MAX_TIME_MS) for each in (first_ms, behind_ms))
+    edges = np.unique(np.concatenate((first_ms, behind_ms)))
+    sums = np.concatenate(([0], np.cumsum(view.pending(edges.tolist()).counts, dtype=np.int64)))
+    found: Times = sums[np.searchsorted(edges, behind_ms)] - sums[np.searchsorted(edges, first_ms)]
+    return found
+
+
 def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardReport:
     """Send the chunks of a committed job that shard ``shard`` does not have yet; waits while another task holds it.
 
@@ -50,6 +119,7 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         StoreLockedError: it is still held after ``wait_ms``.
         TransferError: the shard does not know any more which chunks it has, or the job was taken back meanwhile, or the data set has got
             another number of shards since ``job`` was made.
+        FlowControlError: others have put timers into a tick since the commit, or sends are paused.
         CorruptStoreError: a staged file is damaged or missing.
     """
     record = _record(job)
@@ -69,10 +139,16 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
                 sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
                 has_sent = True
                 repeated += len(batch) if sent.repeated else 0
-        except (IllegalArgumentError, FlowControlError, CorruptStoreError, TransferError):
+        except (IllegalArgumentError, FlowControlError, CorruptStoreError, TransferError) as error:
             # The store takes all of a chunk or nothing, so nothing of the shard is sent, and the job can still be taken back.
             if not has_sent:
                 job.note_not_begun(shard)
+            if isinstance(error, FlowControlError):
+                told = (
+                    f"{error}; job {job.id!r} can be finished later: when the pause of sends has ended; when the time of the slot has "
+                    f"come, and a program that opens {job.dataset.shard_path(shard)} has handed over what is there; or with a higher limit"
+                )
+                error.args = (told,)
             raise
         if isinstance(store, RemoteStore):
             progress = _confirmed(job, record, shard)
@@ -179,7 +255,7 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
 def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wait_ms: int) -> None:
     """Commit a job of which these files were staged, unless it was before, and send what is missing from here."""
     with job.completing():
-        record = job.commit(files, now_ms)
+        record = commit(job, files, now_ms)
         for shard in job.missing_shards():
             # A process costs more than a chunk; what fails here, or is locked, gets one all the same.
             if record.rows_of(shard) <= record.chunk_rows:

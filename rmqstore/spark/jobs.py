@@ -44,8 +44,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -53,7 +54,7 @@ import msgspec
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
 from rmqstore.spark.dataset import Dataset, write_json
-from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile
+from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile, check_rejected
 from rmqstore.store.directory import flocked
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -133,8 +134,12 @@ class Job:
 
     # ------------------------------------------------------------ phase 1
 
-    def commit(self, files: Iterable[StagedFile], now_ms: int | None = None) -> JobRecord:
+    def commit(
+        self, files: Iterable[StagedFile], now_ms: int | None = None, check: Callable[[JobRecord], None] = lambda _: None
+    ) -> JobRecord:
         """Let these files be the job, unless it was committed before; what else was staged goes. Returns the record that counts.
+
+        ``check`` is called with the record before it is written, and raises what refuses it.
 
         Raises:
             TransferError: another run with the same job id failed meanwhile and took the staged files away; or a task only counted its
@@ -148,15 +153,15 @@ class Job:
                 self._check_split(files)
                 named = sorted((file for file in files if file.rows or file.rejected), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
-                staged = [(self.staged / file.name, file.size_bytes) for file in record.files]
-                rejected = [self.rejected / file.name for file in record.files if file.rejected]
+                sizes: list[tuple[Path, int | None]] = [(self.staged / file.name, file.size_bytes) for file in record.files]
+                sizes += [(self.rejected / file.name, file.rejected_bytes) for file in record.files if file.rejected]
                 # What was only counted has no file at all.
-                is_whole = all(path.is_file() and path.stat().st_size == size_bytes for path, size_bytes in staged)
-                if not is_whole or not all(path.is_file() for path in rejected):
+                if not all(path.is_file() and size_bytes in (None, path.stat().st_size) for path, size_bytes in sizes):
                     raise TransferError(
                         f"staged files of job {self.id!r} are gone or cut off: it was taken back, or another run of it failed, while this "
                         "write was under way; nothing of it was stored, so run it again"
                     )
+                check(record)
                 for folder in (self.staged, self.rejected, self.path, self.path.parent):
                     if folder.is_dir():
                         sync_path(folder)
@@ -471,8 +476,13 @@ def copy_finished(source: Dataset, target: Dataset) -> None:
             same.path.mkdir()
             if record.rejected and job.rejected.is_dir():
                 same.rejected.mkdir()
-                for name in (file.name for file in record.files if file.rejected):
-                    sync_path(shutil.copyfile(job.rejected / name, same.rejected / name))
+                for file in (each for each in record.files if each.rejected):
+                    try:
+                        check_rejected(job.rejected / file.name, file)
+                    except CorruptStoreError as error:
+                        error.args = (f"{error}; restore it from a copy, or remove {job.rejected} to go on without what the job rejected",)
+                        raise
+                    sync_path(shutil.copyfile(job.rejected / file.name, same.rejected / file.name))
                 sync_path(same.rejected)
             write_json(same.path / _DONE, record)
             for own, copy in ((job.path / _DONE, same.path / _DONE), (job.path, same.path)):

@@ -28,6 +28,9 @@ no shard is open meanwhile.
   that has a file is not popped again, since the sink may have it, and passes over what else comes under its number. One that lost more
   than that is refused.
 
+**A group of the topic.** A look only reads, and only a pop makes the group one of the topic (P11) and keeps it from counting as gone
+(``group_expiry_ms``); until then nothing is held back for it. So a shard where such a pop is due is popped, also when nothing waits there.
+
 **Another number of shards** (``rmqstore.spark.resharding``). Where the group stands goes along, so a query goes on in the new shards: each
 look reads the manifest, and who opens a shard by the old one gets an error. The rounds stay behind, and nothing was leased by then. So the
 last one, if it was not acked, comes again by the group, in a later micro-batch; a micro-batch that was not committed cannot be planned
@@ -39,7 +42,7 @@ that means for a sink is in docs/spark.md.
 
 from __future__ import annotations
 
-import json
+import enum
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,12 +51,14 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from rmqstore.clock import SystemClock
 from rmqstore.engine.kv.directory import sync_path
+from rmqstore.engine.pops.retention import ACTIVITY_PARTS
 from rmqstore.errors import CorruptStoreError, TransferError, system_error
 from rmqstore.message import MAX_POP
 from rmqstore.schemas import OUT_SCHEMA
@@ -76,6 +81,21 @@ _SCHEMA: Final = SCHEMAS[View.MESSAGES]
 Offset = dict[str, Any]
 
 
+class _Reason(enum.Enum):
+    """Why a shard is popped: not at all; something may wait there; the group is not one of the topic there, or is soon not any more."""
+
+    NONE = enum.auto()
+    READY = enum.auto()
+    DUE = enum.auto()
+
+
+class _Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round is to pop: up to ``most`` messages from these shards, in this order."""
+
+    shards: list[int]
+    most: int
+
+
 class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Pops one topic of every shard for a group, a round a micro-batch."""
 
@@ -88,6 +108,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._invisible_ms = invisible_ms
         self._lock_wait_ms = lock_wait_ms
         self._acked: int | None = None  # the last round that this process acked
+        self._popped_ms: dict[int, int] = {}  # when this process popped a shard last
         self._left: int | None = sys.maxsize  # of a query that stops behind what waited when it began; None: not counted yet
 
     def initialOffset(self) -> Offset:
@@ -114,16 +135,21 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end
         left = self._waiting() if self._left is None else self._left
         wish = path.with_suffix(".json")
-        rows = self._pop(consumer, number + 1, **json.loads(wish.read_bytes())) if wish.exists() else 0
+        rows = self._pop(consumer, number + 1, _read_wish(wish)) if wish.exists() else 0
         if not rows:
-            shards = [shard for shard in self._dataset.shards if self._is_ready(shard)]
+            reasons = {shard: self._reason_to_pop(shard) for shard in self._dataset.shards}
             most = min(left, limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize)
-            if shards and most > 0:
-                turn = number % len(shards)
-                wanted: dict[str, Any] = {"shards": [*shards[turn:], *shards[:turn]], "most": most}
+            # Those that are due come first: empty ones take no share, so each look pops all of them, or at least the first that has some.
+            shards: list[int] = []
+            for reason in (_Reason.DUE, _Reason.READY) if most > 0 else (_Reason.DUE,):
+                alike = [shard for shard, why in reasons.items() if why is reason]
+                turn = number % max(len(alike), 1)
+                shards += [*alike[turn:], *alike[:turn]]
+            if shards:
+                wanted = _Wish(shards=shards, most=max(most, 1))
                 wish.parent.mkdir(parents=True, exist_ok=True)
                 write_json(wish, wanted)
-                rows = self._pop(consumer, number + 1, **wanted)
+                rows = self._pop(consumer, number + 1, wanted)
                 left -= rows
         self._left = left
         if not rows:
@@ -150,7 +176,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _rounds(self, consumer: str) -> list[int]:
         """Return the rounds that have a file."""
-        return sorted(int(path.stem) for path in self._path(consumer, 0).parent.glob("*.arrow"))
+        return sorted(int(path.stem) for path in self._path(consumer, 0).parent.glob("*.arrow") if path.stem.isdecimal())
 
     @contextmanager
     def _ticked(self, shard: int) -> Iterator[Store]:
@@ -174,12 +200,21 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 waiting += lag.ready + lag.retry
         return waiting
 
-    def _is_ready(self, shard: int) -> bool:
-        """Say whether a pop may find something, without owning the shard."""
+    def _reason_to_pop(self, shard: int) -> _Reason:
+        """Say whether a shard is to be popped, without owning it."""
         with ReadStore(self._dataset.shard_path(shard), {}) as view:
             lag, now_ms = view.lag(self._topic, self._group), SystemClock().now_ms()
+            popped_ms = [each.active_ms for each in view.groups.subscriptions(self._group) if each.topic == self._topic]
+            if not popped_ms:
+                return _Reason.DUE
+            expiry_ms = view.engine.config.group_expiry_ms
+            # Also by this clock: the owner may have another one, or other settings, by which a pop refreshes nothing.
+            age_ms = now_ms - max(*popped_ms, self._popped_ms.get(shard, 0))
+            if expiry_ms and age_ms >= max(expiry_ms // ACTIVITY_PARTS, 1):
+                return _Reason.DUE
             times = (view.pending().earliest_ms, view.engine.pops.next_expiry_ms())
-            return lag.ready + lag.retry > 0 or any(time_ms is not None and time_ms <= now_ms for time_ms in times)
+            is_ready = lag.ready + lag.retry > 0 or any(time_ms is not None and time_ms <= now_ms for time_ms in times)
+            return _Reason.READY if is_ready else _Reason.NONE
 
     def _ack(self, consumer: str, number: int) -> None:
         """Ack the rounds up to this one, and remove those before it."""
@@ -199,15 +234,15 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     left.unlink(missing_ok=True)
         self._acked = number
 
-    def _pop(self, consumer: str, number: int, shards: Sequence[int], most: int) -> int:
-        """Pop up to ``most`` messages from these shards, and put the file of the round into place, if there are any; returns how many."""
+    def _pop(self, consumer: str, number: int, wish: _Wish) -> int:
+        """Pop what is wished, and put the file of the round into place, if there are any messages; returns how many."""
         path = self._path(consumer, number)
         new = path.with_suffix(f".{secrets.token_hex(4)}.new")
         rows = 0
         try:
             with pa.OSFile(str(new), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-                for place, shard in enumerate(shards):
-                    for batch in self._popped(shard, f"{consumer}-{number}", -(-(most - rows) // (len(shards) - place))):
+                for place, shard in enumerate(wish.shards):
+                    for batch in self._popped(shard, f"{consumer}-{number}", -(-(wish.most - rows) // (len(wish.shards) - place))):
                         writer.write_batch(batch)
                         rows += batch.num_rows
             if rows:
@@ -232,6 +267,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     invisible_ms=self._invisible_ms,
                     attempt_id=f"{attempt}-{number}",
                 ).columns
+                self._popped_ms[shard] = SystemClock().now_ms()
                 if not len(popped):
                     return
                 most -= len(popped)
@@ -245,17 +281,35 @@ def _shard(batch: pa.RecordBatch) -> int:
     return shard
 
 
+def _read_wish(path: Path) -> _Wish:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Wish)
+    except ValueError as error:
+        raise CorruptStoreError(
+            f"the note of what a micro-batch is to pop cannot be read: {path}: {error}; when it is removed, the query goes on, and what "
+            "was popped by it comes again when its lease ends",
+            file=str(path),
+            offset=0,
+        ) from error
+
+
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a round, each of one shard, and those of a shard one behind the other."""
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+            if missing := set(_SCHEMA.names).difference(file.schema.names):
+                raise pa.ArrowInvalid(f"it has no column {min(missing)}")
             for place in range(file.num_record_batches):
-                yield file.get_batch(place)
+                batch = file.get_batch(place)
+                batch.validate(full=True)
+                yield batch
     except FileNotFoundError as error:
         raise TransferError(
             f"what was popped for a micro-batch is gone: {path}; its checkpoint was set back, or is a copy of another one, or the data "
             "set has got another number of shards. A new checkpoint goes on with what the group was not given yet, and with what comes "
             "back when its lease ends"
         ) from error
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system; pyarrow tells of damage without
+            raise system_error(error, path) from error
         raise CorruptStoreError(f"what was popped for a micro-batch cannot be read: {path}: {error}", file=str(path), offset=0) from error

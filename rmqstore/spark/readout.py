@@ -27,7 +27,7 @@ from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, PARKED_TOPIC, RESERVED_PRE
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
 from rmqstore.spark.jobs import Job, jobs_of
-from rmqstore.spark.staging import REJECTED_SCHEMA
+from rmqstore.spark.staging import REJECTED_SCHEMA, StagedFile, read_rejected
 from rmqstore.store.dead_letters import letters_in
 from rmqstore.store.directory import read_manifest
 from rmqstore.store.reader import ReadStore
@@ -118,12 +118,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: of the store, or the file.
+        file: what is known of the file of rejected rows.
         store_id: of the store when this was planned.
         first, behind: ticks of timers, or offsets of the queue, ``first <= … < behind``.
     """
 
     shard: int
     path: str
+    file: StagedFile | None = None
     store_id: int = 0
     topic: str | None = None
     queue_id: int = 0
@@ -200,7 +202,8 @@ def _jobs_at(path: str, wanted: Wanted) -> list[Job]:
 
 def _rejected_parts(job: Job) -> Iterator[Part]:
     if (record := job.record()) is not None:
-        yield from (Part(shard=0, path=str(job.rejected / file.name)) for file in record.files if file.rejected)
+        for file in (each for each in record.files if each.rejected):
+            yield Part(shard=0, path=str(job.rejected / file.name), file=msgspec.structs.replace(file, batches=[]))
 
 
 def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
@@ -334,14 +337,15 @@ def _jobs(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
 def _rejected(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     path = Path(part.path)
     job = path.parent.parent
-    if not path.exists():
-        if not job.exists():
-            return  # it was forgotten meanwhile
-        raise CorruptStoreError(f"{path} is missing, which has rows that job {job.name} rejected", file=str(path), offset=0)
-    with pa.OSFile(part.path) as source, pa.ipc.open_stream(source) as batches:
-        for batch in batches:
+    assert part.file is not None
+    try:
+        for batch in read_rejected(path, part.file):
             job_id = pa.repeat(pa.scalar(job.name), len(batch))
             yield pa.RecordBatch.from_arrays([job_id, *batch.columns], schema=SCHEMAS[View.REJECTED])
+    except FileNotFoundError as error:
+        if job.exists():  # else it was forgotten meanwhile
+            what = f"{path} is missing, which has rows that job {job.name} rejected"
+            raise CorruptStoreError(what, file=str(path), offset=0) from error
 
 
 _READERS: Final[dict[View, Any]] = {

@@ -19,7 +19,7 @@ from rmqstore.settings import Value
 from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
-from rmqstore.spark.ingest import ShardReport, ingest_shard
+from rmqstore.spark.ingest import ShardReport, commit, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, job_under_way
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, stores_at
 from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage
@@ -102,6 +102,7 @@ def schedule(
 
     Raises:
         IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
+        FlowControlError: a tick would hold more timers than ``congestion_limit``; nothing was stored.
         TransferError: the job is committed and not all of it is stored, with its id and what completes it; or another one is, and this one
             has no id; or a job of this id has brought other rows, or was given up; or shards do not know which part of it they have; or
             the data set has got another number of shards meanwhile, and nothing was stored.
@@ -126,7 +127,7 @@ def schedule(
     with job.completing():
         if files is not None:
             try:
-                job.commit(files, now_ms)
+                commit(job, files, now_ms)
             except BaseException:
                 job.discard()
                 raise

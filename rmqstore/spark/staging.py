@@ -49,6 +49,7 @@ CHUNK_BYTES: Final = 32 * 1024 * 1024
 HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""
 
+_PIECE_BYTES: Final = 1024 * 1024
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -106,8 +107,9 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One file of phase 1: its batches, and where they begin.
 
     A task without rows has no file; its name is empty. Nor has one that found the job committed and only counted its rows. ``rejected``
-    rows are in the file of this name among the rejected ones, and in no batch. ``rows_sum`` is of all rows, as :func:`rows_sum` gives it.
-    ``split`` tells among how many shards the rows were split.
+    rows are in the file of this name among the rejected ones, and in no batch; ``rejected_bytes`` and ``rejected_crc32`` are of that whole
+    file, None in the record of an older version. ``rows_sum`` is of all rows, as :func:`rows_sum` gives it. ``split`` tells among how many
+    shards the rows were split.
     """
 
     name: str = ""
@@ -115,6 +117,8 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     batches: list[Batch] = []
     offset: int = 0
     rejected: int = 0
+    rejected_bytes: int | None = None
+    rejected_crc32: int | None = None
     rows_sum: int = 0
     split: int = 0
 
@@ -157,14 +161,14 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     name = f"{partition:05}-{secrets.token_hex(8)}.arrow"
     path, bad_path = job.staged / name, job.rejected / name
     now_ms = SystemClock().now_ms() if rules.now_ms is None else rules.now_ms
-    rows = rejected = 0
+    rows = 0
     kept: list[Path] = []
     try:
         # What other attempts staged stays until the commit, since they may still run.
         job.staged.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
             writer = StagedWriter(files.enter_context(pa.OSFile(str(path), "wb")), job.dataset.manifest.shards)
-            aside: pa.RecordBatchStreamWriter | None = None
+            aside: RejectedWriter | None = None
             for batch in filter(len, batches):
                 bad: dict[int, str] | None = {} if rules.on_bad_row is OnBadRow.COLLECT else None
                 good = [*_sorted_out(batch, partial(_checked, now_ms=now_ms, horizon_ms=rules.horizon_ms), bad)]
@@ -174,14 +178,14 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
                 if bad:
                     if aside is None:
                         bad_path.parent.mkdir(exist_ok=True)
-                        sink = files.enter_context(pa.OSFile(str(bad_path), "wb"))
-                        aside = files.enter_context(pa.ipc.new_stream(sink, REJECTED_SCHEMA))
+                        aside = RejectedWriter(files.enter_context(pa.OSFile(str(bad_path), "wb")))
                     as_written = batch.take(pa.array(bad))
-                    aside.write_batch(_with_reasons(as_written, list(bad.values())))
+                    aside.write(_with_reasons(as_written, list(bad.values())))
                     writer.rows_sum += rows_sum(as_written)
-                    rejected += len(bad)
-            staged = msgspec.structs.replace(writer.finish(name), rejected=rejected)
-        for each, is_wanted in ((path, rows or rejected), (bad_path, rejected)):
+            staged = writer.finish(name)
+            if aside is not None:
+                staged = aside.finish(staged)
+        for each, is_wanted in ((path, rows or staged.rejected), (bad_path, staged.rejected)):
             if is_wanted:
                 sync_path(each)
                 kept.append(each)
@@ -289,6 +293,82 @@ class StagedWriter:
         self._sink.write(_END_OF_STREAM)
         rows, batches = sum(batch.rows for batch in self._written), self._written
         return StagedFile(name=name, rows=rows, batches=batches, offset=self._offset, rows_sum=self.rows_sum, split=self._count)
+
+
+class RejectedWriter:
+    """Writes rows that are no messages into a new file, an Arrow IPC stream, and sums its bytes."""
+
+    def __init__(self, sink: pa.NativeFile) -> None:
+        self._sink = sink
+        self._rows = self._size_bytes = self._crc32 = 0
+        self._put(REJECTED_SCHEMA.serialize())
+
+    def _put(self, message: pa.Buffer | bytes) -> None:
+        self._sink.write(message)
+        self._size_bytes += len(message)
+        self._crc32 = crc32(message, self._crc32)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write rows of ``REJECTED_SCHEMA``."""
+        self._put(batch.serialize())
+        self._rows += batch.num_rows
+
+    def finish(self, staged: StagedFile) -> StagedFile:
+        """Write the end of the stream; return what is known of a task's file with what is known of this one."""
+        self._put(_END_OF_STREAM)
+        return msgspec.structs.replace(staged, rejected=self._rows, rejected_bytes=self._size_bytes, rejected_crc32=self._crc32)
+
+
+def check_rejected(path: Path, file: StagedFile) -> None:
+    """Refuse a file of rejected rows that is not what was written, as far as its record tells.
+
+    Raises:
+        CorruptStoreError: it has another size or sum, or is missing.
+    """
+    try:
+        with pa.OSFile(str(path)) as source:
+            _check_rejected(source, path, file)
+    except FileNotFoundError as error:
+        raise CorruptStoreError(f"the file of rejected rows {path} is missing", file=str(path), offset=0) from error
+
+
+def _check_rejected(source: pa.NativeFile, path: Path, file: StagedFile) -> None:
+    if file.rejected_bytes is None:
+        return
+    size_bytes, found = source.size(), 0
+    if size_bytes != file.rejected_bytes:
+        what = f"the file of rejected rows {path} has {size_bytes} bytes, not {file.rejected_bytes} as it was written"
+        raise CorruptStoreError(what, file=str(path), offset=min(size_bytes, file.rejected_bytes))
+    while piece := source.read_buffer(_PIECE_BYTES):
+        found = crc32(piece, found)
+    if found != file.rejected_crc32:
+        raise CorruptStoreError(f"the file of rejected rows {path} is not what was written", file=str(path), offset=0)
+
+
+def read_rejected(path: Path, file: StagedFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that a task rejected, on ``REJECTED_SCHEMA``; :class:`FileNotFoundError` when the file is not there.
+
+    Raises:
+        CorruptStoreError: the file is damaged.
+    """
+    rows = 0
+    with pa.OSFile(str(path)) as source:
+        _check_rejected(source, path, file)
+        source.seek(0)
+        try:
+            with pa.ipc.open_stream(source) as batches:
+                if batches.schema != REJECTED_SCHEMA:
+                    raise pa.ArrowInvalid(f"its columns are {', '.join(batches.schema.names)}")
+                for batch in batches:
+                    batch.validate(full=True)
+                    rows += len(batch)
+                    yield batch
+            if rows != file.rejected:
+                raise pa.ArrowInvalid(f"it has {rows} rows, not {file.rejected}")
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:  # of the system; pyarrow tells of damage without
+                raise system_error(error, path) from error
+            raise CorruptStoreError(f"the file of rejected rows {path} cannot be read: {error}", file=str(path), offset=0) from error
 
 
 def read_batches(path: Path, file: StagedFile, shard: int) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import rmqstore
@@ -263,6 +264,104 @@ def test_rounds_are_bounded_and_shared_out_and_their_files_go(orders: Dataset) -
     assert len(found(whole, offset, whole.latestOffset(offset, ReadAllAvailable()))) == 6
 
 
+@pytest.fixture
+def pops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that streams pop, as they come."""
+    popped, shards = GroupReader._popped, []
+
+    def noting(reader: GroupReader, shard: int, *given: Any) -> Any:
+        shards.append(shard)
+        return popped(reader, shard, *given)
+
+    monkeypatch.setattr(GroupReader, "_popped", noting)
+    return shards
+
+
+def used_by_others(dataset: Dataset, first: int, behind: int) -> None:
+    """Let another group pop and ack what comes now, in every shard, and what all groups have acked be reclaimed."""
+    for shard in dataset.shards:
+        with dataset.open_shard(shard) as store:
+            store.pop("orders", "others")
+    sent(dataset, first, behind)
+    for shard in dataset.shards:
+        with dataset.open_shard(shard) as store:
+            store.ack(store.pop("orders", "others", max_messages=32))
+            for _ in range(3):
+                store.tick()
+
+
+@pytest.mark.parametrize("init", ["min", "max"])
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_look_at_an_empty_topic_makes_the_group_one_of_it_once(tmp_path: Path, init: str, stops: bool, pops: list[int]) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=3, engine=ENGINE, settings={"init": init})
+    reader = reader_of(dataset, maxRowsPerBatch="1000")
+    start = begun(reader)
+    for _ in range(3):
+        if stops:
+            reader.prepareForTriggerAvailableNow()
+        assert latest(reader, start) == start
+    assert pops == [0, 1, 2]
+    used_by_others(dataset, 0, MESSAGES)
+    if stops:
+        reader.prepareForTriggerAvailableNow()
+    assert numbers(found(reader, start, latest(reader, start))) == list(range(MESSAGES))
+
+
+def test_a_group_becomes_one_of_the_topic_in_each_shard_though_a_micro_batch_has_one_message(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=3, engine=ENGINE)
+    sent(dataset, 0, MESSAGES)  # the third shard stays empty
+    reader = reader_of(dataset, maxRowsPerBatch="1")
+    offset = begun(reader)
+    for _ in dataset.shards:
+        offset = latest(reader, offset)
+    for shard in dataset.shards:
+        with ReadStore(dataset.shard_path(shard), {}) as view:
+            assert [each.group for each in view.groups.subscriptions()] == ["billing"]
+
+
+def test_a_query_that_stops_takes_at_most_a_message_of_a_shard_that_came_behind_its_count(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = reader_of(dataset)
+    offset = begun(reader)
+    reader.prepareForTriggerAvailableNow()
+    waiting, sizes = GroupReader._waiting, []
+
+    def late(of: GroupReader) -> int:
+        count = waiting(of)
+        sent(dataset, 0, MESSAGES)
+        return count
+
+    monkeypatch.setattr(GroupReader, "_waiting", late)
+    while (end := latest(reader, offset)) != offset:
+        sizes.append(len(found(reader, offset, end)))
+        offset = end
+    assert sizes == [1, 1]
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_group_that_only_looks_does_not_count_as_gone(tmp_path: Path, time: Time, pops: list[int], is_served: bool) -> None:
+    """As with a consumer, an eighth of the time is told apart."""
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=ENGINE, settings={"group_expiry_ms": 80 * SECOND_MS})
+    reader = reader_of(dataset)
+    start = begun(reader)
+
+    def looked() -> None:
+        for _ in range(30):
+            time.now_ms += 5 * SECOND_MS
+            assert latest(reader, start) == start
+
+    if is_served:  # by a clock that stands still, so a pop changes nothing there, and yet is not made by every look
+        with served(dataset.shard_path(0)):
+            looked()
+    else:
+        looked()
+    assert len(pops) == 15
+    if not is_served:
+        used_by_others(dataset, 0, MESSAGES)
+        assert numbers(found(reader, start, latest(reader, start))) == list(range(0, MESSAGES, 2))
+
+
 def test_timers_that_are_due_are_handed_over_where_no_job_is_half_done(orders: Dataset, time: Time) -> None:
     for shard in orders.shards:
         with orders.open_shard(shard) as store:
@@ -295,12 +394,41 @@ def test_what_is_not_there_any_more_is_told(orders: Dataset) -> None:
     start = begun(reader)
     end = latest(reader, start)
     (file,) = (orders.path / "streams").glob("*/*.arrow")
-    file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(rmqstore.CorruptStoreError, match="cannot be read"):
-        reader.partitions(start, end)
+    whole = file.read_bytes()
+    footer_at = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
+    schema = pa.schema([("shard", pa.int32())])
+    with pa.BufferOutputStream() as sink:
+        pa.ipc.new_file(sink, schema).close()
+        others = bytes(sink.getvalue())
+    for damaged in (
+        whole[:-7],
+        whole[:footer_at] + bytes(8) + whole[footer_at + 8 :],
+        whole.replace(b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f"),
+        whole.replace(b"orders", b"order\xff"),
+        others,
+    ):
+        assert damaged != whole
+        file.write_bytes(damaged)
+        with pytest.raises(rmqstore.CorruptStoreError, match="cannot be read"):
+            reader.partitions(start, end)
     file.unlink()
     with pytest.raises(rmqstore.TransferError, match="its checkpoint was set back"):
         reader.partitions(start, end)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"shards": [0]}', b'{"shards": 1, "most": 2}'])
+def test_a_note_that_is_damaged_is_named(orders: Dataset, content: bytes) -> None:
+    reader = reader_of(orders)
+    start = begun(reader)
+    note = orders.path / "streams" / start["consumer"] / "1.json"
+    note.parent.mkdir(parents=True)
+    note.write_bytes(content)
+    (note.parent / "of others.arrow").write_bytes(b"")
+    with pytest.raises(rmqstore.CorruptStoreError, match="when it is removed, the query goes on") as caught:
+        latest(reader, start)
+    assert caught.value.file == str(note)
+    note.unlink()
+    assert numbers(found(reader, start, latest(reader, start))) == list(range(MESSAGES))
 
 
 def test_consumers_are_named_and_what_a_kill_left_of_a_pop_is_removed(orders: Dataset) -> None:

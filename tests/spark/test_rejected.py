@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -114,6 +115,85 @@ def test_rejected_rows_that_are_gone_are_told_from_those_of_a_job_that_is_forgot
         list(read(part, asked))
     prune(dataset, 0)
     assert list(read(part, asked)) == []
+
+
+def damaged(job: Job, how: str) -> None:
+    """Damage the file of rejected rows of a job, which has three batches of two rows."""
+    (path,) = job.rejected.iterdir()
+    content = bytearray(path.read_bytes())
+    source = pa.BufferReader(bytes(content))
+    with pa.ipc.open_stream(source) as batches:
+        ends = [source.tell() for _ in batches]
+    if how == "changed":
+        content[content.index(b"no topic")] ^= 1
+    path.write_bytes(
+        {
+            "cut at a batch": content[: ends[1]],
+            "cut in a batch": content[: ends[1] + 20],
+            "empty": b"",
+            "longer": content + b"more",
+            "of other columns": b"".join((pa.schema([("x", pa.int64())]).serialize(), b"\xff\xff\xff\xff\0\0\0\0")),
+        }.get(how, content)
+    )
+
+
+def rejecting(dataset: Dataset) -> tuple[Job, list[StagedFile]]:
+    """A job that is not committed yet, and rejects six rows."""
+    job = Job(dataset, "load")
+    return job, collected(job, [flawed(number, 4, topic={1: "no topic", 2: ""}) for number in (0, 4, 8)])
+
+
+DAMAGES = ["cut at a batch", "cut in a batch", "empty", "longer", "changed", "of other columns"]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("knows_sums", [True, False])
+def test_rejected_rows_that_are_damaged_are_not_given_as_all(dataset: Dataset, how: str, knows_sums: bool) -> None:
+    """The records of older versions have neither size nor sum; there rows that are too few are told."""
+    job, files = rejecting(dataset)
+    job.commit(files, NOW_MS)
+    ingested(job)
+    if not knows_sums:
+        done = job.path / "done.json"
+        record = json.loads(done.read_bytes())
+        for file in record["files"]:
+            del file["rejected_bytes"], file["rejected_crc32"]
+        done.write_text(json.dumps(record))
+    before = rejected(dataset)
+    assert [row["keys"] for row in before] == [[str(number)] for number in (1, 2, 5, 6, 9, 10)]
+    damaged(job, how)
+    if not knows_sums and how in ("longer", "changed"):
+        assert len(rejected(dataset)) == 6
+        return
+    with pytest.raises(rmqstore.CorruptStoreError, match=r"the file of rejected rows .*\.arrow") as caught:
+        rejected(dataset)
+    assert caught.value.file == str(next(job.rejected.iterdir()))
+
+
+@pytest.mark.parametrize("how", ["cut at a batch", "longer"])
+def test_a_job_whose_rejected_rows_are_cut_off_is_not_committed(dataset: Dataset, how: str) -> None:
+    job, files = rejecting(dataset)
+    damaged(job, how)
+    with pytest.raises(rmqstore.TransferError, match="gone or cut off"):
+        job.commit(files, NOW_MS)
+    assert job.record() is None
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "gone"])
+def test_rejected_rows_that_are_damaged_do_not_go_into_copies_unseen(dataset: Dataset, how: str) -> None:
+    job, files = rejecting(dataset)
+    job.commit(files, NOW_MS)
+    ingested(job)
+    if how == "gone":
+        next(job.rejected.iterdir()).unlink()
+    else:
+        damaged(job, how)
+    target = dataset.path.with_name("copy")
+    with pytest.raises(rmqstore.CorruptStoreError, match=f"or remove {job.rejected} to go on"):
+        copies.copied(dataset, target, "dumping", transfer.dump)
+    assert not target.exists()
+    shutil.rmtree(job.rejected)
+    copies.copied(dataset, target, "dumping", transfer.dump)
 
 
 def test_nothing_is_set_aside_of_a_write_that_fails_or_has_no_bad_row(dataset: Dataset) -> None:

@@ -19,8 +19,10 @@ import functools
 import os
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -49,14 +51,28 @@ _CONNECT_S: Final = 5.0
 _RELEASE_S: Final = 5.0
 """So long a close waits until what pops have leased for nobody is released; behind that leases end by themselves."""
 
+_WAITING_CALLS: Final = 900
+_OTHER_CALLS: Final = 100
+"""So many calls are under way on a connection, those that may wait at the server and the others, so that no pop that waits holds up a send.
+
+A server takes 1024. What is left is for releases that have no place of their own.
+"""
+
 _CLOSED: Final = "this program has closed the connection"
 
 
+class _NotAskedError(ConnectionResetError):
+    """A connection ended before a call was written to it."""
+
+
 class _Connection:
-    """One connection, which carries any number of calls at a time.
+    """One connection, which carries as many calls at a time as a server takes; the others wait here.
 
     What a pop has leased when nobody waits for its answer any more is released, also when that comes just behind the answer, or the close
-    just behind that.
+    just behind that. A call that is given up keeps its place until the server has ended it, and what it had leased is released.
+
+    Attributes:
+        lost: told of each pop that was given up, when the connection breaks before what it had leased is released.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,6 +81,10 @@ class _Connection:
         self._number = 0
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._leasing: set[int] = set()  # pops, and releases of what they had leased, that are not answered
+        self._waiting = asyncio.Semaphore(_WAITING_CALLS)
+        self._others = asyncio.Semaphore(_OTHER_CALLS)
+        self._given_up: dict[int, tuple[Underway, asyncio.Semaphore]] = {}  # also by the number of the release that follows
+        self.lost: Callable[[Underway], None] | None = None
         self._is_closing = False
         self._reading: asyncio.Task[None] | None = None
         self.greeting: dict[str, Any] = {}
@@ -114,38 +134,77 @@ class _Connection:
         """Make a call and return its answer, which may be an error.
 
         Raises:
+            _NotAskedError: the connection broke before.
             OSError: the connection broke; whether the call was done is unknown.
         """
-        self._number += 1
-        number = self._number
-        request = frame([number, call.call, list(call.arguments), call.named])
-        if len(request) > self.greeting["frame_bytes"]:
-            raise IllegalArgumentError(f"{call.call} of {len(request)} bytes is more than the server takes at a time; send less a call")
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        if call.call in POPS:
-            self._leasing.add(number)
-        self._writer.write(request)
+        place = await self._place_for(call)
+        free: asyncio.Semaphore | None = place
         try:
-            await self._writer.drain()
-            return await answer
-        except asyncio.CancelledError:
-            self._give_up(number, answer)
-            raise
+            self._number += 1
+            number = self._number
+            request = frame([number, call.call, list(call.arguments), call.named])
+            if len(request) > self.greeting["frame_bytes"]:
+                raise IllegalArgumentError(f"{call.call} of {len(request)} bytes is more than the server takes at a time; send less a call")
+            answer = self._answers[number] = asyncio.get_running_loop().create_future()
+            if call.call in POPS:
+                self._leasing.add(number)
+            self._writer.write(request)
+            try:
+                await self._writer.drain()
+                return await answer
+            except asyncio.CancelledError:
+                free = self._give_up(number, answer, call, place)
+                raise
+        finally:
+            if free is not None:
+                free.release()
 
-    def _give_up(self, number: int, answer: asyncio.Future[Any]) -> None:
-        """End a call that nobody waits for any more."""
+    async def _place_for(self, call: Underway) -> asyncio.Semaphore:
+        """Wait until the server takes one call more. One that may wait there waits so long in all, and then is made once."""
+        left_s = call.left_s or None
+        place = self._waiting if left_s else self._others
+        if not place.locked():
+            await place.acquire()
+            return place
+        try:
+            async with asyncio.timeout(left_s):
+                await place.acquire()
+        except TimeoutError:
+            place = self._others
+            await place.acquire()
+        try:
+            if self._is_closing or self.is_broken:
+                raise _NotAskedError(_CLOSED)
+            call.come_late()
+            call.check_age()
+        except BaseException:
+            place.release()
+            raise
+        return place
+
+    def _give_up(self, number: int, answer: asyncio.Future[Any], call: Underway, place: asyncio.Semaphore) -> asyncio.Semaphore | None:
+        """End a call that nobody waits for any more; returns its place, unless the server is still at it."""
+        call.may_have_leased = False  # what it finds now is released, also that of a copy before it
         if self.is_broken:
-            return
-        if number in self._answers:
+            call.answer_lost()
+        elif number in self._answers:
             answer.cancel()  # what comes is nobody's
             self._tell(GIVE_UP, number)
+            self._given_up[number] = call, place
+            return None
         elif not answer.cancelled() and answer.exception() is None:  # it was answered before its task was cancelled
-            self._release(answer.result())
+            return self._release(answer.result(), call, place)
+        return place
 
-    def _release(self, answer: object) -> None:
-        """Release what an answer has leased that nobody gets."""
-        if isinstance(answer, MessageBatch | PoppedMessages) and len(answer):
-            self._leasing.add(self._tell("release", list(receipts_of(answer).names)))
+    def _release(self, answer: object, call: Underway | None, place: asyncio.Semaphore | None) -> asyncio.Semaphore | None:
+        """Release what an answer has leased that nobody gets; returns the place of its call, unless the release has it."""
+        if not isinstance(answer, MessageBatch | PoppedMessages) or not len(answer):
+            return place
+        number = self._tell("release", list(receipts_of(answer).names))
+        self._leasing.add(number)
+        if call is not None and place is not None:
+            self._given_up[number] = call, place
+        return None
 
     def _tell(self, call: str, argument: object) -> int:
         """Make a call whose answer says nothing; returns its number."""
@@ -166,17 +225,22 @@ class _Connection:
             while self._leasing or not self._is_closing:
                 number, value = await self._read()
                 self._leasing.discard(number)
+                call, place = self._given_up.pop(number, (None, None))
                 answer = self._answers.pop(number, None)
-                if answer is not None and answer.done():
-                    self._release(value)
-                elif answer is not None:
+                if answer is not None and not answer.done():
                     answer.set_result(value)
+                elif (free := self._release(value, call, place)) is not None:
+                    free.release()
                 if not number:
                     error = value if isinstance(value, OSError) else ConnectionError(str(value))
                     break
         except (OSError, EOFError, RmqstoreError) as broken:
             if not isinstance(broken, EOFError):
                 error = broken if isinstance(broken, OSError) else ConnectionError(str(broken))
+            for given_up, _ in self._given_up.values():
+                given_up.answer_lost()
+                if given_up.may_have_leased and self.lost is not None:
+                    self.lost(given_up)
         finally:
             self._end(error)
 
@@ -187,6 +251,9 @@ class _Connection:
             if not answer.done():
                 _fail(answer, error)
         self._answers.clear()
+        for _, place in self._given_up.values():
+            place.release()
+        self._given_up.clear()
 
     async def close(self) -> None:
         """Close it, when what pops have leased that were given up, or are under way, is released."""
@@ -219,6 +286,12 @@ def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
     answer.exception()  # it may be one that nobody waits for
 
 
+def _see_error(done: asyncio.Task[None]) -> None:
+    """Let the error of a task that nobody waits for pass in silence."""
+    if not done.cancelled():
+        done.exception()
+
+
 class _Parts:
     """The calls of a part of a store, such as ``store.topics``."""
 
@@ -234,7 +307,8 @@ class AsyncStore:
     """The calls of :class:`rmqstore.Store`, each of which is awaited, but for :meth:`consume`; made by :func:`open` and :func:`connect`.
 
     A call whose connection breaks is made again as with :func:`rmqstore.connect`. One that is cancelled may have been done, but for a pop:
-    what that had leased is released.
+    what that had leased is released. When its connection broke, that is done as soon as there is a server, within ``patience``; but not for
+    a pop with an ``attempt_id``, which may be asked for again.
     """
 
     topics: _Parts
@@ -263,7 +337,8 @@ class AsyncStore:
         self._taking: asyncio.Task[Store | None] | None = None
         self._lanes = Lanes()
         self._connection: _Connection | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[None] | None = None
+        self._taking_back: set[asyncio.Task[None]] = set()
         self._workers: weakref.WeakSet[AsyncWorker] = weakref.WeakSet()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -304,36 +379,72 @@ class AsyncStore:
         own.close()
 
     async def _connected(self) -> _Connection:
-        async with self._connecting:
-            if self._connection is None or self._connection.is_broken:
-                async with asyncio.timeout(_CONNECT_S):
-                    made = await _Connection.to(self._address, self._token, self._tls)
-                if self._is_closed:  # meanwhile
-                    await made.close()
-                self._check_open()
-                self._connection = made
-                if self._own is not None:
-                    self._own._met(made.greeting)
-            return self._connection
+        """Return the connection. Calls that miss one share an attempt, which goes on for the others when one of them is cancelled."""
+        self._check_open()
+        if self._connection is None or self._connection.is_broken:
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.create_task(self._connect())
+                self._connecting.add_done_callback(_see_error)
+            attempt = self._connecting
+            await asyncio.wait([attempt])
+            self._check_open()
+            if not attempt.cancelled():
+                attempt.result()
+            if self._connection is None or self._connection.is_broken:  # again, or somebody has cancelled all tasks but this
+                raise ConnectionResetError("the server closed the connection")
+        return self._connection
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(_CONNECT_S):
+            made = await _Connection.to(self._address, self._token, self._tls)
+        made.lost = self._take_back
+        self._connection = made
+        if self._own is not None:
+            self._own._met(made.greeting)
 
     async def _ask(self, ask: Ask) -> Any:
         call = Underway(ask, self._lanes, self._address, self._patience_s)
+        try:
+            return await self._make(call)
+        except asyncio.CancelledError:
+            if call.may_have_leased:
+                self._take_back(call)
+            raise
+
+    def _take_back(self, call: Underway) -> None:
+        """Release behind its back what a pop has leased whose answer was lost, and that nobody waits for."""
+        if not self._is_closed:
+            task = asyncio.create_task(self._taken_back(call))
+            self._taking_back.add(task)
+            task.add_done_callback(self._taking_back.discard)
+
+    async def _taken_back(self, call: Underway) -> None:
+        topic, group, *_ = call.arguments
+        again = Ask(call.call, (topic, group, [], False), {**call.named, "wait": None, "wait_ms": None})  # it is told what it had
+        with suppress(Exception):  # then leases end by themselves
+            found = await self._make(Underway(again, self._lanes, self._address, self._patience_s))
+            if len(found):
+                release = Ask("release", (list(receipts_of(found).names),))
+                await self._make(Underway(release, self._lanes, self._address, self._patience_s))
+
+    async def _make(self, call: Underway) -> Any:
+        """Make a call, again when the connection breaks and a repeat does no harm."""
         while True:
             call.check_age()
+            begun_s = time.monotonic()
             try:
-                self._check_open()
                 connection = await self._connected()
             except RmqstoreError as error:
                 raise call.refused(error) from error
             except (OSError, EOFError) as error:
-                call.lost(error, may_be_done=False)
+                call.lost(error, may_be_done=False, since_s=begun_s)
             else:
                 if call.is_forgotten(connection.greeting):
                     raise call.given_up()
                 try:
                     answer = await connection.ask(call)
                 except OSError as error:
-                    call.lost(error, may_be_done=True)
+                    call.lost(error, may_be_done=not isinstance(error, _NotAskedError))
                 else:
                     if self._own is not None:
                         self._own._met(connection.greeting)
@@ -405,18 +516,26 @@ class AsyncStore:
                 from rmqstore.services.async_worker import end_all
 
                 await end_all(list(self._workers))
-        finally:  # also when nobody waits for handlers any more
+            await asyncio.sleep(0)  # pops that were cancelled see that first
+            if self._taking_back:
+                await asyncio.wait(self._taking_back, timeout=_RELEASE_S)
+        finally:  # also when nobody waits for that any more
             with self._owning:
                 self._is_closed = True
             if self._closing is None:
-                self._closing = asyncio.create_task(self._let_go(self._connection, self._own))
+                ending = [each for each in (self._connecting, *self._taking_back) if each is not None and not each.done()]
+                for each in ending:
+                    each.cancel()
+                self._closing = asyncio.create_task(self._let_go(self._connection, self._own, ending))
                 self._connection = self._own = None
                 await asyncio.shield(self._closing)  # it goes on when this close is cancelled
             elif not self._closing.done():
                 await asyncio.wait([self._closing])
 
-    async def _let_go(self, connection: _Connection | None, own: SharedStore | None) -> None:
+    async def _let_go(self, connection: _Connection | None, own: SharedStore | None, ending: Sequence[asyncio.Task[None]]) -> None:
         try:
+            if ending:
+                await asyncio.wait(ending)
             if connection is not None:
                 await connection.close()
         finally:

@@ -31,6 +31,7 @@ from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessa
 from rmqstore.server.calls import METHODS, NO_PATHS, OF_PATHS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address
 from rmqstore.store import Store
+from rmqstore.store.opening import checked_path
 from rmqstore.store.receipts import NO_RECEIPTS, handles_of, popped_in, receipts_of, renewed
 from rmqstore.store.sending import CallName, new_batch
 from rmqstore.when import duration_ms, timedelta_ms
@@ -148,7 +149,7 @@ def _reject(leased, *, reason=""):  # type: ignore[no-untyped-def]
 
 
 def _snapshot(path):  # type: ignore[no-untyped-def]
-    return Path((yield Ask("snapshot", (str(Path(path).absolute()),))))
+    return Path((yield Ask("snapshot", (str(checked_path(path).absolute()),))))
 
 
 def _dump(path, *, progress=None):  # type: ignore[no-untyped-def]
@@ -156,7 +157,7 @@ def _dump(path, *, progress=None):  # type: ignore[no-untyped-def]
         raise UnsupportedOperationError("a dump over a connection shows no progress; leave progress out, or dump the directory")
     from rmqstore.transfer.dumps import DumpReport  # it brings Parquet along
 
-    there, *counts = yield Ask("transfer.dump", (str(Path(path).absolute()),))
+    there, *counts = yield Ask("transfer.dump", (str(checked_path(path).absolute()),))
     return DumpReport(Path(there), *counts)
 
 
@@ -218,6 +219,7 @@ class Underway:
 
     Attributes:
         call, arguments, named: what goes to the server.
+        may_have_leased: it is a pop whose answer was lost; what that had leased, only its attempt is told, whose name nobody else has.
     """
 
     def __init__(self, ask: Ask, lanes: Lanes, address: Address, patience_s: float) -> None:
@@ -226,6 +228,8 @@ class Underway:
         self.call = ask.call
         self.arguments = ask.arguments
         self.named = dict(ask.named)
+        self.may_have_leased = False
+        self._has_own_attempt = ask.call in POPS and bool(ask.arguments[3])
         self._lanes = lanes
         self._lane = lanes.take() if ask.is_named else None
         if self._lane is not None:
@@ -241,27 +245,47 @@ class Underway:
         self._lost_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
 
-    def lost(self, error: Exception, *, may_be_done: bool) -> None:
+    def lost(self, error: Exception, *, may_be_done: bool, since_s: float | None = None) -> None:
         """Note that no answer came; what goes to the server from now on is a repeat.
+
+        Args:
+            since_s: when, by the monotonic clock, the attempt to reach a server began that failed; its patience counts from then.
 
         Raises:
             StoreUnavailableError: the call may have been done, and does harm when it is made again.
         """
         self._lost = error
         self._may_be_done |= may_be_done
+        if may_be_done:
+            self.answer_lost()
         now_s = time.monotonic()
         if may_be_done and self.call not in REPEATABLE:
             raise self.given_up() from error
         self.check_age()
         if may_be_done and now_s - self._tried_s > min(self._patience_s, _LONG_S):  # it had a server: this is another outage
             self._lost_s, self._pause_s = None, _FIRST_PAUSE_S
-        if self._wait_until_s is not None:
-            left_ms = max(int((self._wait_until_s - now_s) * 1000), 0)
-            self.named |= {"wait": None, "wait_ms": left_ms} if self.call in POPS else {"timeout": timedelta(milliseconds=left_ms)}
+        if self._lost_s is None:
+            self._lost_s = now_s if since_s is None else since_s
+        self.come_late()
         if self.call in POPS:
             self.arguments = (*self.arguments[:3], False)
-        elif self.call in SENDS:
-            self.arguments = (self.arguments[0], self._ago_ms(now_s))
+
+    def answer_lost(self) -> None:
+        """Note that the server may have given it an answer that nobody has."""
+        self.may_have_leased = self._has_own_attempt
+
+    @property
+    def left_s(self) -> float:
+        """How long it may wait at the server."""
+        return 0.0 if self._wait_until_s is None else max(self._wait_until_s - time.monotonic(), 0.0)
+
+    def come_late(self) -> None:
+        """Tell the server of the time that has passed since it was called: it waits so much shorter, and its delay counts from then."""
+        if self._wait_until_s is not None:
+            left_ms = int(self.left_s * 1000)
+            self.named |= {"wait": None, "wait_ms": left_ms} if self.call in POPS else {"timeout": timedelta(milliseconds=left_ms)}
+        if self.call in SENDS:
+            self.arguments = (self.arguments[0], self._ago_ms(time.monotonic()))
 
     def check_age(self) -> None:
         """Refuse to ask again for a send whose name the store may have forgotten by now, as when this process stood still.
@@ -296,7 +320,7 @@ class Underway:
             StoreUnavailableError: no server was there for so long that nobody waits longer.
         """
         now_s = time.monotonic()
-        self._lost_s = now_s if self._lost_s is None else self._lost_s
+        assert self._lost_s is not None
         if now_s - self._lost_s >= self._patience_s:
             raise self.refused(StoreUnavailableError(unavailable(self._address, self._lost))) from self._lost
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, _LONGEST_PAUSE_S)

@@ -363,7 +363,7 @@ def test_a_close_while_a_call_connects_again(served: Served) -> None:
         store = await aio.connect(f"unix:{served.socket}")
         await store._connection.close()  # type: ignore[union-attr]
         call = asyncio.create_task(store.topics.list())
-        while not store._connecting.locked():
+        while store._connecting is None or store._connecting.done():
             await asyncio.sleep(0)
         await store.close()
         with pytest.raises(StoreClosedError):

@@ -17,6 +17,7 @@ from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_blank
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames
@@ -200,6 +201,35 @@ def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
     log.close()
     again, kept = recovered(path)
     assert bodies(again, kept) == [b"1 " * 50]
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 0), (3, FILE_BYTES - 100), (40, 3 * FILE_BYTES)])
+def test_what_looks_like_the_end_of_a_frame_in_a_body_proves_nothing_and_costs_little(
+    path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
+) -> None:  # fmt: skip
+    """Whatever lengths it says; of a file that such frames would fill, the records are looked at once."""
+    log = opened(path)
+    append(log, pieces([1]))
+    log.sync()
+    tail = log.tail
+    second = append(log, pieces(range(2, 30)))
+    end = frames.PROPERTY + b"%08x %010x %08x %016x %08x\x02" % (count, size, 1, tail + 1, 0)
+    found = encode_record(Record(topic=b"t", body=b"x" * 40 + 20 * end, properties=sums.ROOM))
+    append(log, frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)])))
+    log.chain.write_at(second + 100, b"\xff")
+    log.chain.write_at(log.tail - 30, bytes(30))
+    log.close()
+    assert log.tail > 2 * FILE_BYTES, "what looks like an end is in a file that begins behind the damage"
+    scan, scanned = log_reading.scan, []
+
+    def noted(buffer: Any, at: int = 0) -> Any:
+        scanned.append(at)
+        return scan(buffer, at)
+
+    monkeypatch.setattr(log_reading, "scan", noted)
+    again, whole = recovered(path)
+    assert bodies(again, whole) == [b"1 " * 50]
+    assert size < FILE_BYTES or len(scanned) < 10
 
 
 @pytest.mark.parametrize("properties", [b"TAGS\x01a\x02UNIQ_KEY\x01k\x02", b"UNIQ_KEY\x01k", b""])

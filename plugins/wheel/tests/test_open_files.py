@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 from collections import Counter
 from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plugins.wheel.tests.breaking import ledger_of, opened
+from plugins.wheel.tests.breaking import index_of, ledger_of, opened
 from plugins.wheel.tests.small_log import SMALL, START_MS
 from rmqstore import CancelOutcome, ManualClock, Message
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore_conformance.stores import read_ids
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files import chain
+from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.log import consume_queues
+from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.timers.fetching import Fetcher, Units
 from rmqstore_wheel.timers.index import Ints, TimerIndex
+from rmqstore_wheel.timers.keys import KeyFile
 
 TIMERS = 3000
 OPEN = 3
@@ -60,7 +68,7 @@ def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path: Path, monkeypatc
     clock.advance(60_000)
     assert len(store.engine.timers.scan(0, START_MS + 60_000, limit=TIMERS).timers) == TIMERS - TIMERS // 100
     found = _open_files(tmp_path)
-    assert max(found[name] for name in ("commitlog", "timerlog", "0")) <= 2 * (OPEN + 1), "each takes two, and one may be written besides"
+    assert max(found[name] for name in ("commitlog", "timerlog", "0")) <= 2 * (OPEN + 2), "each takes two, and the last two stay besides"
     while store.tick().handed_over:
         pass
     ledger_of(store).make_check_point()
@@ -68,7 +76,7 @@ def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path: Path, monkeypatc
     while taken := store.pop("t", "g", max_messages=32):
         popped += [each.message_id for each in taken]
     found = _open_files(tmp_path)
-    assert max(found[name] for name in ("commitlog", "timerlog")) <= 2 * (OPEN + 1)
+    assert max(found[name] for name in ("commitlog", "timerlog")) <= 2 * (OPEN + 2)
     assert sorted(popped) == sorted(f"m{at}" for at in range(TIMERS) if at % 100)
     assert store.verify() == []
     store.close()
@@ -98,6 +106,105 @@ def test_a_hand_over_that_fails_on_its_way_begins_anew(tmp_path: Path, monkeypat
             store.tick()
     assert read_ids(store, "t") == [f"m{at}" for at in range(35)]
     assert store.pending().total == 0
+
+
+class NoDescriptor:
+    """While ``is_gone``, no file is mapped, as in a process that has no descriptor left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_gone = False
+        made = mmap.mmap
+
+        def mapped(*arguments: Any, **named: Any) -> mmap.mmap:
+            if self.is_gone and arguments[0] >= 0:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return made(*arguments, **named)
+
+        monkeypatch.setattr("rmqstore_wheel.files.disk.mmap.mmap", mapped)
+
+
+@pytest.fixture
+def descriptor(monkeypatch: pytest.MonkeyPatch) -> NoDescriptor:
+    return NoDescriptor(monkeypatch)
+
+
+def test_an_index_file_that_could_not_be_mapped_is_opened_anew(tmp_path: Path, descriptor: NoDescriptor) -> None:
+    """A kill within a check point left slots in it that the check point before does not know."""
+    clock = ManualClock(START_MS)
+    store = opened(tmp_path / "store", clock, congestion_limit=0)
+    store.send_batch(_timers(0, 20, START_MS + 60_000))
+    ledger_of(store).make_check_point()
+    store.send_batch(_timers(20, 20, START_MS + 60_000))
+    index_of(store).keys.check_point()
+    copy_tree(tmp_path / "store", tmp_path / "killed")
+    with opened(tmp_path / "killed", clock, congestion_limit=0) as again:
+        descriptor.is_gone = True
+        with pytest.raises(StoreFullError):
+            again.cancel_key("t", "k3")
+        descriptor.is_gone = False
+        assert [again.cancel_key("t", f"k{at}") for at in range(40)] == [[CancelOutcome.CANCELLED]] * 40
+
+
+@pytest.mark.parametrize("step", ["units", "keys"])
+def test_a_check_point_that_is_made_again_sums_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor, step: str
+) -> None:  # fmt: skip
+    clock = ManualClock(START_MS)
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(queue_file_units=5000, check_point_calls=10**9))
+    store = opened(tmp_path, clock, congestion_limit=0)
+    store.send_batch([Message("t", b"x") for _ in range(3000)])
+    store.close()
+    store = opened(tmp_path, clock, congestion_limit=0)
+    for _ in range(7):
+        store.send_batch([Message("t", b"x") for _ in range(1000)])
+    store.send_batch(_timers(0, 10_000, START_MS + 60_000))
+    kind, name = (UnitLog, "_sum_of") if step == "units" else (KeyFile, "_sum_entries")
+    made, calls = getattr(kind, name), 0
+
+    def without(self: Any, *arguments: Any) -> Any:
+        nonlocal calls
+        if step == "keys" or self is ledger_of(store).queues.of("t", 0):
+            calls += 1
+            descriptor.is_gone = calls == 2 or step == "keys"
+        try:
+            return made(self, *arguments)
+        finally:
+            descriptor.is_gone = False
+
+    with monkeypatch.context() as patch, suppress(StoreFullError):
+        patch.setattr(kind, name, without)
+        ledger_of(store).make_check_point()
+    assert calls
+    ledger_of(store).make_check_point()
+    store.close()
+    with opened(tmp_path, clock, congestion_limit=0) as again:
+        assert len(read_ids(again, "t")) == 10_000
+        assert again.cancel_key("t", "k7") == [CancelOutcome.CANCELLED]
+        assert again.verify() == []
+
+
+def test_a_file_of_the_log_for_which_no_descriptor_is_left_is_room_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor
+) -> None:
+    """What was written of the call is taken back by what is open."""
+    create = Disk.create
+
+    def refused(disk: Disk, path: Path, length: int = 0) -> DiskFile:
+        if path.parent.name == "commitlog" and descriptor.is_gone:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return create(disk, path, length)
+
+    store = opened(tmp_path)
+    store.send(Message("t", b"x" * 10_000, message_id="first"))
+    monkeypatch.setattr(Disk, "create", refused)
+    descriptor.is_gone = True
+    for _ in range(2):
+        with pytest.raises(StoreFullError):
+            store.send(Message("t", b"y" * 10_000))
+    descriptor.is_gone = False
+    store.send(Message("t", b"z" * 10_000, message_id="last"))
+    assert [each.message_id for each in store.read("t").messages] == ["first", "last"]
+    assert store.verify() == []
 
 
 def test_what_is_written_and_cannot_be_taken_over_is_not_taken_for_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

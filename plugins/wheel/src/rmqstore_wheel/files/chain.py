@@ -122,8 +122,9 @@ class FileChain:
         """Let go of files beyond those that stay open; who works with one of them, as a sync in another thread, still holds it."""
         if self._disk.may_reopen:
             for start in list(self._open)[: -self.most_open]:
-                # A sync hears only of what failed to be written since its file was opened.
-                if start not in self._unsynced and start not in self.starts[-1:]:
+                # A sync hears only of what failed to be written since its file was opened; and the last one but one gets its end written
+                # when the last is there.
+                if start not in self._unsynced and start not in self.starts[-2:]:
                     self._open.pop(start, None)
 
     def has(self, start: int) -> bool:

@@ -95,10 +95,11 @@ class DiskFile:
 
     def zeros_from(self, offset: int) -> int | None:
         """Return up to where space is set aside from ``offset`` on without a gap; None when something else than zeros is behind it."""
-        filled, view = offset, self.view()
+        filled, read = offset, memoryview(bytearray(len(_ZEROS)))  # no map, which takes a descriptor
         for start, stop in self.data_from(offset):
             for at in range(start, stop, len(_ZEROS)):
-                if view[at : min(at + len(_ZEROS), stop)] != _ZEROS[: min(len(_ZEROS), stop - at)]:
+                size = self.read_into(at, read[: min(len(_ZEROS), stop - at)])
+                if read[:size] != _ZEROS[:size]:
                     return None
             if start <= filled:
                 filled = stop

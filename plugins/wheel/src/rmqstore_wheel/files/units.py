@@ -302,13 +302,13 @@ class UnitLog:
         self._stale |= {self.count // BLOCK, (number - 1) // BLOCK}
         self.count = number
 
-    def _sum_block(self, block: int) -> None:
-        """Make the sum of a block; of one that was not looked into so far, from the sum that was made before on."""
+    def _sum_of(self, block: int) -> int:
+        """Return the sum of a block; of one that was not looked into so far, from the sum that was made before on."""
         first, stop = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
         before = 0
         if block < len(self._trusted) and not self._trusted[block]:
             first, before = self._summed, int(self._crcs[block])
-        self._crcs[block] = crc32(self._raw(first, stop - first).tobytes(), before)
+        return crc32(self._raw(first, stop - first).tobytes(), before)
 
     # ------------------------------------------------------------ reading
 
@@ -415,10 +415,11 @@ class UnitLog:
             self._write_replaced()
         self.chain.sync()
         # Blocks between those that were written to hold only what fills.
-        self._crcs = np.append(self._crcs, np.full(-(-self.count // BLOCK) - len(self._crcs), self._fill_crc, np.uint32))
+        crcs = np.append(self._crcs, np.full(-(-self.count // BLOCK) - len(self._crcs), self._fill_crc, np.uint32))
         for block in self._stale:
             if (block + 1) * BLOCK > self.first:
-                self._sum_block(block)
+                crcs[block] = self._sum_of(block)
+        self._crcs = crcs  # all of them at once: a block may not be summed a second time
         self._stale.clear()
         self._summed = self.count
         return Sums(self.first, self.count, self._crcs.astype("<u4").tobytes(), self._absent_files())

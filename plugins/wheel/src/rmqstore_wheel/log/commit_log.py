@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
-from rmqstore_wheel.files.chain import FileChain
+from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, StoreFullError
+from rmqstore_wheel.files.chain import FailedSyncError, FileChain
 from rmqstore_wheel.files.disk import Disk, ScatteredReads
 from rmqstore_wheel.formats import commit_log as log, log_reading
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
@@ -170,9 +170,16 @@ class CommitLog:
             raise OSError(errno.EIO, f"a part of a call cannot be taken out of the log: {error.strerror}") from error
 
     def sync(self) -> None:
-        """Make what is appended now durable."""
+        """Make what is appended now durable.
+
+        Raises:
+            FailedSyncError: it may never be, also where the process could not open a file for that.
+        """
         tail = self.tail
-        self.chain.sync()
+        try:
+            self.chain.sync()
+        except StoreFullError as error:  # a call that was told so could not be taken back
+            raise FailedSyncError(errno.EIO, f"a sync failed: {error}") from error
         self.durable = max(self.durable, tail)
 
     # ------------------------------------------------------------ reading
@@ -289,6 +296,7 @@ class CommitLog:
         self.durable = self.tail
 
     def _refuse_damage(self, epoch: int) -> None:
+        scans: dict[int, log_reading.Scan] = {}
         for start in self.chain.starts:
             if start + self.file_bytes <= self.tail:
                 continue
@@ -300,7 +308,7 @@ class CommitLog:
                     trailer = frames.read_trailer(bytes(view[found.start() : end]))
                     if trailer is None or not self.tail < trailer.durable <= start + end or trailer.epoch < epoch:
                         continue
-                    begin = self._begin_of(start, end, trailer)
+                    begin = self._begin_of(start, end, trailer, scans)
                     if begin >= max(self.tail, trailer.durable):
                         raise self._damaged(f"a later one at {begin} says that it was on disk")
 
@@ -308,22 +316,35 @@ class CommitLog:
         """Return where in a file something else than a hole is looked at, from a place on."""
         return self.chain.file(file_start).data_from(begin)
 
-    def _begin_of(self, file_start: int, end: int, trailer: frames.Trailer) -> int:
-        """Return where the frame begins that ends at a byte of a file; -1 where a copy of one is in the body of a message."""
+    def _begin_of(self, file_start: int, end: int, trailer: frames.Trailer, scans: dict[int, log_reading.Scan]) -> int:
+        """Return where the frame begins that ends at a byte of a file; -1 where a copy of one is in the body of a message.
+
+        One that is longer than a file begins with one, and all of a file before its end is its own. ``scans`` keeps what is in such files,
+        as a body may hold very many copies.
+        """
+        is_long = trailer.size > end
+        if is_long and file_start < self.tail:
+            return -1
         parts: list[Part] = []
-        left, view, begin = trailer.size, self._looked_at(file_start)[:end], max(end - trailer.size, 0)
-        while left > 0:
-            found = log_reading.scan(view, begin)
-            part = Part(file_start, found.starts, found.sizes)
-            if not len(found.starts) or (not parts and found.end != end) or not self._lies_right(np.frombuffer(view, np.uint8), part):
+        left = trailer.size
+        while left > 0 and file_start in self.chain.starts:
+            view = self._looked_at(file_start)
+            if not is_long:
+                found = log_reading.scan(view[:end], end - left)
+            elif (kept := scans.get(file_start)) is not None:
+                found = kept
+            else:
+                found = scans[file_start] = log_reading.scan(view)
+            rows = len(found.starts) if parts else int(found.starts.searchsorted(end))
+            part = Part(file_start, found.starts[:rows], found.sizes[:rows])
+            if not rows or (not parts and int(part.starts[-1] + part.sizes[-1]) != end):
+                return -1
+            if not self._lies_right(np.frombuffer(view, np.uint8), part):
                 return -1
             parts.insert(0, part)
-            left -= int(found.sizes.sum())
-            if left > 0 and (file_start := file_start - self.file_bytes) not in self.chain.starts:
-                return -1
-            # One that is longer than a file begins with one.
-            view, begin = self._looked_at(file_start), 0
-        if left or sum(len(part.starts) for part in parts) != trailer.records:
+            left -= int(part.sizes.sum())
+            file_start -= self.file_bytes
+        if not parts or left or sum(len(part.starts) for part in parts) != trailer.records:
             return -1
         crc = 0
         for part in parts:

@@ -330,9 +330,7 @@ class Ledger(CommittedKV):
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> Exception:
-        if isinstance(error, StoreError):
-            return error
-        if is_from_outside(error):
+        if isinstance(error, StoreError) or is_from_outside(error):
             raise error
         if error.errno in NO_ROOM:
             return StoreFullError(f"{self.name}: no room ({error.strerror}); make room and try again")

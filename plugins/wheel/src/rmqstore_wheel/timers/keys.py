@@ -327,8 +327,12 @@ class KeyFile:
     def _opened(self) -> DiskFile:
         if self._file is None:
             self._file = self._disk.open(self.path)
-            if any((self._segment(number) >= self.header.next_entry).any() for number in range(len(self._slot_crcs))):
-                self._heads = self._worked_out()
+            try:
+                if any((self._segment(number) >= self.header.next_entry).any() for number in range(len(self._slot_crcs))):
+                    self._heads = self._worked_out()
+            except BaseException:
+                self.close()  # else the next look would take it for what the slots say
+                raise
         return self._file
 
     def _worked_out(self) -> Ints:
@@ -359,6 +363,7 @@ class KeyFile:
             OSError: no room, and nothing is changed; or the disk failed.
         """
         file = self._opened()
+        file.view()  # which may find no descriptor, so it comes before the first write
         heads = self._heads_at(hashes % self._slots)
         made = codec.plan(self.header, heads, self._slots, hashes, offsets, store_ms)
         first, behind = self.header.next_entry, made.header.next_entry

@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 _BY_COLUMN: Final = 8
 """So many keys are looked up together."""
 
+_OF_ONE_KEY: Final = 64
+"""So many messages of one key, pending or not, are looked at by the column, too."""
+
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
 """A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
@@ -212,6 +215,9 @@ class WheelTimers(TimerSide):
     def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
         if len(keys) < _BY_COLUMN:
             return [self._places_of_key(topic, key) for key in keys]
+        return self._places_by_column(topic, keys)
+
+    def _places_by_column(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
         hashes = index_file.key_hashes(pa.array([index_file.index_key(topic, key) for key in keys]))
         rows, offsets = self._index.keys.lookup_many(hashes)
         seqs = self._fetcher.seqs_at_many(offsets)
@@ -237,6 +243,8 @@ class WheelTimers(TimerSide):
     def _places_of_key(self, topic: str, key: str) -> list[Place]:
         hashed = index_file.key_hash(index_file.index_key(topic, key))
         offsets = self._index.keys.lookup(hashed)
+        if len(offsets) >= _OF_ONE_KEY:
+            return self._places_by_column(topic, [key])[0]
         seqs = self._fetcher.seqs_at(offsets)
         pending = [seq for seq in seqs if self._is_pending(seq)]
         if gone := seqs.index(pending[0]) if pending else len(seqs):

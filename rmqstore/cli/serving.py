@@ -10,8 +10,8 @@ import resource
 import signal
 import socket
 import stat
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 import typer
 
 from rmqstore.cli import show, stores
+from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.cli.options import EngineOption, SettingsOption, StoreArgument, certificates, examples, file_option, imported
-from rmqstore.errors import IllegalArgumentError, StoreLockedError, StorePathError
+from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.store import Store, open as open_store
 from rmqstore.store.directory import SOCKET_NAME
 
@@ -47,6 +48,7 @@ ListenOption = Annotated[
     "rmqstore serve data --listen 0.0.0.0:7450 --token-file token --tls-cert server.pem --tls-key server.key",
 )
 def serve(
+    context: typer.Context,
     store: StoreArgument,
     listen: ListenOption = None,
     token_file: Annotated[Path | None, file_option(help="Clients must give the token that this file holds.")] = None,
@@ -79,38 +81,39 @@ def serve(
     if metrics is not None:
         imported("opentelemetry.exporter.prometheus", "--metrics needs OpenTelemetry", "rmqstore[metrics]")
     tell = show.note if log == "text" else _telling_json()
-    token = None if token_file is None else _token(token_file)
-    tls = _context(tls_cert, tls_key, tls_ca)
-    given = _given_sockets()
-    open_to = [(f"--listen {host}:{port}", host) for host, port in places]
-    open_to += [(f"the socket {name[0]}:{name[1]}", name[0]) for each in given if isinstance(name := each.getsockname(), tuple)]
-    for what, host in open_to:
-        if not _is_loopback(host) and token is None and tls_ca is None:
-            raise IllegalArgumentError(
-                f"{what} lets other machines in, who are not asked who they are; give --token-file, or --tls-ca with "
-                "--tls-cert and --tls-key"
-            )
-    for each in given:
-        if token is None and each.family == socket.AF_UNIX and _is_for_all(name := each.getsockname()):
-            raise IllegalArgumentError(
-                f"the socket {name!r} of the service manager lets every user of this machine in; give it SocketMode=0600, or this command "
-                "--token-file"
-            )
-    if not create:
-        stores.require(store)
-    _raise_descriptors()
-    try:
-        # As the owner, and not through one that serves it already.
-        owned = open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or []))
-    except StoreLockedError as error:
-        who = str(error).partition(";")[0]
-        raise StoreLockedError(
-            f"{who}; one process serves a store: end that one first; if it serves the store, rmqstore.connect reaches it"
-        ) from None
-    with owned as opened:
-        import asyncio  # with the server, it is the slower half of a command's start
+    with nullcontext() if log == "text" else _errors_in_json(context.obj.is_debug):
+        token = None if token_file is None else _token(token_file)
+        tls = _context(tls_cert, tls_key, tls_ca)
+        given = _given_sockets()
+        open_to = [(f"--listen {host}:{port}", host) for host, port in places]
+        open_to += [(f"the socket {name[0]}:{name[1]}", name[0]) for each in given if isinstance(name := each.getsockname(), tuple)]
+        for what, host in open_to:
+            if not _is_loopback(host) and token is None and tls_ca is None:
+                raise IllegalArgumentError(
+                    f"{what} lets other machines in, who are not asked who they are; give --token-file, or --tls-ca with "
+                    "--tls-cert and --tls-key"
+                )
+        for each in given:
+            if token is None and each.family == socket.AF_UNIX and _is_for_all(name := each.getsockname()):
+                raise IllegalArgumentError(
+                    f"the socket {name!r} of the service manager lets every user of this machine in; give it SocketMode=0600, or this "
+                    "command --token-file"
+                )
+        if not create:
+            stores.require(store)
+        _raise_descriptors()
+        try:
+            # As the owner, and not through one that serves it already.
+            owned = open_store(store, engine=engine, clock=stores.clock_factory(), **stores.parsed_settings(settings or []))
+        except StoreLockedError as error:
+            who = str(error).partition(";")[0]
+            raise StoreLockedError(
+                f"{who}; one process serves a store: end that one first; if it serves the store, rmqstore.connect reaches it"
+            ) from None
+        with owned as opened:
+            import asyncio  # with the server, it is the slower half of a command's start
 
-        asyncio.run(_serve(opened, store, places, given, token, tls, watched, tell))
+            asyncio.run(_serve(opened, store, places, given, token, tls, watched, tell))
 
 
 async def _serve(
@@ -188,6 +191,16 @@ def _telling_json() -> Callable[[str], None]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     return logger.info
+
+
+@contextmanager
+def _errors_in_json(is_debug: bool) -> Iterator[None]:
+    """Log the error that ends the command like the other lines."""
+    try:
+        yield
+    except (RmqstoreError, OSError) as error:
+        logging.getLogger("rmqstore").error("%s", error, exc_info=is_debug)
+        raise typer.Exit(EXIT_ERROR) from None
 
 
 def _raise_descriptors() -> None:

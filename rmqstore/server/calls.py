@@ -23,16 +23,16 @@ from rmqstore.store.sending import asked_ms, new_batch
 
 QUICK: Final = frozenset(
     (
-        "send cancel cancel_key cancel_keys ack change_invisible release retry_later reject lag next_wake_ms "
+        "send cancel ack change_invisible release retry_later reject lag next_wake_ms "
         "topics.list topics.create groups.list groups.settings groups.offsets groups.set groups.subscriptions transfer.wake "
         "schedules.list pauses.list"
     ).split()
 )
-"""Calls that the server's loop makes itself."""
+"""Calls that the server's loop makes itself, but for those of very many messages (:func:`is_quick`)."""
 
 LONG: Final = frozenset(
     (
-        "send_batch tick confirm_clock_step health snapshot flush pending scan leases read get where stats verify "
+        "send_batch cancel_key cancel_keys tick confirm_clock_step health snapshot flush pending scan leases read get where stats verify "
         "topics.delete groups.delete groups.reset_offset dead_letters.list dead_letters.parked dead_letters.resend dead_letters.drop "
         "transfer.digest transfer.dump transfer.plant_witness transfer.has_witness schedules.put schedules.delete pauses.begin pauses.end"
     ).split()
@@ -87,6 +87,15 @@ NO_PATHS: Final = "the server would write on its own machine; run the command th
 
 GIVE_UP: Final = "give_up"
 """Ends the wait of the call whose number it names: that one is answered at once, with nothing."""
+
+
+_MANY: Final = 1000
+"""A call of more messages than this takes so long that the other clients would notice."""
+
+
+def is_quick(call: str, arguments: Sequence[object], named: Mapping[str, object]) -> bool:
+    """Say whether the server's loop makes a call itself."""
+    return call in QUICK and not any(isinstance(each, list | tuple) and len(each) > _MANY for each in (*arguments, *named.values()))
 
 
 def calls_of(part: str) -> dict[str, str]:

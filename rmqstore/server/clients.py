@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
+from rmqstore.batch import MessageBatch
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.server.connection import keep_alive
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, frame, unpack
@@ -29,6 +30,9 @@ HELLO_S: Final = 10.0
 
 SMALL_BYTES: Final = 16 << 10
 """Requests up to this length are always taken, and answers of calls that the loop makes itself always given."""
+
+ROW_BYTES: Final = 600
+"""What a row of a batch takes in memory while it is checked and written, beside its own bytes (measured)."""
 
 _NUMBER_BYTES: Final = 10
 """A request begins with its number within so many bytes."""
@@ -47,11 +51,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server lets its clients ask for.
 
     Attributes:
-        frame_bytes: the longest request.
+        frame_bytes: the longest request; and what the rows of a batch may take, each ``ROW_BYTES``.
         waiting_calls: how many pops and sends may wait at a time, of all clients; a send beyond that does not wait.
         client_calls: how many calls of one client may be under way.
         unread_bytes: when more answers than this wait for a client to read them, its next calls wait.
-        unread_s: a client that reads nothing for so long then is cut off.
+        unread_s: a client that reads nothing for so long then is cut off; so is one that sends nothing more of a request for so long.
         held_bytes: what requests that come in or are under way, and answers until they are read, may hold together, of all clients.
             Beyond it calls are refused that bring or fetch much.
         threads: for the calls that take long, of all clients.
@@ -156,19 +160,25 @@ class Client(asyncio.Protocol):
                 if end - at - HEAD.size < size:
                     break
                 at += HEAD.size + size
-                self._is_let_in = False
+                if self._is_let_in:
+                    self._is_let_in = False
+                    if not self.is_unread:
+                        self._uncut()
                 self._take(bytes(memoryview(unparsed)[at - size : at]))
         except RmqstoreError as error:  # nothing behind it can be understood
             self.answer(frame([0, error]))
             self.close()
             return
         del unparsed[:at]
+        if self._is_let_in and self._cut is None:
+            self._cut_unless_sent(-1)
 
     def _take(self, data: bytes) -> None:
         if self._is_greeted:
             held_bytes = len(data) if len(data) > SMALL_BYTES else 0
             try:
                 number, name, arguments, named = _checked_request(unpack(data))
+                row_bytes = self._weighed_rows(name, arguments)
             except RmqstoreError as error:
                 if not _has_number(data):
                     raise
@@ -176,12 +186,33 @@ class Client(asyncio.Protocol):
                 self._server.hold(self, -held_bytes)
                 self.answer(frame([_number_in(data, 0), error]))
                 return
-            self._server.take(Call(self, number, name, arguments, named, held_bytes))
+            self._server.hold(self, row_bytes)
+            self._server.take(Call(self, number, name, arguments, named, held_bytes + row_bytes))
         else:
             self.answer(frame([0, self._server.entrance.greet(self, _hello_in(data), is_known=self._is_known)]))
             self._is_greeted = True
             self._longest = self._server.limits.frame_bytes
             self._uncut()
+
+    def _weighed_rows(self, name: str, arguments: list[Any]) -> int:
+        """Return what the rows of a batch count with, beside the bytes that came, which may be one or two a row.
+
+        Raises:
+            IllegalArgumentError: they are more than one call takes.
+            PollingFullError: the server has no room for them.
+        """
+        rows = _rows_in(arguments[0]) if name == "send_batch" and arguments else 0
+        row_bytes = rows * ROW_BYTES
+        if row_bytes <= SMALL_BYTES:
+            return 0
+        most_bytes = self._server.limits.frame_bytes
+        if row_bytes > most_bytes:
+            raise IllegalArgumentError(
+                f"{rows} rows take {row_bytes} bytes at this server, and one call at most {most_bytes}; send fewer rows a call"
+            )
+        if (refusal := self._server.refusal(row_bytes)) is not None:
+            raise refusal
+        return row_bytes
 
     def answer(self, data: bytes | bytearray) -> None:
         """Send a frame."""
@@ -229,6 +260,7 @@ class Client(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Take no more calls of a client that does not read its answers."""
         self.is_unread = True
+        self._uncut()
         if self.transport is not None:
             self.transport.pause_reading()
             self._cut_unless_read(self.unread_bytes + 1)
@@ -243,17 +275,36 @@ class Client(asyncio.Protocol):
         else:
             self._cut = asyncio.get_running_loop().call_later(self._server.limits.unread_s, self._cut_unless_read, left)
 
+    def _cut_unless_sent(self, before: int) -> None:
+        """Cut the client off if nothing of the request has come since that it was let in with, and else look again."""
+        if self.transport is None or self._server.is_stopping:
+            return
+        come = len(self._unparsed)
+        if come <= before:
+            self.transport.abort()
+        else:
+            self._cut = asyncio.get_running_loop().call_later(self._server.limits.unread_s, self._cut_unless_sent, come)
+
     def resume_writing(self) -> None:
         self.is_unread = False
         self._uncut()
         if self.transport is not None and not self._server.is_stopping:
             self.transport.resume_reading()
+            if self._is_let_in:
+                self._cut_unless_sent(-1)
             self._server.resume(self)
 
     def _uncut(self) -> None:
         if self._cut is not None:
             self._cut.cancel()
             self._cut = None
+
+
+def _rows_in(batch: Any) -> int:
+    """Return how many rows a batch has, in whatever form it came; 0 of what is none."""
+    if isinstance(batch, MessageBatch | list | tuple):
+        return len(batch)
+    return getattr(batch, "num_rows", 0)  # of pyarrow
 
 
 def _hello_in(data: bytes) -> object:

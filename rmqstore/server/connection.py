@@ -232,7 +232,10 @@ def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
             made.close()
             raise
         return made
-    made = socket.create_connection((address.host, address.port), _CONNECT_S)
+    try:
+        made = socket.create_connection((address.host, address.port), _CONNECT_S)
+    except TimeoutError as error:  # a server that is busy is connected to all the same
+        raise ConnectionError(f"nothing at {address.host} answers") from error
     sockets.add(made)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(made)

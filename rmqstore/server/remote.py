@@ -46,12 +46,16 @@ class RemoteStore(Passing):
 
     def _path_told(self) -> Path:
         """Return the store's path, as the server tells it."""
-        try:
-            connection = self._pool.take()
-        except OSError as error:
-            if isinstance(error, RmqstoreError):
-                raise
-            raise StoreUnavailableError(unavailable(self._pool.address, error)) from error
+        until_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                connection = self._pool.take()
+                break
+            except OSError as error:
+                if isinstance(error, RmqstoreError):
+                    raise
+                if not isinstance(error, TimeoutError) or time.monotonic() >= until_s:  # it is there, and busy
+                    raise StoreUnavailableError(unavailable(self._pool.address, error)) from error
         self._pool.give_back(connection)
         return Path(connection.greeting["path"])
 

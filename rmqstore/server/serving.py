@@ -28,13 +28,14 @@ from rmqstore.clock import SystemClock
 from rmqstore.contract import PopResult
 from rmqstore.errors import (
     IllegalArgumentError,
+    LostCallsError,
     PollingFullError,
     RmqstoreError,
     StoreClosedError,
     StoreUnavailableError,
     UnsupportedOperationError,
 )
-from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, NO_PATHS, OF_PATHS, POPS, QUICK, SENDS, called_ms
+from rmqstore.server.calls import BULKY, GIVE_UP, LONG, METHODS, NO_PATHS, OF_PATHS, POPS, QUICK, SENDS, called_ms, is_quick
 from rmqstore.server.clients import SMALL_BYTES, Call, Client, Limits
 from rmqstore.server.connection import let_go_of
 from rmqstore.server.lines import LINE_OF_SENDS, Key, Line, Pop, Send, Waiter
@@ -235,12 +236,12 @@ class Server:
                 if call.named.get("timeout") is not None:
                     self._begin_send(call, held)
                     return
-            if name in QUICK:
+            if is_quick(name, call.arguments, call.named):
                 value = METHODS[name](self._store)(*call.arguments, **call.named)
             elif name in POPS:
                 self._begin_pop(call, held)
                 return
-            elif name in LONG:
+            elif name in LONG or name in QUICK:
                 self._put_behind(call)
                 return
             else:
@@ -417,7 +418,7 @@ class Server:
                 return True
         except Exception as error:
             self._leave(pop)
-            self._tell(pop.call, self._told(pop.call, error), held.take())
+            self._tell_failed(pop, error, held)
             return True
         if result.more:
             line.is_woken = True
@@ -439,6 +440,13 @@ class Server:
             else:
                 self._give(pop, result, held)
         except Exception as error:
+            self._tell_failed(pop, error, held)
+
+    def _tell_failed(self, pop: Pop, error: Exception, held: Round) -> None:
+        """Answer a pop that cannot look again; when its acks are done it is told what became of them, as in the process (P8)."""
+        if pop.acked and isinstance(error, RmqstoreError) and not isinstance(error, LostCallsError):
+            self._tell(pop.call, pop.nothing, [*pop.unsettled, *held.take()])
+        else:
             self._tell(pop.call, self._told(pop.call, error), held.take())
 
     def _give(self, pop: Pop, result: PopResult, held: Round) -> None:

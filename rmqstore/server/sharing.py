@@ -39,6 +39,9 @@ _Part = TypeVar("_Part", bound=Part)
 _SERVER_BACK_S: Final = 15.0
 """So long nobody takes over behind a server."""
 
+_SAME_OUTAGE_S: Final = 10.0
+"""Misses that are further apart are of two outages: the server may have been there in between. A call that goes on misses it more often."""
+
 
 class _Follower(RemoteStore):
     """Reaches the owner, and asks to take over when there is none."""
@@ -94,6 +97,7 @@ class SharedStore(Passing):
         self._is_gone = False
         self._is_served = False
         self._missed_since_s: float | None = None
+        self._missed_s = 0.0  # the last time
         _shared.add(self)
         self._follower = _Follower(self._path, self._met, self._take_over, patience)
         try:
@@ -154,9 +158,11 @@ class SharedStore(Passing):
 
     def _waits_for_server(self) -> bool:
         """Whether the owner was a server a moment ago; as the owner in its place, this process would keep it from beginning anew."""
-        if self._missed_since_s is None:
-            self._missed_since_s = time.monotonic()
-        return self._is_served and time.monotonic() < self._missed_since_s + _SERVER_BACK_S
+        now_s = time.monotonic()
+        if self._missed_since_s is None or now_s - self._missed_s > _SAME_OUTAGE_S:
+            self._missed_since_s = now_s
+        self._missed_s = now_s
+        return self._is_served and now_s < self._missed_since_s + _SERVER_BACK_S
 
     def _take_over(self) -> Store | None:
         """Become the owner if there is none; None when there is one, or will be."""

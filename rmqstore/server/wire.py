@@ -12,7 +12,9 @@ its ``repr``, all that an error says of it.
 from __future__ import annotations
 
 import enum
+import functools
 import struct
+import types
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -51,6 +53,7 @@ MAX_FRAME_BYTES: Final = 256 << 20
 """Longer frames are refused: by the server the client's, by the client the server's."""
 
 _TUPLE, _INT, _TEXT, _DATETIME, _TIMEDELTA, _ERROR, _BATCH, _ARROW, _STRANGER, _SENT, _SENT_MANY, _POPPED, _NAME, _PROOF = range(1, 15)
+_NAME_CHARACTERS: Final = 200
 _FIRST_STRUCT: Final = 16
 _FIRST_ENUM: Final = 64
 
@@ -150,7 +153,7 @@ def _pack_error(packer: _Packer, error: BaseException) -> _Packable:
     if kind is BaseException or (kind is OSError and not isinstance(error, RmqstoreError)):
         return Ext(_ERROR, _encode(["RmqstoreError", [f"{type(error).__name__}: {error}"], {}]))
     facts = {name: fact for name, fact in vars(error).items() if type(fact) in (str, int)}
-    return Ext(_ERROR, _encode([kind.__name__, packer.each(error.args), facts]))
+    return Ext(_ERROR, _encode([kind.__name__, packer.each(error.args), packer(facts)]))
 
 
 def _pack_sent_many(_: _Packer, sent: SendReceipts) -> _Packable:
@@ -171,11 +174,21 @@ def _pack_stranger(_: _Packer, value: object) -> _Packable:
         shown = repr(value)
     except Exception:  # an object whose repr fails; its name is what is left to say
         shown = f"<{type(value).__name__}>"
-    return Ext(_STRANGER, _encode([type(value).__name__, shown]))
+    return Ext(_STRANGER, _encode([type(value).__name__, shown, isinstance(value, enum.Enum)]))
+
+
+def _pack_member(packer: _Packer, value: str) -> _Packable:
+    """Pack a member of an enum of texts: as its text if that is what it is written as, which those of ``StrEnum`` are."""
+    return packer(str.__str__(value)) if f"{value}" == value else _pack_stranger(packer, value)
 
 
 def _struct_packer(code: int) -> _Pack:
     return lambda packer, value: Ext(code, _encode(packer.each(astuple(value))))
+
+
+def _message_packer(kind: type[msgspec.Struct]) -> _Pack:
+    """Return what packs a type that derives from a struct, as that struct."""
+    return lambda packer, value: packer(kind(*(getattr(value, name) for name in kind.__struct_fields__)))
 
 
 def _enum_packer(code: int) -> _Pack:
@@ -204,6 +217,11 @@ def _handler_of_base(kind: type) -> _Pack:
     for plain in (str, int, bytes, float):
         if issubclass(kind, plain) and not issubclass(kind, enum.Enum):
             return lambda packer, value: packer(plain(value))
+    if issubclass(kind, str) and issubclass(kind, enum.Enum):
+        return _pack_member
+    for message in (Message, PoppedMessage):
+        if issubclass(kind, message):
+            return _message_packer(message)
     known: tuple[type, ...] = (datetime, timedelta, PoppedMessages, list, tuple, dict)
     for base in known:
         if issubclass(kind, base):
@@ -260,8 +278,10 @@ def _unpack_enum(kind: type[enum.Enum]) -> Callable[[memoryview], object]:
 
 def _unpack_error(data: memoryview) -> BaseException:
     name, arguments, facts = _decode(data)
-    kind: type[BaseException] = _ERRORS[name]
-    return kind(*arguments, **facts) if issubclass(kind, RmqstoreError) else kind(*arguments)
+    error: BaseException = _ERRORS[name](*arguments)
+    for fact, value in facts.items() if isinstance(error, RmqstoreError) else ():
+        setattr(error, fact, value)
+    return error
 
 
 def _unpack_sent(data: memoryview) -> SendReceipt:
@@ -303,9 +323,29 @@ def _unpack_batch(data: memoryview) -> MessageBatch:
     return MessageBatch(columns=batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
-def stranger(name: str, shown: str) -> object:
-    """Return an object of a type of this name whose ``repr`` is ``shown``."""
-    return type(name, (), {"__repr__": lambda self: shown})()
+class _Member(enum.Enum):
+    """A member of an enum that this process has not."""
+
+    def __repr__(self) -> str:
+        return str(vars(self)["shown"])
+
+    __str__ = __repr__
+    __hash__ = object.__hash__  # it has no name
+
+
+@functools.lru_cache(64)
+def _kind_of_members(name: str) -> type:
+    """Return an enum of this name; to make one takes long, and a batch may have one and the same in each row."""
+    return types.new_class(name, (_Member,))
+
+
+def stranger(name: str, shown: str, is_member: bool = False) -> object:
+    """Return an object of a type of this name whose ``repr`` is ``shown``; ``is_member``: one of an enum, of which errors say more."""
+    if not is_member:
+        return type(name, (), {"__repr__": lambda self: shown})()
+    member: object = object.__new__(_kind_of_members(name[:_NAME_CHARACTERS]))
+    vars(member)["shown"] = shown
+    return member
 
 
 _UNPACKERS: Final[dict[int, Callable[[memoryview], object]]] = {

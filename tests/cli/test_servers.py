@@ -187,6 +187,20 @@ def test_a_server_is_watched(root: Path) -> None:
         assert [json.loads(each)["level"] for each in server.stderr.read().splitlines()] == ["info"]
 
 
+def test_an_error_that_ends_a_server_is_a_line_of_json_too(root: Path) -> None:
+    told = run("serve", root / "nowhere", "--log", "json")
+    assert told.returncode == 1
+    (said,) = map(json.loads, told.stderr.splitlines())
+    assert (said["level"], said.keys()) == ("error", {"time", "level", "message"})
+    assert "there is no store in" in said["message"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = json.loads(run("serve", root / "data", "--create", "--log", "json", "--listen", place).stderr.splitlines()[-1])
+    assert f"--listen {place} cannot be had" in said["message"]
+    said = json.loads(run("--debug", "serve", root / "nowhere", "--log", "json").stderr)
+    assert said["error"].startswith("Traceback")
+
+
 def test_metrics_need_what_is_to_be_installed(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.send()
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)

@@ -23,7 +23,7 @@ from rmqstore import (
     StoreUnavailableError,
 )
 from rmqstore.errors import AccessDeniedError, FlowControlError, PollingFullError
-from rmqstore.server import requests
+from rmqstore.server import connection, requests
 from rmqstore.server.clients import Limits
 from rmqstore.server.connection import Connection
 from rmqstore.server.serving import ServerThread
@@ -408,3 +408,33 @@ def test_a_send_in_doubt_says_so_when_its_client_is_closed(served: Served, lost:
     lost(client.close)
     with pytest.raises(StoreClosedError, match=r"is closed.* it may have been done"):
         client.send(NOW)
+
+
+def test_a_connect_waits_for_a_server_that_is_busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gave up with the first greeting that did not come in five seconds."""
+    gate, tries, connected = threading.Event(), [], connection._connected
+
+    def counted(*arguments: Any) -> Any:
+        tries.append(arguments)
+        return connected(*arguments)
+
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.01)
+    monkeypatch.setattr(connection, "_connected", counted)
+    served.thread._loop.call_soon_threadsafe(gate.wait, 30)
+    with pytest.raises(StoreUnavailableError, match="does not answer; look after its process"):
+        served.connect(patience=timedelta(0))
+    with ThreadPoolExecutor(1) as threads:
+        made = threads.submit(served.connect)
+        soon(lambda: len(tries) > 2)
+        monkeypatch.setattr(connection, "_CONNECT_S", 5.0)
+        gate.set()
+        assert made.result(10).topics.list() == []
+
+
+def test_a_connect_does_not_wait_for_a_machine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reaches_nothing(*_: object) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", reaches_nothing)
+    with pytest.raises(StoreUnavailableError, match=r"nothing at 127.0.0.1 answers.* start `rmqstore serve` there"):
+        rmqstore.connect("rmqstore://127.0.0.1:7450", patience=timedelta(seconds=60))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError
-from rmqstore.server.clients import Limits, _number_in
+from rmqstore.server.clients import ROW_BYTES, Limits, _number_in
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.wire import frame
-from tests.server.served import NOW, SECOND, Served, answer, asked, soon, waiting
+from tests.server.served import NOW, SECOND, Served, answer, asked, let_turn, soon, waiting
 
 
 def test_sends_beyond_the_limit_do_not_wait(tmp_path: Path) -> None:
@@ -171,4 +173,80 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     soon(lambda: not served.thread._server.clients)
     connection.close()
     assert served.connect().lag("t", "g").ready == 8
+    served.close()
+
+
+def beginning(served: Served, data: bytes | bytearray) -> Connection:
+    """Return a connection over which a request begins to come."""
+    made = Connection(Address(served.socket), None, None)
+    made._socket.settimeout(10)
+    made._socket.sendall(data[:100])
+    return made
+
+
+def test_a_request_that_comes_no_further_is_cut_off(tmp_path: Path) -> None:
+    """It counts as a whole among what the server holds, and kept all others out."""
+    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000, unread_s=0.05))
+    large = Message("t", bytes(900_000))
+    silent = beginning(served, frame([1, "send", [large], {}]))
+    assert silent._reader.read() == b""
+    soon(lambda: not served.thread._server.clients)
+    served.connect().send(large)
+    silent.close()
+    served.close()
+
+
+def test_a_request_that_comes_slowly_is_taken(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    request = frame([1, "send", [Message("t", bytes(900_000))], {}])
+    slow = beginning(served, request)
+    soon(lambda: any(client._cut for client in served.thread._server.clients))
+    (client,) = served.thread._server.clients
+    for sent in range(100, 500, 100):  # each time unread_s is over, something has come
+        slow._socket.sendall(request[sent : sent + 100])
+        soon(lambda come=sent + 100: len(client._unparsed) == come)  # type: ignore[misc]
+        served.thread._loop.call_soon_threadsafe(client._cut_unless_sent, sent)
+        let_turn(served.thread)
+    slow._socket.sendall(request[500:])
+    assert not isinstance(answer(slow)[1], Exception)
+    assert client._cut is None, "a connection may be silent between its requests"
+    slow.close()
+    served.close()
+
+
+BATCHES = {"messages": lambda rows: [NOW] * rows, "Arrow": lambda rows: pa.record_batch({"topic": ["t"] * rows, "body": [b"x"] * rows})}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_rows_count_as_what_they_take_in_memory(tmp_path: Path, batch: Callable[[int], Any]) -> None:
+    """One byte each, they took 75 times that."""
+    served = Served(tmp_path, limits=Limits(frame_bytes=100 * ROW_BYTES))
+    client = served.connect()
+    assert len(client.send_batch(batch(100))) == 100
+    with pytest.raises(IllegalArgumentError, match=r"101 rows take 60600 bytes .* at most 60000; send fewer rows a call"):
+        client.send_batch(batch(101))
+    assert served.store.lag("t", "g").ready == 100
+    served.close()
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_rows_under_way_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: Callable[[int], Any]) -> None:
+    served = Served(tmp_path, limits=Limits(held_bytes=100 * ROW_BYTES))
+    server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        gate.wait(30)
+        return send_batch(*arguments, **named)
+
+    monkeypatch.setattr(served.store, "send_batch", slow)
+    first, second = served.connect(), served.connect()
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(first.send_batch, batch(60))
+        soon(lambda: bool(server._long))
+        with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+            second.send_batch(batch(60))
+        gate.set()
+        assert len(sent.result(10)) == 60
+    assert len(second.send_batch(batch(60))) == 60
+    assert server._asked_bytes == 0
     served.close()

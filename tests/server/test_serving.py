@@ -33,6 +33,7 @@ from rmqstore import (
     PollingFullError,
     UnsupportedOperationError,
 )
+from rmqstore.server.calls import is_quick
 from rmqstore.server.connection import Address, Connection, short_name
 from rmqstore.server.listening import Entrance
 from rmqstore.server.requests import Ask
@@ -629,3 +630,55 @@ def test_a_server_that_cannot_listen_leaves_no_thread(served: Served, tmp_path: 
     with pytest.raises(OSError, match=r"."):
         ServerThread(served.store, lambda entrance: entrance.listen_unix(tmp_path / "nowhere" / "socket"))
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("cancel_key", ["t", "k"]),
+        ("cancel_keys", ["t", ["k"]]),
+        *((call, [["name"] * 1001]) for call in ("cancel", "ack", "change_invisible", "release", "retry_later", "reject")),
+    ],
+)
+def test_a_call_of_very_many_messages_holds_nobody_up(
+    served: Served, monkeypatch: pytest.MonkeyPatch, call: str, arguments: list[object]
+) -> None:
+    gate, was_open = threading.Event(), []
+
+    def slow(*_: object) -> str:
+        was_open.append(gate.wait(5))
+        return "done"
+
+    monkeypatch.setattr(served.store, call, slow)
+    other, connection = served.connect(), Connection(Address(served.socket), None, None)
+    connection._socket.sendall(frame([1, call, arguments, {}]))
+    soon(lambda: any(client.calls for client in served.thread._server.clients) or bool(was_open))
+    assert other.topics.list() == []
+    gate.set()
+    assert answer(connection) == (1, "done")
+    assert was_open == [True]
+    connection.close()
+
+
+def test_calls_of_few_messages_need_no_thread() -> None:
+    assert is_quick("ack", [["name"] * 1000], {})
+    assert not is_quick("ack", [], {"leased": ["name"] * 1001})
+    assert not is_quick("cancel_key", ["t", "k"], {})
+
+
+def test_a_pop_that_cannot_wait_on_tells_what_became_of_its_acks(served: Served) -> None:
+    """P8: they were done with its first look."""
+    client = served.connect()
+    client.topics.create("t", 4)
+    client.send(Message("work", b"x"))
+    popped = client.pop("work", "g")
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.pop, "t", "g", queue=3, wait=60 * SECOND, acks=popped)
+        soon(lambda: waiting(served) == 1)
+        served.store.topics.delete("t")
+        served.store.send(NOW)  # the topic is made anew, with one queue
+        got = found.result(10)
+    assert (list(got), list(got.acks)) == ([], [rmqstore.AckOutcome.ACKED])
+    assert waiting(served) == 0
+    with pytest.raises(IllegalArgumentError, match="not 3"):
+        client.pop("t", "g", queue=3, wait=SECOND)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,6 +280,23 @@ def test_a_take_over_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pyt
     assert second.is_owner
     assert second.lag("t", "g").ready == 1 + is_sent
     second.close()
+
+
+def test_an_outage_of_the_server_begins_with_the_call_that_misses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that was given up in an earlier one, and saw no end of it, is no reason to take over at once."""
+    now_s = [0.0]
+    with shared(tmp_path / "s") as store:
+        monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        store._met({"is_server": True})
+
+        def waits_at(time_s: float) -> bool:
+            now_s[0] = time_s
+            return store._waits_for_server()
+
+        assert [waits_at(time_s) for time_s in (0, 0.25, 0.5)] == [True] * 3  # and then it is given up
+        assert [waits_at(time_s) for time_s in (20, 25, 30, 34.9, 35)] == [True] * 4 + [False]
+        store._met({"is_server": True})
+        assert waits_at(36)
 
 
 def test_an_owner_that_does_not_share_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from datetime import UTC, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import rmqstore
-from rmqstore import Message, MessageBatch, errors
+from rmqstore import Message, MessageBatch, PoppedMessage, errors
 from rmqstore.contract import AckOutcome, InitMode, Receipt, TimerHandle, TimerReceipts, WriteStatus
 from rmqstore.server import wire
 from rmqstore.server.calls import CALLS, LONG, PARTS, POPS, QUICK, REPEATABLE, Passing
@@ -23,6 +24,7 @@ from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, frame, unpack
 from rmqstore.store.receipts import PoppedMessages
 from rmqstore.store.sending import CallName, SendReceipt, SendReceipts
+from tests.server.served import Served
 
 
 def pack(value: object) -> bytes:
@@ -115,6 +117,12 @@ def test_errors_keep_what_they_know() -> None:
     assert (came.expression, came.position) == ("a >", 3)
     came = unpack(pack(errors.CorruptStoreError("torn", file="/x/y", offset=77)))
     assert (came.file, came.offset) == ("/x/y", 77)
+    came = unpack(pack(errors.IllegalFilterError("wrong", expression="\ud800 =", position=1 << 70)))
+    assert (came.expression, came.position) == ("\ud800 =", 1 << 70)
+    error = errors.StoreFullError("no room")
+    error.free_bytes = 5  # type: ignore[attr-defined]
+    came = unpack(pack(error))
+    assert (type(came), str(came), came.free_bytes) == (errors.StoreFullError, "no room", 5)
 
 
 def test_an_error_of_another_kind_says_which_it_was() -> None:
@@ -150,6 +158,50 @@ def test_strangers_that_are_hard_to_show() -> None:
     assert repr(unpack(pack(_Unshowable()))) == "<_Unshowable>"
     assert repr(unpack(pack(_Colour.RED))) == "<_Colour.RED: 1>"
     assert unpack(pack(Path("/a/b"))) == "/a/b"
+
+
+class _Kind(enum.StrEnum):
+    RED = "red"
+
+
+class _Shade(str, enum.Enum):  # noqa: UP042 - what this is about
+    RED = "red"
+
+
+class _Written(str, enum.Enum):  # noqa: UP042 - what this is about
+    RED = "red"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@pytest.mark.parametrize("member", [_Kind.RED, _Written.RED])
+def test_a_member_that_is_written_as_its_text_is_that_text(member: str) -> None:
+    came = unpack(pack([member, {member: member}]))
+    assert came == ["red", {"red": "red"}]
+    assert type(came[0]) is str
+
+
+def test_another_member_comes_as_one_of_an_enum() -> None:
+    came = unpack(pack([_Shade.RED, _Colour.RED, _Colour.RED]))
+    assert [type(each).__name__ for each in came] == ["_Shade", "_Colour", "_Colour"]
+    assert [repr(each) for each in came] == ["<_Shade.RED: 'red'>", *["<_Colour.RED: 1>"] * 2]
+    assert all(isinstance(each, enum.Enum) and not isinstance(each, str) for each in came)
+    assert len({*came, "red"}) == 4
+
+
+class _Order(Message):
+    note: str = ""
+
+
+class _PoppedOrder(PoppedMessage):
+    note: str = ""
+
+
+def test_a_message_of_a_derived_type_comes_as_a_message() -> None:
+    assert unpack(pack(_Order("t", b"x", keys=("k",), note="n"))) == Message("t", b"x", keys=("k",))
+    popped = {field.name: None for field in msgspec.structs.fields(PoppedMessage)}
+    assert unpack(pack(_PoppedOrder(**popped, note="n"))) == PoppedMessage(**popped)
 
 
 def test_arrow_data() -> None:
@@ -281,3 +333,31 @@ def test_every_public_call_of_a_store_is_one_of_the_wire() -> None:
         calls = {name for name in dir(getattr(with_store, part)) if not name.startswith("_")}
         assert {f"{part}.{name}" for name in calls} <= QUICK | LONG
     assert REPEATABLE <= QUICK | LONG | POPS
+
+
+def test_texts_and_messages_of_derived_types_go_in(served: Served) -> None:
+    client = served.connect()
+    client.send(Message(_Kind.RED, b"1", tag=_Kind.RED, keys=(_Kind.RED,), properties={"kind": _Kind.RED}))
+    client.send(_Order("red", b"2", note="not stored"))
+    first, second = client.pop(_Kind.RED, "g")
+    assert (first.tag, first.keys, first.properties, second.body) == ("red", ("red",), {"kind": "red"}, b"2")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.send(Message(_Shade.RED, b"x")),
+        lambda store: store.lag(_Shade.RED, "g"),
+        lambda store: store.pop("t", "g", filter="a = '\ud800"),
+        lambda store: store.snapshot(5),
+        lambda store: store.transfer.dump(5),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_the_same_words(served: Served, call: Callable[[rmqstore.Store], object]) -> None:
+    with pytest.raises(errors.IllegalArgumentError) as here:
+        call(served.store)
+    with pytest.raises(errors.IllegalArgumentError) as there:
+        call(served.connect())
+    assert type(there.value) is type(here.value)
+    assert str(there.value) == str(here.value)
+    assert vars(there.value) == vars(here.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 import rmqstore
 from rmqstore import CancelOutcome, IllegalArgumentError, Message, MessageBatch, Store, UnsupportedOperationError
 from rmqstore.contract import Support, WriteStatus
+from rmqstore.errors import IllegalArgumentTypeError, IllegalNameError
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.probing import FLAGS
@@ -39,6 +40,28 @@ from rmqstore_conformance.targets import capabilities_of
         Message(T, b"x", properties={"KEYS": "x"}),
         Message(T, b"x", deliver_at_ms=-1),
         Message(T, b"x", queue_id=-1),
+        Message("rmq_sys_x", b"x"),
+        Message("SCHEDULE_TOPIC_XXXX", b"x"),
+        Message("%DLQ%x", b"x"),
+        Message("%PARKED%", b"x"),
+        Message("", b"x"),
+        Message("t\u00e9", b"x"),
+        Message(T, b"x" * (4 * 1024 * 1024 + 1)),
+        Message(T, b"x", message_id="x" * 256),
+        Message(T, b"x", message_id="\u00e9" * 128),
+        Message(T, b"x", message_id="a b"),
+        Message(T, b"x", message_group="x" * 256),
+        Message(T, b"x", message_group="a b"),
+        Message(T, b"x", message_group="a", deliver_at_ms=START_MS + 1),
+        Message(T, b"x", tag="a\x1f"),
+        Message(T, b"x", keys=("fine", "a\x00")),
+        Message(T, b"x", properties={"a\x01": "x"}),
+        Message(T, b"x", properties={"a\x02": "x"}),
+        Message(T, b"x", properties={"a": "\x02"}),
+        Message(T, b"x", properties={"UNIQ_KEY": "x"}),
+        Message(T, b"x", keys=("x" * 20_000, "y" * 13_000)),
+        Message(T, b"x", deliver_at_ms=2**62 + 1),
+        Message(T, b"x", queue_id=1024),
     ],
 )
 def test_f3_one_bad_row_refuses_the_batch(engine_stores: Stores, bad: Message) -> None:
@@ -54,6 +77,57 @@ def test_f3_one_bad_row_refuses_the_batch(engine_stores: Stores, bad: Message) -
     with pytest.raises(IllegalArgumentError):
         store.send_batch(columns)
     assert state_of(store) == before
+
+
+BEYOND: dict[str, tuple[type[IllegalArgumentError], Callable[[Store], object]]] = {
+    "pop of 0": (IllegalArgumentError, lambda store: store.pop(T, G, max_messages=0)),
+    "pop of 1025": (IllegalArgumentError, lambda store: store.pop(T, G, max_messages=1025)),
+    "0 queues": (IllegalArgumentError, lambda store: store.topics.create("new", 0)),
+    "1025 queues": (IllegalArgumentError, lambda store: store.topics.create("new", 1025)),
+    "reserved topic": (IllegalNameError, lambda store: store.topics.create("rmq_sys_new")),
+    "reserved group": (IllegalNameError, lambda store: store.pop(T, "SCHEDULE_TOPIC_XXXX")),
+    "group of 128": (IllegalNameError, lambda store: store.pop(T, "g" * 128)),
+    "no group": (IllegalNameError, lambda store: store.pop(T, "")),
+    "invisible for 0 ms": (IllegalArgumentError, lambda store: store.pop(T, G, invisible_ms=0)),
+    "attempt of 256": (IllegalArgumentError, lambda store: store.pop(T, G, attempt_id="a" * 256)),
+    "mark of 256": (IllegalArgumentError, lambda store: store.send(message(0), marks=[b"m" * 256])),
+    "time beyond 2^62": (IllegalArgumentError, lambda store: store.send(message(0), deliver_at_ms=2**62 + 1)),
+    "naive time": (IllegalArgumentError, lambda store: store.send(message(0), deliver_at=datetime(2100, 1, 1))),  # noqa: DTZ001
+    "bare invisible": (IllegalArgumentTypeError, lambda store: store.pop(T, G, invisible=60)),  # type: ignore[arg-type]
+    "bare wait": (IllegalArgumentTypeError, lambda store: store.pop(T, G, wait=0)),  # type: ignore[arg-type]
+    "bare delay": (IllegalArgumentTypeError, lambda store: store.send(message(0), delay=0)),  # type: ignore[arg-type]
+    "bare time": (IllegalArgumentTypeError, lambda store: store.send(message(0), deliver_at=4_102_444_800)),  # type: ignore[arg-type]
+    "bare timeout": (IllegalArgumentTypeError, lambda store: store.send(message(0), timeout=1)),  # type: ignore[arg-type]
+    "fraction of a ms": (IllegalArgumentTypeError, lambda store: store.send(message(0), delay_ms=0.5)),  # type: ignore[arg-type]
+}
+"""Calls that ask for more than the limits, or leave the unit open, by what they ask for; and the error that says so."""
+
+
+@pytest.mark.parametrize("beyond", BEYOND)
+def test_f3_what_is_beyond_the_limits_is_refused(engine_stores: Stores, beyond: str) -> None:
+    """F3, §5.8: a call whose arguments are beyond the limits, or a bare number for a time, changes nothing; one at the limits is taken."""
+    store = engine_stores.open()
+    store.send_batch([message(n) for n in range(3)])
+    before = state_of(store)
+    error, call = BEYOND[beyond]
+    with pytest.raises(error):
+        call(store)
+    assert state_of(store) == before
+
+
+@pytest.mark.clause("H2")
+def test_f3_what_is_at_the_limits_is_taken(engine_stores: Stores) -> None:
+    """F3, §5.8: names of 127 bytes, words of 255, 1024 queues, pops of 1024, 1 ms and 2^62 ms are within the limits."""
+    store = engine_stores.open(default_queues=1)
+    topic, group, word = "t" * 127, "g" * 127, "w" * 255
+    store.topics.create(topic, 1024)
+    store.send(Message(topic, b"x", message_id=word, message_group=word), marks=[b"m" * 255])
+    store.send(Message(topic, b"y", message_id=word, keys=("k" * 5000,), tag="t" * 5000, queue_id=1023), deliver_at_ms=2**62)
+    store.send_batch([Message("many", b"x")] * 1025)
+    (popped,) = store.pop(topic, group, attempt_id=word, invisible_ms=1)
+    assert (popped.message_id, popped.message_group) == (word, word)
+    assert store.scan().timers[0].deliver_at_ms == 2**62
+    assert [len(store.pop("many", G, max_messages=1024)) for _ in range(2)] == [1024, 1]
 
 
 def test_s1_declared_capabilities_are_there(stores: Stores) -> None:
@@ -226,6 +300,32 @@ def test_i1_marks_are_forgotten_after_their_time(stores: Stores) -> None:
     assert [repeated(mark) for mark in (b"early", b"of two", b"late")] == [{True}] * 3
     stores.tick_after(store, 1)
     assert [repeated(mark) for mark in (b"late", b"early", b"of two")] == [{True}, {False}, {False}]
+
+
+@pytest.mark.needs("import_state")
+def test_i1_a_witness_goes_before_the_marks_behind_it(stores: Stores) -> None:
+    """I1: it is there where it was planted, by its prefix and time, as long as ``mark_memory_ms``, and gone before a mark of a call is."""
+    store = stores.open(mark_memory_ms=10_000)
+    begun_ms = store.transfer.plant_witness(b"job/")
+    assert begun_ms == START_MS
+
+    def known() -> list[bool]:
+        return [
+            store.transfer.has_witness(prefix, at_ms) for prefix, at_ms in ((b"job/", begun_ms), (b"jo", begun_ms), (b"job/", begun_ms + 1))
+        ]
+
+    for delay_ms in (None, DAY_MS):
+        store.send(message(1), delay_ms=delay_ms, marks=[b"job/1"])
+    for passed_ms in (0, 9_999):
+        stores.tick_after(store, passed_ms)
+        assert known() == [True, False, False]
+        if stores.pair.durable:
+            store = stores.reopen(store, mark_memory_ms=10_000)
+    stores.tick_after(store, 2)
+    assert known() == [False] * 3
+    assert not store.send(message(1), marks=[b"job/1"]).repeated
+    assert store.transfer.plant_witness(b"job/") == START_MS + 10_001
+    assert store.transfer.has_witness(b"job/", START_MS + 10_001)
 
 
 def test_i1_marks_by_the_thousand_survive_a_reopen(durable_stores: Stores) -> None:

@@ -50,6 +50,7 @@ def used(stores: Stores) -> Past:
     assert store.dead_letters.drop(store.dead_letters.list("dying")[1:2]) == 1
     for group in (G, "never-popped"):
         store.groups.set(group, max_retries=3, backoff=[timedelta(seconds=5), timedelta(hours=9)])
+    store.schedules.put("monthly", timedelta(days=30), message("monthly", message_id=None))
     return Past(store, [*later, str(due.handle)], [*(str(each.receipt) for each in held), changed.text()])
 
 
@@ -63,6 +64,8 @@ def shown(store: Store) -> dict[str, Any]:
         "groups": [(group, store.groups.offsets(group), store.groups.subscriptions(group)) for group in store.groups.list()],
         "settings": [store.groups.settings(group) for group in (*store.groups.list(), "never-popped")],
         "lags": [store.lag(T, group) for group in store.groups.list()],
+        "schedules": store.schedules.list(),
+        "notes": dict(store.engine.pops.notes()),
         "leases": [(each.group, each.topic, each.message_id, each.expiry_ms, each.attempt, each.reason) for each in store.leases()],
         "letters": [(each.origin_message_id, each.reason, each.attempts) for each in store.dead_letters.list("dying")],
         "differences": store.verify(),
@@ -79,7 +82,7 @@ def moved(stores: Stores, store: Store) -> Store:
     return new
 
 
-@pytest.mark.clause("I1", "C4", "P1", "P5", "P7", "P14", "Q1", "T10", "H2")
+@pytest.mark.clause("I1", "I2", "C4", "P1", "P5", "P7", "P14", "Q1", "T10", "H2")
 def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> None:
     """S1: state is exported and taken in whole: what is seen, the answers to handles, receipts, attempts and marks, and what comes next."""
     old, handles, receipts = used(stores)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import pytest
 
 from rmqstore import AckOutcome, IllegalArgumentError, IllegalFilterError, InitMode, Lag
 from rmqstore.contract import PopRequest
-from rmqstore_conformance.cases.scenes import filled
+from rmqstore.message import dlq_topic
+from rmqstore_conformance.cases.scenes import buried, filled
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all
 
 T, TWO, NEW = topics(__name__, 3)
 G, H = groups(__name__, 2)
@@ -45,6 +47,18 @@ def test_p10_many_left_out_messages_do_not_stall(engine_stores: Stores) -> None:
 ALIKE = {"xn": "7", "colour2": "red", "offcolour": "red", "n7": "7", "N": "7", "noturgent": "true", "xUNIQ_KEY": "m2"}
 """Properties that no expression names, with names that begin or end with those that one names."""
 
+ODD = {
+    0: {"price": "1e1", "vip": "no"},
+    1: {"path": "a%b"},
+    2: {"price": "1.4", "vip": "True"},
+    3: {"path": "axb"},
+    4: {"price": "10.0", "vip": "TRUE"},
+    5: {"path": "one\ntwo"},
+    6: {"price": "1.5e-1", "vip": "yes"},
+    9: {"path": "b_x"},
+}
+"""By message: properties with values that a filter may take for something else."""
+
 SQL_CASES = {
     "n > 5": [6, 7, 8, 9],
     "n BETWEEN 2 AND 4": [2, 3, 4],
@@ -58,6 +72,28 @@ SQL_CASES = {
     "urgent = TRUE": [7],
     "UNIQ_KEY = 'm2'": [2],
     "missing > 1": [],
+    "NOT missing = 5": [],
+    "NOT colour = 'blue'": [0, 2, 4, 6, 8],
+    "NOT (missing > 1 AND n < 3)": [3, 4, 5, 6, 7, 8, 9],
+    "(missing = 5) IS NULL AND n < 2": [0, 1],
+    "vip = TRUE": [2, 4],
+    "NOT vip": [0, 6],
+    "path LIKE 'a%b'": [1, 3],
+    "path LIKE 'a!%b' ESCAPE '!'": [1],
+    "path LIKE 'b!_%' ESCAPE '!' OR path LIKE 'a!_%' ESCAPE '!'": [9],
+    "path LIKE 'one%o'": [5],
+    "path LIKE 'one_two'": [5],
+    "path NOT LIKE '%b%'": [5],
+    "path ENDSWITH 'b'": [1, 3],
+    "path STARTSWITH 'b'": [9],
+    "path CONTAINS 'b'": [1, 3, 9],
+    "path NOT ENDSWITH 'b'": [5, 9],
+    "price = 10": [0, 4],
+    "price > 0.5 AND price < 1.5": [2],
+    "price < .2E0": [6],
+    "price BETWEEN 1.39 AND 1.41": [2],
+    "n = 5.0": [5],
+    "n > 8.5": [9],
 }
 
 
@@ -73,7 +109,11 @@ def test_p10_sql92_expressions(stores: Stores, batched: bool) -> None:
             message_id=f"m{n}",
             tag="odd" if n % 2 else "even",
             keys=(f"k{n}", "extra") if n == 5 else (f"k{n}",),
-            properties={**ALIKE, "n": str(n), **({} if n % 2 else {"colour": "red"}), **({"urgent": "true"} if n == 7 else {})},
+            properties={
+                **(ALIKE | {"n": str(n)} | ODD.get(n, {})),
+                **({} if n % 2 else {"colour": "red"}),
+                **({"urgent": "true"} if n == 7 else {}),
+            },
         )
         for n in range(10)
     ]
@@ -251,6 +291,36 @@ def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
     assert store.lag("nowhere", G) == Lag(0, 0, 0, 0)
     store.send(message("timer"), deliver_at_ms=START_MS + 9000)
     assert store.lag(T, H).ready == 10, "a timer is not ready"
+
+
+@pytest.mark.clause("P7")
+def test_p14_letters_of_a_deleted_dead_letter_queue_are_counted_no_more(stores: Stores) -> None:
+    """P14: the dead letter queue of one group is deleted: its lag counts none of them on any topic, and only what dies from then on."""
+    store = stores.open(max_retries=0, reclaim="age")
+    for group in (G, H):
+        buried(stores, store, 0, message(1, TWO), group=group)
+    store.topics.delete(dlq_topic(G))
+    for _ in range(2):
+        dead = {(topic, group): store.lag(topic, group).dead for topic in (T, TWO) for group in (G, H)}
+        assert dead == {(T, G): 0, (TWO, G): 0, (T, H): 1, (TWO, H): 1}
+        if stores.pair.durable:
+            store = stores.reopen(store)
+    store.send(message(2))
+    store.reject(store.pop(T, G, max_messages=10))
+    assert (store.lag(T, G).dead, len(store.dead_letters.list(G)), store.lag(TWO, G).dead) == (2, 2, 0)
+
+
+@pytest.mark.needs("retention")
+def test_q1_the_log_warns_of_what_age_takes_from_a_group(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
+    """Q1: the tick that takes messages which a registered group had not popped writes a warning; one that takes others writes none."""
+    store = filled(stores, 2, retention_ms=HOUR_MS, reclaim="age")
+    store.ack(store.pop(T, G, max_messages=2))
+    with caplog.at_level(logging.WARNING, logger="rmqstore"):
+        stores.tick_after(store, HOUR_MS + 1)
+        assert caplog.messages == []
+        store.send(message(2))
+        assert stores.tick_after(store, HOUR_MS + 1).expired == 1
+    assert [(each.name.partition(".")[0], each.levelname) for each in caplog.records] == [("rmqstore", "WARNING")]
 
 
 @pytest.mark.clause("P11")

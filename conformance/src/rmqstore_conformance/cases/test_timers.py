@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+from datetime import UTC, datetime, timedelta
 from unittest.mock import patch
 
 import pytest
 
 import rmqstore
 from rmqstore import CancelOutcome, DelayTooLongError, MessageBatch, PoppedMessage
-from rmqstore.contract import EMPTY_CURSOR, MessageState, TimerHandle
+from rmqstore.contract import EMPTY_CURSOR, DueBatch, MessageState, TimerCursor, TimerHandle
 from rmqstore.message import MAX_TIME_MS
 from rmqstore_conformance.data import topics
 from rmqstore_conformance.fidelity import check
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, id_of, ids, key_of, message, pop_all, read_ids
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, WIRED, Stores, id_of, ids, key_of, message, pop_all, read_ids
 
 (T,) = topics(__name__, 1)
 
@@ -52,6 +54,19 @@ def test_t1_a_deliver_time_within_the_present_tick_waits(stores: Stores) -> None
     for moment in (400, 899, 900, 999):
         assert stores.tick_at(store, START_MS + moment).handed_over == 0
     assert stores.tick_at(store, START_MS + 1000).handed_over == 1
+
+
+@pytest.mark.parametrize("parts", [1, 999])
+def test_t1_parts_of_a_millisecond_are_rounded_up(stores: Stores, parts: int) -> None:
+    """T1: a time, and a delay, of a second and some microseconds is not over when the second is."""
+    store = stores.open(precision_ms=1000)
+    begin = datetime.fromtimestamp(START_MS // 1000, UTC)
+    wanted = timedelta(seconds=1, microseconds=parts)
+    store.send(message(1), deliver_at=begin + wanted)
+    store.send_batch([message(2), message(3)], delay=wanted)
+    assert [each.deliver_at_ms for each in store.scan().timers] == [START_MS + 1001] * 3
+    assert stores.tick_at(store, START_MS + 1000).handed_over == 0
+    assert stores.tick_at(store, START_MS + 2000).handed_over == 3
 
 
 @pytest.mark.clause("T1", "K1", "H1")
@@ -172,6 +187,34 @@ def test_t8_one_tick_goes_out_in_bounded_batches(engine_stores: Stores) -> None:
     assert max(sizes) <= 100
     assert sum(sizes) == 1050
     assert read_ids(store) == [f"m{n}" for n in range(1050)]
+
+
+def test_t8_the_batches_behind_a_call_are_small(engine_stores: Stores) -> None:
+    """T8: when somebody else calls during the tick, the next eight batches have at most 512 messages, and all come once, in order."""
+    if WIRED:
+        pytest.skip("over a connection nobody calls between two steps that are within a call")
+    store = engine_stores.open(hand_over_limit=600)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5600)])
+    engine_stores.clock.advance(1000)
+    sizes: list[int] = []
+    due = store.engine.timers.due
+
+    def disturbed(after: TimerCursor, limit: int) -> DueBatch:
+        batch = due(after, limit)
+        sizes.append(len(batch.messages))
+        if len(sizes) == 2:
+            other = threading.Thread(target=store.lag, args=(T, "g"), daemon=True)
+            other.start()
+            other.join(60)
+            assert not other.is_alive(), "a tick holds up another call between its batches"
+        return batch
+
+    with patch.object(store.engine.timers, "due", disturbed):
+        assert store.tick().handed_over == 5600
+    assert sizes[0] > 512
+    assert len(sizes) >= 10
+    assert max(sizes[2:10]) <= 512
+    assert read_ids(store) == [f"m{n}" for n in range(5600)]
 
 
 def test_t8_a_batch_of_large_messages_is_bounded_in_bytes(engine_stores: Stores) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 from collections import Counter
 from contextlib import suppress
 from functools import partialmethod
@@ -20,7 +21,6 @@ from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore_conformance.stores import read_ids
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files import chain
-from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.log import consume_queues
 from rmqstore_wheel.log.ledger import Sizes
@@ -183,28 +183,37 @@ def test_a_check_point_that_is_made_again_sums_nothing_twice(
         assert again.verify() == []
 
 
-def test_a_file_of_the_log_for_which_no_descriptor_is_left_is_room_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor
-) -> None:
-    """What was written of the call is taken back by what is open."""
-    create = Disk.create
-
-    def refused(disk: Disk, path: Path, length: int = 0) -> DiskFile:
-        if path.parent.name == "commitlog" and descriptor.is_gone:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return create(disk, path, length)
-
+@pytest.mark.parametrize("left", range(5))
+def test_a_log_that_finds_few_descriptors_for_its_next_file_is_full_and_not_poisoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor, left: int
+) -> None:  # fmt: skip
+    """It takes what it needs for that before it writes, and what was written is taken back by what is open."""
     store = opened(tmp_path)
     store.send(Message("t", b"x" * 10_000, message_id="first"))
-    monkeypatch.setattr(Disk, "create", refused)
-    descriptor.is_gone = True
-    for _ in range(2):
-        with pytest.raises(StoreFullError):
-            store.send(Message("t", b"y" * 10_000))
+    system_open, most = os.open, _descriptors() + left
+
+    def opened_while_some_are_left(*arguments: Any, **named: Any) -> int:
+        if _descriptors() >= most:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return system_open(*arguments, **named)
+
+    sent = ["first"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened_while_some_are_left)
+        descriptor.is_gone = True
+        for number in range(3):
+            with suppress(StoreFullError):
+                store.send(Message("t", b"y" * 10_000, message_id=f"m{number}"))
+                sent.append(f"m{number}")
     descriptor.is_gone = False
     store.send(Message("t", b"z" * 10_000, message_id="last"))
-    assert [each.message_id for each in store.read("t").messages] == ["first", "last"]
+    assert [each.message_id for each in store.read("t").messages] == [*sent, "last"]
     assert store.verify() == []
+    assert left or sent == ["first"]
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
 def test_what_is_written_and_cannot_be_taken_over_is_not_taken_for_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from bisect import insort
 from pathlib import Path
 from typing import Final
@@ -57,6 +58,8 @@ class FileChain:
         # Those that a killed owner made may not be durable yet.
         self._names = int(bool(self.starts))
         self._durable_names = 0
+        # A descriptor for the sync of the names: one that finds none would be a failed sync.
+        self._held_back: DiskFile | None = None
         self._filled = self.starts[0] if self.starts else 0
 
     def listed(self) -> list[int]:
@@ -187,6 +190,7 @@ class FileChain:
 
     def _make(self, start: int) -> None:
         self._sync_names()
+        self._held_back = self._disk.open(Path(os.devnull))
         if not self.starts:
             for directory in reversed([self.directory, *self.directory.parents[: max(self._made_above - 1, 0)]]):
                 self._disk.make_directory(directory)
@@ -256,6 +260,7 @@ class FileChain:
     def _sync_names(self) -> None:
         names = self._names
         if names > self._durable_names:
+            self._held_back = None  # which lets go of it
             for directory in [self.directory, *self.directory.parents[: self._made_above]]:
                 try:
                     self._disk.sync_directory(directory)

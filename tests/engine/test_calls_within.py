@@ -176,7 +176,7 @@ def test_a_close_within_a_call_of_a_part_is_refused(store: Store, monkeypatch: p
 @pytest.mark.parametrize("step", ["_stop_workers", "_ticker", "engine"])
 def test_a_close_within_a_close_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """As of a second SIGTERM, whose handler then ends the program: the first close does not come to its end."""
-    store = rmqstore.open(tmp_path / "store", engine="wheel", services=True)
+    store = rmqstore.open(tmp_path / "store", engine=ENGINES[-1], services=True)
     store.send(Message("t", b"x"))
     begun: list[bool] = []
 
@@ -198,7 +198,7 @@ def test_a_close_within_a_close_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(SystemExit):
         store.close()
     assert begun
-    if step == "engine":
+    if step == "engine" or ENGINES[-1] == "memory":
         return  # that was closed for good by the first one already
     with rmqstore.open(tmp_path / "store", services=False) as again:
         assert bodies(again) == [b"x"]

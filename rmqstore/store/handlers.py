@@ -12,7 +12,7 @@ from collections.abc import Collection
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
-from rmqstore.store import waits
+from rmqstore.store.waits import Signal
 
 if TYPE_CHECKING:
     from rmqstore.store.reader import Reader
@@ -36,8 +36,10 @@ def refuse_within(store: Reader, waiting: Collection[CodeType]) -> None:
             )
 
 
-def refuse_close_within(store: Reader) -> None:
-    """Refuse to close a store whose thread is in the middle of a call of it; one that waits for messages or room ends, as does a close.
+def is_closed_around(store: Reader) -> bool:
+    """Say whether the thread that closes a store is closing it already, which that close goes on with.
+
+    In the middle of another call a close is refused, but for one that waits for messages or for room, which ends then.
 
     Raises:
         RuntimeError: nothing was done.
@@ -46,12 +48,12 @@ def refuse_close_within(store: Reader) -> None:
     frame: FrameType | None = sys._getframe(1)
     while (frame := frame and frame.f_back) is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == waits.__name__:
+        if frame.f_code is Signal.wait_beyond.__code__:
             is_within = is_within or False
         elif module.startswith(f"{__package__}."):
             owner, name = frame.f_locals.get("self"), frame.f_code.co_name
             if owner is store and name == "close":
-                return
+                return True
             if is_within is None and name != "__exit__" and (owner is store or getattr(owner, "_store", None) is store):
                 is_within = True
     if is_within:
@@ -59,3 +61,4 @@ def refuse_close_within(store: Reader) -> None:
             f"a signal handler or a finalizer closes {store!r} within another call of the same thread; nothing was done: raise an "
             "exception in the handler, or note there that the program is to end, and close the store behind the call"
         )
+    return False

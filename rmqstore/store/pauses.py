@@ -91,7 +91,7 @@ class Held:
 
     def __init__(self, pops: PopStore) -> None:
         self._pops = pops
-        self._lock = threading.Lock()  # what is looked at last is the latest
+        self._lock = threading.RLock()  # what is looked at last is the latest
         self._seen: Mapping[str, bytes] = {}
         self._is_closing = False
         self.sends: Pause | None = None

@@ -41,7 +41,7 @@ from rmqstore.message import (
 )
 from rmqstore.store.administration import Groups, Part, Topics, Transfer
 from rmqstore.store.dead_letters import DeadLetters
-from rmqstore.store.handlers import refuse_close_within
+from rmqstore.store.handlers import is_closed_around
 from rmqstore.store.lookup import Wanted, Whereabouts, look_up
 from rmqstore.store.opening import Engines, ReadEngines
 from rmqstore.store.pauses import Pauses
@@ -250,8 +250,14 @@ class Reader:
             return
         if os.getpid() != self._pid:
             self._refuse()
-        refuse_close_within(self)
-        self._end()
+        if is_closed_around(self):
+            return
+        try:
+            self._end()
+        except BaseException:
+            if not self._is_closed:  # by a signal handler, which may have asked for a close itself
+                self._end()
+            raise
 
     def _end(self) -> None:
         self._refusal = StoreClosedError(f"store {self._path} is closed; open it again")

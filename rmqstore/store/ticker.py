@@ -22,6 +22,8 @@ _log = logging.getLogger("rmqstore")
 
 _AFTER_ERROR_S = 0.5
 
+_END_POLL_S = 0.001
+
 
 class Duties:
     """What the background thread does for a store."""
@@ -71,7 +73,7 @@ class Ticker:
         self._wake = wake
         self._poll_s = precision_ms / 10_000
         self._flush_s = None if flush_interval_ms is None else flush_interval_ms / 1000
-        self._stopping = False
+        self._stopping = self._is_over = False
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="rmqstore-ticker", daemon=True)
 
@@ -84,10 +86,19 @@ class Ticker:
         """End the thread and wait for the tick that it is in."""
         self._stopping = True
         self._wake.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            # Not by ``join``, which a close of a signal handler within it would wait for.
+            while not self._is_over:
+                time.sleep(_END_POLL_S)
+            self._thread.join(1)
 
     def _run(self) -> None:
+        try:
+            self._tick_on()
+        finally:
+            self._is_over = True
+
+    def _tick_on(self) -> None:
         flushed_s = time.monotonic()
         while not self._stopping:
             seen = self._wake.count

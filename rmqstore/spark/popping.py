@@ -142,7 +142,8 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Those that are due come first: empty ones take no share, so each look pops all of them, or at least the first that has some.
             shards: list[int] = []
             for reason in (_Reason.DUE, _Reason.READY) if most > 0 else (_Reason.DUE,):
-                alike = [shard for shard, why in reasons.items() if why is reason]
+                # A query that stops has had its messages: it pops once more only where it has not popped at all.
+                alike = [shard for shard, why in reasons.items() if why is reason and (most > 0 or shard not in self._popped_ms)]
                 turn = number % max(len(alike), 1)
                 shards += [*alike[turn:], *alike[:turn]]
             if shards:

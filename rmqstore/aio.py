@@ -174,7 +174,7 @@ class _Connection:
             await place.acquire()
         try:
             if self._is_closing or self.is_broken:
-                raise _NotAskedError(_CLOSED)
+                raise _NotAskedError(_CLOSED if self._is_closing else "the server closed the connection")
             call.come_late()
             call.check_age()
         except BaseException:
@@ -197,8 +197,11 @@ class _Connection:
         return place
 
     def _release(self, answer: object, call: Underway | None, place: asyncio.Semaphore | None) -> asyncio.Semaphore | None:
-        """Release what an answer has leased that nobody gets; returns the place of its call, unless the release has it."""
-        if not isinstance(answer, MessageBatch | PoppedMessages) or not len(answer):
+        """Release what an answer has leased that nobody gets; returns the place of its call, unless the release has it.
+
+        Who named the attempt may ask for it again, and has these messages then.
+        """
+        if not isinstance(answer, MessageBatch | PoppedMessages) or not len(answer) or (call is not None and call.has_named_attempt):
             return place
         number = self._tell("release", list(receipts_of(answer).names))
         self._leasing.add(number)
@@ -307,8 +310,8 @@ class AsyncStore:
     """The calls of :class:`rmqstore.Store`, each of which is awaited, but for :meth:`consume`; made by :func:`open` and :func:`connect`.
 
     A call whose connection breaks is made again as with :func:`rmqstore.connect`. One that is cancelled may have been done, but for a pop:
-    what that had leased is released. When its connection broke, that is done as soon as there is a server, within ``patience``; but not for
-    a pop with an ``attempt_id``, which may be asked for again.
+    what that had leased is released, unless it has an ``attempt_id``, by which it may be asked for again. When its connection broke, that
+    is done as soon as there is a server, within ``patience``.
     """
 
     topics: _Parts
@@ -444,7 +447,8 @@ class AsyncStore:
                 try:
                     answer = await connection.ask(call)
                 except OSError as error:
-                    call.lost(error, may_be_done=not isinstance(error, _NotAskedError))
+                    was_asked = not isinstance(error, _NotAskedError)
+                    call.lost(error, may_be_done=was_asked, had_connection=not was_asked)
                 else:
                     if self._own is not None:
                         self._own._met(connection.greeting)

@@ -219,6 +219,7 @@ class Underway:
 
     Attributes:
         call, arguments, named: what goes to the server.
+        has_named_attempt: it is a pop whose attempt the caller has named.
         may_have_leased: it is a pop whose answer was lost; what that had leased, only its attempt is told, whose name nobody else has.
     """
 
@@ -230,6 +231,7 @@ class Underway:
         self.named = dict(ask.named)
         self.may_have_leased = False
         self._has_own_attempt = ask.call in POPS and bool(ask.arguments[3])
+        self.has_named_attempt = ask.call in POPS and not self._has_own_attempt
         self._lanes = lanes
         self._lane = lanes.take() if ask.is_named else None
         if self._lane is not None:
@@ -245,10 +247,11 @@ class Underway:
         self._lost_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
 
-    def lost(self, error: Exception, *, may_be_done: bool, since_s: float | None = None) -> None:
+    def lost(self, error: Exception, *, may_be_done: bool, had_connection: bool = False, since_s: float | None = None) -> None:
         """Note that no answer came; what goes to the server from now on is a repeat.
 
         Args:
+            had_connection: it waited here while there was a server, and was not sent.
             since_s: when, by the monotonic clock, the attempt to reach a server began that failed; its patience counts from then.
 
         Raises:
@@ -262,7 +265,9 @@ class Underway:
         if may_be_done and self.call not in REPEATABLE:
             raise self.given_up() from error
         self.check_age()
-        if may_be_done and now_s - self._tried_s > min(self._patience_s, _LONG_S):  # it had a server: this is another outage
+        if (may_be_done or had_connection) and now_s - self._tried_s > min(
+            self._patience_s, _LONG_S
+        ):  # it had a server: this is another outage
             self._lost_s, self._pause_s = None, _FIRST_PAUSE_S
         if self._lost_s is None:
             self._lost_s = now_s if since_s is None else since_s

@@ -219,6 +219,8 @@ class Server:
 
     def _begin(self, call: Call, held: Round) -> None:
         client, number, name = call.client, call.number, call.name
+        if client.transport is None:  # it is gone, and so is what was held of it
+            return
         if name == GIVE_UP:
             self._give_up(call)
             return

@@ -39,7 +39,7 @@ _Part = TypeVar("_Part", bound=Part)
 _SERVER_BACK_S: Final = 15.0
 """So long nobody takes over behind a server."""
 
-_SAME_OUTAGE_S: Final = 10.0
+_SAME_OUTAGE_S: Final = 60.0
 """Misses that are further apart are of two outages: the server may have been there in between. A call that goes on misses it more often."""
 
 

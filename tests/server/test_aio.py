@@ -166,6 +166,22 @@ def test_what_a_cancelled_pop_had_leased_is_released(served: Served, call: str) 
     with_client(served, work)
 
 
+def test_a_cancelled_pop_with_an_attempt_of_its_caller_keeps_its_leases(served: Served) -> None:
+    """P1: who asks for the attempt again has them, and no release comes behind that."""
+
+    async def work(store: AsyncStore) -> None:
+        await store.send(NOW)
+        pop = asyncio.create_task(store.pop("t", "g", attempt_id="mine"))
+        await asyncio.sleep(0)  # the request is written
+        pop.cancel()
+        again = await store.pop("t", "g", attempt_id="mine")
+        await asyncio.wait([pop])
+        await store.topics.list()  # behind it
+        assert await store.ack(list(again)) == [AckOutcome.ACKED]
+
+    with_client(served, work)
+
+
 @pytest.mark.parametrize("ends", ["awaited", "not awaited", "not cancelled"])
 def test_a_pop_under_way_leaves_no_lease_behind_a_close(served: Served, ends: str) -> None:
     """P7: nobody has the messages, so their attempt does not count."""

@@ -184,6 +184,24 @@ def beginning(served: Served, data: bytes | bytearray) -> Connection:
     return made
 
 
+def test_calls_of_a_client_that_is_gone_are_not_begun(tmp_path: Path) -> None:
+    """It had written a send that waits behind a call that was refused, and did not read the answer."""
+    served = Served(tmp_path, limits=Limits(waiting_calls=5, frame_bytes=1_000_000))
+    refused = frame([1, "send_batch", [[Message("t", b"x")] * 2000], {}])
+    waits = frame([2, "send_batch", [[Message("t", b"x" * 5000)]], {"timeout": 60 * SECOND}])
+    served.store.pauses.begin(Flow.SENDS)
+    for _ in range(50):
+        gone = Connection(Address(served.socket), None, None)
+        gone._socket.sendall(refused + waits)
+        gone.close()
+    soon(lambda: not served.thread._server.clients)
+    soon(lambda: waiting(served) == 0)
+    served.store.pauses.end(Flow.SENDS)
+    served.connect().send(NOW)
+    assert len(served.store.pop("t", "g")) == 1
+    served.close()
+
+
 def test_a_request_that_comes_no_further_is_cut_off(tmp_path: Path) -> None:
     """It counts as a whole among what the server holds, and kept all others out."""
     served = Served(tmp_path, limits=Limits(held_bytes=1_000_000, unread_s=0.05))

@@ -41,6 +41,7 @@ class FileChain:
 
     Attributes:
         most_open: so many files stay open, and besides those that are written to.
+        holds_back: a descriptor is held back from the making of a file to the sync of its name, where one that finds none would poison.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int, fill_bytes: int, made_above: int = 0) -> None:
@@ -58,7 +59,7 @@ class FileChain:
         # Those that a killed owner made may not be durable yet.
         self._names = int(bool(self.starts))
         self._durable_names = 0
-        # A descriptor for the sync of the names: one that finds none would be a failed sync.
+        self.holds_back = False
         self._held_back: DiskFile | None = None
         self._filled = self.starts[0] if self.starts else 0
 
@@ -190,7 +191,8 @@ class FileChain:
 
     def _make(self, start: int) -> None:
         self._sync_names()
-        self._held_back = self._disk.open(Path(os.devnull))
+        if self.holds_back:
+            self._held_back = self._disk.open(Path(os.devnull))
         if not self.starts:
             for directory in reversed([self.directory, *self.directory.parents[: max(self._made_above - 1, 0)]]):
                 self._disk.make_directory(directory)

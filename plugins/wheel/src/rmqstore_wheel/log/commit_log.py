@@ -71,6 +71,7 @@ class CommitLog:
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int = log.FILE_BYTES, fill_bytes: int = FILL_BYTES) -> None:
         self.chain = FileChain(disk, directory, file_bytes, fill_bytes)
+        self.chain.holds_back = True
         self.chain.check()
         self.file_bytes = file_bytes
         self.tail = self.chain.first

@@ -339,6 +339,25 @@ def test_a_query_that_stops_takes_at_most_a_message_of_a_shard_that_came_behind_
     assert sizes == [1, 1]
 
 
+def test_a_query_that_stops_ends_though_its_micro_batches_take_longer_than_a_group_may_be_silent(dataset: Dataset, time: Time) -> None:
+    """And messages come all the time: each look finds that the group must pop again, or counts as gone."""
+    for shard in dataset.shards:
+        path = dataset.shard_path(shard) / "rmqstore.toml"
+        path.write_text(f"{path.read_text() if path.exists() else ''}\ngroup_expiry_ms = {8 * SECOND_MS}\n")
+    sent(dataset, 0, MESSAGES)
+    reader = reader_of(dataset)
+    offset = begun(reader)
+    reader.prepareForTriggerAvailableNow()
+    sizes = []
+    while (end := latest(reader, offset)) != offset:
+        sizes.append(len(found(reader, offset, end)))
+        assert sum(sizes) <= MESSAGES, "it takes what came behind its begin"
+        sent(dataset, 0, MESSAGES)
+        time.now_ms += 2 * SECOND_MS
+        offset = end
+    assert sum(sizes) == MESSAGES
+
+
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_group_that_only_looks_does_not_count_as_gone(tmp_path: Path, time: Time, pops: list[int], is_served: bool) -> None:
     """As with a consumer, an eighth of the time is told apart."""

@@ -114,6 +114,18 @@ def test_k2_a_step_behind_one_back_is_measured_from_there(stores: Stores) -> Non
         store.tick()
 
 
+def test_k2_a_schedule_is_not_put_by_a_clock_that_may_be_wrong(stores: Stores) -> None:
+    """K2: it would count from there; so it waits for the confirmation like the hand-over."""
+    store = stores.open(clock__max_step_ms=HOUR_MS)
+    store.tick()
+    stores.clock.advance(DAY_MS)
+    with pytest.raises(ClockStepError):
+        store.schedules.put("hourly", timedelta(hours=1), message(1, message_id=None))
+    assert store.schedules.list() == []
+    store.confirm_clock_step()
+    store.schedules.put("hourly", timedelta(hours=1), message(1, message_id=None))
+
+
 def test_k2_a_step_of_just_the_limit_goes_on(engine_stores: Stores) -> None:
     """K2: only a step *above* the limit stops; by default no step does."""
     limited = engine_stores.open("limited", clock__max_step_ms=60_000)

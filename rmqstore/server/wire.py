@@ -52,7 +52,9 @@ HEAD: Final = struct.Struct("<I")
 MAX_FRAME_BYTES: Final = 256 << 20
 """Longer frames are refused: by the server the client's, by the client the server's."""
 
-_TUPLE, _INT, _TEXT, _DATETIME, _TIMEDELTA, _ERROR, _BATCH, _ARROW, _STRANGER, _SENT, _SENT_MANY, _POPPED, _NAME, _PROOF = range(1, 15)
+_TUPLE, _INT, _TEXT, _DATETIME, _TIMEDELTA, _ERROR, _BATCH, _ARROW, _STRANGER, _SENT, _SENT_MANY, _POPPED, _NAME, _PROOF, _DICT = range(
+    1, 16
+)
 _NAME_CHARACTERS: Final = 200
 _FIRST_STRUCT: Final = 16
 _FIRST_ENUM: Final = 64
@@ -133,7 +135,11 @@ class _Packer:
 
 
 def _pack_dict(packer: _Packer, value: Mapping[object, object]) -> _Packable:
-    return dict(zip(packer.each(value), packer.each(value.values()), strict=True))
+    keys, values = packer.each(value), packer.each(value.values())
+    try:
+        return dict(zip(keys, values, strict=True))
+    except TypeError:  # a name that is none
+        return Ext(_DICT, _encode([keys, values]))
 
 
 def _pack_int(_: _Packer, value: int) -> _Packable:
@@ -360,6 +366,7 @@ _UNPACKERS: Final[dict[int, Callable[[memoryview], object]]] = {
     _STRANGER: lambda data: stranger(*_decode(data)),
     _NAME: lambda data: CallName((_decode(data),)),
     _PROOF: lambda data: ProofText(_decode(data)),
+    _DICT: lambda data: dict(zip(*_decode(data), strict=True)),
     _SENT: _unpack_sent,
     _SENT_MANY: _unpack_sent_many,
     _POPPED: _unpack_popped,

@@ -348,6 +348,8 @@ def test_texts_and_messages_of_derived_types_go_in(served: Served) -> None:
     [
         lambda store: store.send(Message(_Shade.RED, b"x")),
         lambda store: store.lag(_Shade.RED, "g"),
+        lambda store: store.send(Message("t", b"x", properties={_Shade.RED: "x"})),
+        lambda store: store.send(Message("t", b"x", properties={("a", 1): "x"})),  # type: ignore[dict-item]
         lambda store: store.pop("t", "g", filter="a = '\ud800"),
         lambda store: store.snapshot(5),
         lambda store: store.transfer.dump(5),

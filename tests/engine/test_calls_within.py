@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "tick": lambda store: store.tick(),
     "pop": lambda store: store.pop("t", "g"),
     "send": lambda store: store.send(Message("t", b"within")),
+    "close": lambda store: store.close(),
 }
 
 
@@ -65,23 +66,7 @@ def test_a_call_within_a_call_is_refused_and_does_nothing(store: Store, monkeypa
     assert store.verify() == []
 
 
-def test_a_close_within_a_call_is_refused_and_does_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So do handlers of SIGTERM."""
-    refused: list[str] = []
-
-    def within() -> None:
-        with pytest.raises(RuntimeError, match=r"closes .* within another call of the same thread") as error:
-            store.close()
-        refused.append(str(error.value))
-
-    _in_the_middle(monkeypatch, within)
-    store.send(Message("t", b"outer"))
-    assert refused
-    store.send(Message("t", b"behind"))
-    assert bodies(store) == [b"before", b"outer", b"behind"]
-
-
-WHILE_IT_WAITS: dict[str, Callable[[Store], object]] = {**CALLS, "close": lambda store: store.close(), "flush": lambda store: store.flush()}
+WHILE_IT_WAITS: dict[str, Callable[[Store], object]] = {**CALLS, "flush": lambda store: store.flush()}
 
 
 def test_a_call_while_its_thread_waits_for_the_disk_takes_no_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,31 @@ def test_a_check_point_that_is_made_again_sums_nothing_twice(
         assert again.verify() == []
 
 
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_read_that_may_open_no_file_is_told_what_it_lacks_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, buffer: bool
+) -> None:  # fmt: skip
+    """F1; a pop buffer keeps what it holds."""
+    with opened(tmp_path / "store", pop__buffer=buffer) as store:
+        for topic in ("t", "u"):
+            store.send(Message(topic, b"x"))
+        assert store.pop("t", "g")
+    with opened(tmp_path / "store", pop__buffer=buffer) as store:
+        store.send(Message("t", b"y"))
+        assert store.pop("t", "g")
+        with monkeypatch.context() as patched:
+
+            def refused(*_: object, **__: object) -> int:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            patched.setattr(os, "open", refused)
+            with pytest.raises(StoreFullError, match="Too many open files"):
+                store.pop("u", "g")
+        assert store.pop("u", "g")
+        assert store.lag("t", "g").in_flight == 2
+        assert store.verify() == []
+
+
 @pytest.mark.parametrize("left", range(5))
 def test_a_log_that_finds_few_descriptors_for_its_next_file_is_full_and_not_poisoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor, left: int

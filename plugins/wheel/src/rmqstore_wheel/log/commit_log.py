@@ -168,7 +168,7 @@ class CommitLog:
         try:
             self.chain.clear_from(self.tail)
         except OSError as error:
-            raise OSError(errno.EIO, f"a part of a call cannot be taken out of the log: {error.strerror}") from error
+            raise OSError(errno.EIO, f"a part of a call cannot be taken out of the log: {error.strerror or error}") from error
 
     def sync(self) -> None:
         """Make what is appended now durable.

@@ -44,12 +44,12 @@ def is_closed_around(store: Reader) -> bool:
     Raises:
         RuntimeError: nothing was done.
     """
-    is_within: bool | None = None
+    is_within: bool | None = None  # by the innermost frame that tells
     frame: FrameType | None = sys._getframe(1)
     while (frame := frame and frame.f_back) is not None:
         module = frame.f_globals.get("__name__", "")
-        if frame.f_code is Signal.wait_beyond.__code__:
-            is_within = is_within or False
+        if frame.f_code is Signal.wait_beyond.__code__ and is_within is None:
+            is_within = False
         elif module.startswith(f"{__package__}."):
             owner, name = frame.f_locals.get("self"), frame.f_code.co_name
             if owner is store and name == "close":

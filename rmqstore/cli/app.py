@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import warnings
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated, Any, Final, Literal, TextIO
+from typing import Annotated, Final, Literal, TextIO
 
 import typer
 
@@ -31,7 +30,7 @@ from rmqstore.cli import (
     top,
     working,
 )
-from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
+from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.cli.options import EPILOGS, examples
 from rmqstore.errors import RmqstoreError
 
@@ -83,10 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warnings.showwarning = _show_warning
         try:
             app(arguments, prog_name="rmqstore", obj=invocation)
-        except (RmqstoreError, OSError) as error:
-            _fail(invocation, error, f"rmqstore: {error}")
         except Exception as error:  # a traceback is for those who ask for it
-            _fail(invocation, error, f"rmqstore: unexpected {type(error).__name__}: {error}; --debug shows where it came from")
+            if invocation.is_debug:
+                raise
+            is_told = isinstance(error, RmqstoreError | OSError)
+            what = str(error) if is_told else f"unexpected {type(error).__name__}: {error}; --debug shows where it came from"
+            typer.echo(f"rmqstore: {what}", err=True)
+            sys.exit(EXIT_ERROR)
 
 
 def _show_warning(
@@ -94,26 +96,6 @@ def _show_warning(
 ) -> None:
     if not issubclass(category, DeprecationWarning | ResourceWarning):
         typer.echo(f"rmqstore: warning: {message}", err=True)
-
-
-def _fail(invocation: _Invocation, error: Exception, paragraph: str) -> None:
-    if invocation.is_debug:
-        raise error
-    typer.echo(paragraph, err=True)
-    sys.exit(EXIT_ERROR)
-
-
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command so that Ctrl-C ends it with the exit code for that, without a word."""
-
-    @functools.wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        try:
-            command(*arguments, **options)
-        except KeyboardInterrupt:
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-
-    return run
 
 
 _VARIABLE: Final = "_RMQSTORE_COMPLETE"
@@ -156,7 +138,7 @@ dead_letters, benchmarks, topics, consumers, repeating = (
 
 def _add(to: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> None:
     for name, command in {**{each.__name__.strip("_"): each for each in commands}, **named}.items():
-        to.command(name.replace("_", "-"), epilog=EPILOGS[command])(_interruptible(command))
+        to.command(name.replace("_", "-"), epilog=EPILOGS[command])(command)
 
 
 _add(app, send.send, pop.pop, pop.ack, pop.cancel, timers.timers)

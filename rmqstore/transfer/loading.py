@@ -14,6 +14,7 @@ from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import ENGINE_KEYS
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
+from rmqstore.settings import Source, Value
 from rmqstore.store import Store
 from rmqstore.store.directory import StoreDirectory, engines_in, read_manifest
 from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
@@ -117,12 +118,12 @@ def _load(path: Path, dump: Dump, given: dict[str, Any], clock: Clock, progress:
         with StoreDirectory(place) as directory:
             directory.abandon()
     if not is_planned:
-        # The new store has the settings file of the old one, unless the place has one. All of it is there before the plan is noted, since
-        # a run that goes on with a plan gives no settings.
+        # The new store has the settings file of the old one, and in it what was given, unless the place has one. All of it is there before
+        # the plan is noted, since a run that goes on with a plan gives no settings.
         engines = {str(settings[name]) for name in ENGINE_KEYS if name in settings}
         with replacement.alone():
             replacement.claim()
-            replacement.begin({"plan": plan}, config.as_given(dump.manifest.given, engines))
+            replacement.begin({"plan": plan}, config.as_given(dump.manifest.given | _unstored(place, given), engines))
     tables = built(replacement, {"plan": plan}, settings, dump, clock, progress)
     with replacement.alone():
         _check_own(replacement, {"plan": plan})
@@ -176,6 +177,16 @@ def new_store_settings(baked: Mapping[str, Any], given: Mapping[str, Any]) -> di
         if key not in ("timer_engine", "pop_engine") and ("." not in key or key.split(".")[0] in in_use):
             settings.setdefault(key.replace(".", "__"), value)
     return settings
+
+
+def _unstored(path: Path, given: Mapping[str, Any]) -> dict[str, Value]:
+    """Return those settings that are not stored with a store, by dotted key."""
+    found = config.load(path, given, get_plugins().engine_settings(), environ={})
+    return {
+        key: found.values[key]
+        for key, setting in found.known.items()
+        if found.origins[key].source is Source.KEYWORD and key not in ENGINE_KEYS and not setting.baked
+    }
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:

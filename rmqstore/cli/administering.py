@@ -13,18 +13,13 @@ from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time
 from rmqstore.contract import InitMode, TopicInfo
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import MAX_QUEUES
+from rmqstore.message import DLQ_PREFIX, MAX_QUEUES, PARKED_TOPIC
 from rmqstore.store.pauses import Flow
+from rmqstore.store.reader import Reader
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-_TOPIC_COLUMNS: Final = (
-    Column("topic", lambda info: info.name, long=True),
-    Column("queues", lambda info: info.queues, right=True),
-    Column("messages", lambda info: sum(info.max_offsets) - sum(info.min_offsets), right=True),
-    Column("first kept", lambda info: _range(info.min_offsets), right=True),
-    Column("next offset", lambda info: _range(info.max_offsets), right=True),
-)
+_TOPIC_COLUMNS: Final = (Column("topic", long=True), *show.columns([], ["queues", "messages", "first kept", "next offset"]))
 
 _GROUP_COLUMNS: Final = (
     Column("group", lambda each: each.group, long=True),
@@ -43,6 +38,7 @@ def list_topics(
     """List the topics, with queues, messages and offsets."""
     with stores.reading(store) as opened:
         infos = opened.topics.list(system=system)
+        rows = [[each.name, each.queues, _kept(opened, each), _range(each.min_offsets), _range(each.max_offsets)] for each in infos]
         parts = [(shard, {info.name: info for info in part.topics.list(system=system)}) for shard, part in stores.parts(opened)]
     if as_json:
         queues = {
@@ -53,7 +49,7 @@ def list_topics(
     if not infos:
         show.line("There is no topic yet; the first message of a topic makes it.")
         return
-    show.table(_TOPIC_COLUMNS, infos)
+    show.table(_TOPIC_COLUMNS, rows)
     show.note(f"{show.count(len(infos), 'topic')}; messages whose time has not come are in `rmqstore timers {store}`.")
 
 
@@ -86,8 +82,7 @@ def delete_topic(store: StoreArgument, topic: TopicArgument, yes: YesOption = Fa
     with stores.owning(store) as opened:
         stores.require_topic(opened, topic)
         kept = next(info for info in opened.topics.list(system=True) if info.name == topic)
-        count = sum(kept.max_offsets) - sum(kept.min_offsets)
-        _ask(yes, f"Remove topic {topic} with {show.count(count, 'message')}, acked ones included?")
+        _ask(yes, f"Remove topic {topic} with {show.count(_kept(opened, kept), 'message')}, acked ones included?")
         opened.topics.delete(topic)
     show.line(f"topic {topic} is removed.")
 
@@ -214,6 +209,15 @@ def _queues(info: TopicInfo, shard: dict[str, int]) -> list[dict[str, int]]:
         {**shard, "queue_id": queue, "min_offset": low, "next_offset": high}
         for queue, (low, high) in enumerate(zip(info.min_offsets, info.max_offsets, strict=True))
     ]
+
+
+def _kept(store: Reader, info: TopicInfo) -> int:
+    """Return how many messages a topic has; letters that were dropped leave gaps between its offsets."""
+    if info.name == PARKED_TOPIC:
+        return len(store.dead_letters.parked())
+    if info.name.startswith(DLQ_PREFIX):
+        return len(store.dead_letters.list(info.name.removeprefix(DLQ_PREFIX)))
+    return sum(info.max_offsets) - sum(info.min_offsets)
 
 
 def _range(offsets: tuple[int, ...]) -> str:

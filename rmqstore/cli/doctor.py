@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import fcntl
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, engines_in, process_start, room_of
+from rmqstore.store.directory import MANIFEST_NAME, engines_in, process_start, room_of
 from rmqstore.store.opening import checked_path
 from rmqstore.store.pauses import Flow
 from rmqstore.store.reader import Reader
@@ -223,7 +222,7 @@ def _beside(path: Path) -> Iterator[Finding]:
 
 
 def _lock(path: Path) -> Finding:
-    holder = _holder(path)
+    holder = stores.holder(path)
     if holder is None:
         return Finding("lock", Level.OK, "nobody has the store open: timers and retries wait until somebody opens it")
     match = _HOLDER.fullmatch(holder)
@@ -236,21 +235,6 @@ def _lock(path: Path) -> Finding:
     return Finding(
         "lock", Level.WARNING, f"the store is locked by process {match[1]}, but {why}; a child of it or another container may hold it"
     )
-
-
-def _holder(path: Path) -> str | None:
-    """Return what the lock file says of the process that holds it; None when none does."""
-    try:
-        with open(path / LOCK_NAME, encoding="utf-8") as file:
-            try:
-                # Shared and for a moment: two doctors do not see each other, and an owner is not kept waiting.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip()
-            fcntl.flock(file, fcntl.LOCK_UN)
-    except OSError:
-        return None
-    return None
 
 
 def _files(path: Path, in_use: set[str]) -> Iterator[Finding]:
@@ -329,7 +313,7 @@ def _contents(store: Reader) -> Iterator[Finding]:
         late = f"{show.count(pending.counts[0], 'timer')} overdue, the first by {span(late_ms)}"
         if Flow.HAND_OVER in pauses:
             yield Finding("timers", Level.WARNING, f"{late}; they wait for the end of the pause")
-        elif late_ms < _TIMER_SLACK_MS and _holder(store.path) is not None:
+        elif late_ms < _TIMER_SLACK_MS and stores.holder(store.path) is not None:
             yield Finding("timers", Level.OK, f"{late}; the program that has the store open is about to deliver them")
         else:
             yield Finding("timers", Level.WARNING, f"{late}; they are delivered when a program opens the store with its services")

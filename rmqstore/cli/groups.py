@@ -59,7 +59,9 @@ def group(
     if as_json:
         show.document({"group": name, "max_retries": retries, "backoff_ms": list(table) or None})
         return
-    show.line(f"max_retries  {default if retries is None else retries}{' (of the store)' if retries is None else ''}")
+    # The settings that a program opened the store with are not seen from outside.
+    of_store = f"{default} (of the store)" if stores.holder(store) is None else "as the program that has the store open was told"
+    show.line(f"max_retries  {of_store if retries is None else retries}")
     waits_text = ", ".join(map(duration_text, table or RETRY_BACKOFF_MS))
     show.line(f"backoff      {waits_text}{'' if table else ' (the default)'}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import heapq
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from rmqstore.plugins import BrokenPluginWarning, Plugins, get_plugins
 from rmqstore.server import reach
 from rmqstore.settings import known_settings
 from rmqstore.store import Store, open as open_store
-from rmqstore.store.directory import MANIFEST_NAME, read_manifest
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, read_manifest
 from rmqstore.store.opening import checked_path
 from rmqstore.store.reader import Reader, ReadStore
 
@@ -63,6 +64,20 @@ def manifest(path: Path) -> dict[str, Any] | None:
         CorruptStoreError, FormatVersionError: the manifest cannot be read.
     """
     return read_manifest(checked_path(path))
+
+
+def holder(path: Path) -> str | None:
+    """Return what the lock file of a store says of the process that has it open; None when none has."""
+    try:
+        with open(path / LOCK_NAME, encoding="utf-8") as file:
+            try:
+                # Shared and for a moment: two who ask do not see each other, and an owner is not kept waiting.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip()
+    except OSError:
+        pass
+    return None
 
 
 def require(path: Path) -> None:

@@ -49,6 +49,12 @@ def test_nothing_is_removed_where_nobody_can_be_asked(shop: Command, command: tu
     assert shop.good("lag", "data", "--json").json["lags"] == before
 
 
+def test_the_retries_of_a_running_owner_are_its_own(shop: Command) -> None:
+    assert shop.good("group", "data", "billing").lines[0] == "max_retries  16 (of the store)"
+    with shop.owner(max_retries=3):
+        assert shop.good("group", "data", "billing").lines[0] == "max_retries  as the program that has the store open was told"
+
+
 def test_groups_are_listed_and_removed(shop: Command) -> None:
     (found,) = shop.good("groups", "list", "data", "--json").json["groups"]
     assert (found["group"], found["topic"], found["is_ordered"]) == ("billing", "orders", False)

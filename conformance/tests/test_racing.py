@@ -12,7 +12,7 @@ import pytest
 
 from conformance.tests.mutant_runs import results_of
 from rmqstore_conformance.proving import mutants as kit, mutants_of_races
-from rmqstore_conformance.proving.planting import WrongEngine
+from rmqstore_conformance.proving.planting import mutants_in
 from rmqstore_conformance.racing.arenas import Leases
 from rmqstore_conformance.racing.disk import waits_for_the_disk
 from rmqstore_conformance.racing.locks import TurnLock, TurnRLock, turn_locks
@@ -21,7 +21,7 @@ from rmqstore_conformance.racing.turns import Plan, Seat, Stuck, Turns
 from rmqstore_conformance.stores import Pair, stores_of
 
 # Those without a case of their own are strangers.
-RACES = [each for each in vars(mutants_of_races).values() if isinstance(each, WrongEngine) and each.caught_by]
+RACES = [each for each in mutants_in(mutants_of_races) if each.caught_by]
 
 
 def steps_of(seat: Seat, count: int) -> None:

@@ -1,14 +1,12 @@
 """Common kinds of faults: one place of the kit's source is another one, what is asked or answered is changed, or one write is made two.
 
-A kind stands in the decorator that makes a wrong engine, and makes the class of the fault of the function below it; but the function of an
-:func:`edit` returns that itself.
+A kind makes the class of a fault of a function: of the one below the decorator that makes a wrong engine, or of one that it is called with.
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
-import functools
 import inspect
 import sys
 import textwrap
@@ -47,7 +45,7 @@ def _fault(side: type, made_of: Callable[..., Any], call: str, faulty: Callable[
     def called(self: Any, *args: Any, **options: Any) -> Any:
         return faulty(self, getattr(super(fault, self), call), *args, **options)
 
-    fault = type(made_of.__name__, (side,), {call: called, "__doc__": made_of.__doc__, "__module__": made_of.__module__})
+    fault = type(made_of.__name__, (side,), {call: called, "__module__": made_of.__module__})
     return fault
 
 
@@ -56,17 +54,14 @@ def instead(side: type, call: str) -> Maker:
     return lambda faulty: _fault(side, faulty, call, faulty)
 
 
-def by_the_latest_clock(side: type, call: str) -> Maker:
+def by_the_latest_clock(side: type, call: str) -> type:
     """Make a call with the latest time that it was ever told."""
 
-    def made(named: Callable[..., Any]) -> type:
-        def faulty(self: Any, sound: Callable[..., Any], now_ms: int, *more: Any) -> Any:
-            self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
-            return sound(self.noted["latest"], *more)
+    def faulty(self: Any, sound: Callable[..., Any], now_ms: int, *more: Any) -> Any:
+        self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
+        return sound(self.noted["latest"], *more)
 
-        return _fault(side, named, call, faulty)
-
-    return made
+    return _fault(side, faulty, call, faulty)
 
 
 def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Maker:
@@ -147,11 +142,8 @@ def cancels_by_key(fits: Callable[[str, str, str, str], bool]) -> type:
 
 # ---------------------------------------------------------------- changes of the kit's source
 
-Edit: TypeAlias = Maker
-"""Makes the fault of the function that has its name and says what is wrong."""
 
-
-def edit(method: Callable[..., Any], before: str, after: str) -> Edit:
+def edit(method: Callable[..., Any], before: str, after: str) -> type:
     """Have a method of the kit do something else at one place of its source, or at several that are alike.
 
     The sources are compared as syntax trees, so how the kit's lines are broken does not matter. A method that has no such place any more
@@ -160,17 +152,14 @@ def edit(method: Callable[..., Any], before: str, after: str) -> Edit:
     Args:
         before: an expression or a statement.
         after: what stands in its place: an expression for an expression, statements for a statement; empty: it is left out. It may
-            name what the module of the method knows, and ``but``, which copies a struct.
+            name what the module of the method knows, and ``but``, which copies a struct; ``BEFORE`` stands for ``before``.
 
     Raises:
         LookupError: the method has no such place.
     """
     sound = _class_of(method)
     base = Timers if issubclass(sound, TimerStore) else Pops if issubclass(sound, PopStore) else sound
-    edited = _edited(method, before, after)
-    return lambda made_of: type(
-        made_of.__name__, (base,), {method.__name__: edited, "__doc__": made_of.__doc__, "__module__": made_of.__module__}
-    )
+    return type(f"Other{sound.__name__}", (base,), {method.__name__: _edited(method, before, after.replace("BEFORE", before))})
 
 
 def _class_of(method: Callable[..., Any]) -> type:
@@ -237,17 +226,12 @@ def opens(fault: Callable[[Path], Opened]) -> type:
             change(session)
             return session
 
-    return type(fault.__name__, (Changed,), {"__doc__": fault.__doc__, "__module__": fault.__module__})
+    return Changed
 
 
 def syncs(fault: Callable[[Path], Sync]) -> type:
     """Let both sides of a session sync in another way, which something makes of the directory once it is opened."""
-
-    @functools.wraps(fault)
-    def opened(directory: Path) -> Opened:
-        return lambda session: synced_by(session, fault(directory))
-
-    return opens(opened)
+    return opens(lambda directory: lambda session: synced_by(session, fault(directory)))
 
 
 def synced_by(session: Any, sync: Sync) -> None:

@@ -28,7 +28,7 @@ PARTS: Final[tuple[ModuleType, ...]] = (
     mutants_of_rules,
 )
 
-MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(each for each in mutants_in(PARTS) if each.base == MEMORY)
+MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(each for each in mutants_in(*PARTS) if each.base == MEMORY)
 """All of them, in the order of their modules."""
 
 _KEEPS_NOTHING: Final = "`memory` keeps nothing on disk, nor from one open to the next"

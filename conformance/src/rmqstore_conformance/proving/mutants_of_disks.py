@@ -21,9 +21,7 @@ from rmqstore.contract import (
     AckOutcome,
     CancelOutcome,
     EngineInfo,
-    PopRequest,
     PopTxn,
-    PopTxnResult,
     Ticket,
     TimerHandle,
     WriteStatus,
@@ -35,7 +33,7 @@ from rmqstore.engine.schema import CURSOR_KEY, META
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
 from rmqstore_conformance.proving import mutants_of_durability
-from rmqstore_conformance.proving.kinds import Edit, Opened, Sync, asks, at_once, but, edit, instead, opens, synced_by, syncs, two_writes
+from rmqstore_conformance.proving.kinds import Opened, Sync, asks, at_once, but, edit, instead, opens, synced_by, syncs, two_writes
 from rmqstore_conformance.proving.mutants import PARTS
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, WrongEngine, mutant, mutants_in
 
@@ -75,29 +73,22 @@ def cancels_one_by_one(self: Any, cancel: Any, handles: Sequence[TimerHandle], n
 
 # ---------------------------------------------------------------- answers that rest on what is not durable
 
-
-@disk_mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync", at=at_once(Pops, "apply"))
-def repeats_what_is_not_durable(txn: PopTxn, result: PopTxnResult) -> bool:
-    """The repeat of a send does not wait for the first one, which may be on its way to the disk."""
-    return result.status is WriteStatus.REPEATED
-
-
-@disk_mutant("P5", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync", at=at_once(Pops, "apply"))
-def believes_an_ack_that_is_not_durable(txn: PopTxn, result: PopTxnResult) -> bool:
-    """ALREADY_ACKED does not wait for the ack that it speaks of."""
-    return set(result.acks) == {AckOutcome.ALREADY_ACKED}
-
-
-@disk_mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync", at=at_once(Timers, "cancel"))
-def says_too_late_before_the_seal_is_durable(handles: Sequence[TimerHandle], outcomes: list[CancelOutcome]) -> bool:
-    """ALREADY_DELIVERED does not wait for the seal."""
-    return set(outcomes) == {CancelOutcome.ALREADY_DELIVERED}
-
-
-@disk_mutant("R1", "R1.each_answer_is_durable")
-def takes_its_position_for_durable() -> Edit:
-    """The pops take what another call wrote for durable, and let no answer wait for it."""
-    return edit(OrderedPops._resting, "Ticket(self._shared.kv.position)", "Ticket(0)")
+repeats_what_is_not_durable = disk_mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync")(
+    "The repeat of a send does not wait for the first one, which may be on its way to the disk.",
+    at_once(Pops, "apply")(lambda txn, result: result.status is WriteStatus.REPEATED),
+)
+believes_an_ack_that_is_not_durable = disk_mutant("P5", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync")(
+    "ALREADY_ACKED does not wait for the ack that it speaks of.",
+    at_once(Pops, "apply")(lambda txn, result: set(result.acks) == {AckOutcome.ALREADY_ACKED}),
+)
+says_too_late_before_the_seal_is_durable = disk_mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "X3.no_answer_before_its_sync")(
+    "ALREADY_DELIVERED does not wait for the seal.",
+    at_once(Timers, "cancel")(lambda handles, outcomes: set(outcomes) == {CancelOutcome.ALREADY_DELIVERED}),
+)
+takes_its_position_for_durable = disk_mutant("R1", "R1.each_answer_is_durable")(
+    "The pops take what another call wrote for durable, and let no answer wait for it.",
+    edit(OrderedPops._resting, "Ticket(self._shared.kv.position)", "Ticket(0)"),
+)
 
 
 # ---------------------------------------------------------------- calls that are two writes
@@ -122,22 +113,18 @@ def keeps_notes_in_a_second_transaction(self: Any, apply: Any, txn: PopTxn, now_
     return result, apply(PopTxn(notes=txn.notes), now_ms)[1]
 
 
-@disk_mutant("I1", "R2.a_call_is_cut_between_two_writes", at=instead(Pops, "apply"))
-def stores_marks_in_a_second_transaction(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
-    """The marks of a send for now are made durable behind its messages."""
-    return _marks_behind(self, apply, txn, now_ms, self.sync)
-
-
-@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs", at=instead(Pops, "apply"))
-def stores_marks_by_a_second_write(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
-    """The marks of a send for now are a write of their own; mostly one transaction takes both."""
-    return _marks_behind(self, apply, txn, now_ms)
-
-
-@disk_mutant("H1", "R2.an_everyday_call_is_cut_between_two_writes", at=two_writes(Pops, "apply"))
-def stores_the_cursor_in_a_second_transaction(space: int, key: bytes) -> bool:
-    """What a tick hands over is durable before the cursor that says so."""
-    return space == META and key == CURSOR_KEY
+stores_marks_in_a_second_transaction = disk_mutant("I1", "R2.a_call_is_cut_between_two_writes")(
+    "The marks of a send for now are made durable behind its messages.",
+    instead(Pops, "apply")(lambda self, apply, txn, now_ms: _marks_behind(self, apply, txn, now_ms, self.sync)),
+)
+stores_marks_by_a_second_write = disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")(
+    "The marks of a send for now are a write of their own; mostly one transaction takes both.",
+    instead(Pops, "apply")(lambda self, apply, txn, now_ms: _marks_behind(self, apply, txn, now_ms)),
+)
+stores_the_cursor_in_a_second_transaction = disk_mutant("H1", "R2.an_everyday_call_is_cut_between_two_writes")(
+    "What a tick hands over is durable before the cursor that says so.",
+    two_writes(Pops, "apply")(lambda space, key: space == META and key == CURSOR_KEY),
+)
 
 
 @disk_mutant("R2", "R2.a_call_is_cut_between_two_writes", at=instead(Timers, "put"))
@@ -255,30 +242,27 @@ def copies_what_lies_on_the_disk(directory: Path) -> Opened:
 # ---------------------------------------------------------------- syncs that fail, and files of its own
 
 
-def _silent(error: type[Exception]) -> Callable[[Callable[..., Any]], type]:
+def _silent(error: type[Exception]) -> type:
     """Let a sync that ends with an error return as if it were done."""
 
     def sync(sound: Callable[..., None], ticket: Ticket | None) -> None:
         with suppress(error):
             sound(ticket)
 
-    return lambda named: syncs(functools.wraps(named)(lambda directory: sync))
+    return syncs(lambda directory: sync)
 
 
-@disk_mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk", at=_silent(StoreFullError))
-def says_nothing_of_a_full_disk() -> None:
-    """A sync that finds no room returns as if it were done."""
-
-
-@disk_mutant("F2", "F2.a_sync_that_fails", at=_silent(StorePoisonedError))
-def shrugs_at_a_failed_sync() -> None:
-    """A sync that failed returns as if it were done."""
+says_nothing_of_a_full_disk = disk_mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk")(
+    "A sync that finds no room returns as if it were done.", _silent(StoreFullError)
+)
+shrugs_at_a_failed_sync = disk_mutant("F2", "F2.a_sync_that_fails")(
+    "A sync that failed returns as if it were done.", _silent(StorePoisonedError)
+)
 
 
 def _before_syncs(fault: Callable[[Path], Callable[[], object]]) -> type:
     """Do something before each sync of a session, which is made of its directory."""
 
-    @functools.wraps(fault)
     def made(directory: Path) -> Sync:
         step = fault(directory)
 
@@ -310,16 +294,14 @@ def asks_for_a_failed_sync_again(directory: Path) -> Callable[[], None]:
     return journaled
 
 
-@disk_mutant("F3", "F3.a_call_that_fails", at=_before_syncs)
-def raises_what_comes(directory: Path) -> Callable[[], int]:
-    """A journal that cannot be written raises the error of the system as it is."""
-    return functools.partial(os.write, _journal(directory), b"a call\n")
-
-
-@disk_mutant("X5", "X5.a_store_may_be_renamed", at=_before_syncs)
-def goes_by_its_path(directory: Path) -> Callable[[], int]:
-    """A journal of the calls is written anew by each, by the path that the store had when it was opened."""
-    return functools.partial((Path(os.path.realpath(directory)) / "journal").write_bytes, b"a call\n")
+raises_what_comes = disk_mutant("F3", "F3.a_call_that_fails")(
+    "A journal that cannot be written raises the error of the system as it is.",
+    _before_syncs(lambda directory: functools.partial(os.write, _journal(directory), b"a call\n")),
+)
+goes_by_its_path = disk_mutant("X5", "X5.a_store_may_be_renamed")(
+    "A journal of the calls is written anew by each, by the path that the store had when it was opened.",
+    _before_syncs(lambda directory: functools.partial((Path(os.path.realpath(directory)) / "journal").write_bytes, b"a call\n")),
+)
 
 
 @disk_mutant("R1", "R1.power_loss_at_every_call", recorder="fuse", at=opens)
@@ -372,10 +354,10 @@ def keeps_a_file_open_for_each_topic(self: Any, apply: Any, txn: PopTxn, now_ms:
     return answer
 
 
-@disk_mutant("P7", "P7.the_longest_names_have_retry_topics_and_dead_letters", at=asks(Pops, "pop"))
-def cuts_long_names(request: PopRequest) -> PopRequest:
-    """Of the name of a group the first 120 bytes count, as if it had to fit into a file's name with that of the topic."""
-    return but(request, group=request.group[:120])
+cuts_long_names = disk_mutant("P7", "P7.the_longest_names_have_retry_topics_and_dead_letters")(
+    "Of the name of a group the first 120 bytes count, as if it had to fit into a file's name with that of the topic.",
+    asks(Pops, "pop")(lambda request: but(request, group=request.group[:120])),
+)
 
 
 @disk_mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing", at=instead(Pops, "maintain"))
@@ -388,7 +370,7 @@ def writes_at_every_tick(self: Any, maintain: Any, now_ms: int, budget: int) -> 
 
 
 MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(
-    each for each in mutants_in([sys.modules[__name__], mutants_of_durability, *PARTS]) if each.base == LMDB
+    each for each in mutants_in(sys.modules[__name__], mutants_of_durability, *PARTS) if each.base == LMDB
 )
 """All of them, in their order."""
 

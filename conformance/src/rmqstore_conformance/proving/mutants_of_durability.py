@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     AckOutcome,
-    DueBatch,
     Engine,
     EngineOptions,
     EngineSession,
     Flush,
     PopRequest,
-    PopResult,
     PopTxn,
     PopTxnResult,
     Ticket,
     TimerHandle,
-    TimerReceipts,
     WriteStatus,
 )
 from rmqstore.engine.kv.base import PutMany, WriteBatch
@@ -50,31 +48,30 @@ from rmqstore.engine.schema import (
 from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.message import DLQ_PREFIX
-from rmqstore_conformance.proving.kinds import Edit, answers, at_once, but, edit, instead, two_writes
+from rmqstore_conformance.proving.kinds import answers, at_once, but, edit, instead, two_writes
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, in_two, mutant, parted, written_by
+
+durability_mutant = functools.partial(mutant, kind="durability", base=LMDB)
+two_writes_mutant = functools.partial(mutant, kind="two-writes", base=LMDB)
+
 
 # ---------------------------------------------------------------- timers
 
-
-@mutant("C4", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB)
-def repeated_cancels_at_once() -> Edit:
-    """The ticket of a repeated cancel does not cover the first one."""
-    return edit(OrderedTimers._cancel, "max(self._change_position, self._seal_position)", "self._seal_position")
-
-
-@mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Timers, "put"))
-def repeated_puts_at_once(batch: MessageBatch, receipts: TimerReceipts) -> bool:
-    """The ticket of a repeated put does not cover the first one."""
-    return receipts.status is WriteStatus.REPEATED
-
-
-@mutant("H3", "H3.a_batch_says_that_it_rests_on_what_is_not_durable", kind="durability", base=LMDB, at=answers(Timers, "due"))
-def never_soft(found: DueBatch) -> DueBatch:
-    """A batch of due timers never says that it rests on a put or a cancel that is not durable."""
-    return but(found, soft=False)
+repeated_cancels_at_once = durability_mutant("C4", "R1.an_answer_waits_for_what_it_rests_on")(
+    "The ticket of a repeated cancel does not cover the first one.",
+    edit(OrderedTimers._cancel, "max(self._change_position, self._seal_position)", "self._seal_position"),
+)
+repeated_puts_at_once = durability_mutant("I1", "R1.an_answer_waits_for_what_it_rests_on")(
+    "The ticket of a repeated put does not cover the first one.",
+    at_once(Timers, "put")(lambda batch, receipts: receipts.status is WriteStatus.REPEATED),
+)
+never_soft = durability_mutant("H3", "H3.a_batch_says_that_it_rests_on_what_is_not_durable")(
+    "A batch of due timers never says that it rests on a put or a cancel that is not durable.",
+    answers(Timers, "due")(lambda found: but(found, soft=False)),
+)
 
 
-@mutant("C6", "C6.what_a_crash_took_is_named_by_nothing_that_came_later", kind="durability", base=LMDB, at=instead(Timers, "_place_of"))
+@durability_mutant("C6", "C6.what_a_crash_took_is_named_by_nothing_that_came_later", at=instead(Timers, "_place_of"))
 def handles_by_place(self: Any, place_of: Any, handle: TimerHandle) -> Any:
     """A handle is looked up by tick and seq, without its epoch, so after a crash it may name another put."""
     place = place_of(handle)
@@ -82,103 +79,87 @@ def handles_by_place(self: Any, place_of: Any, handle: TimerHandle) -> Any:
     return place if found is None else (found.put.tick, found.put.seq, found.put.epoch)
 
 
-@mutant("I1", "I1.marks_by_the_thousand_survive_a_reopen", kind="durability", base=LMDB)
-def marks_of_this_open() -> Edit:
-    """The marks of puts are looked up among those of this open, so a repeat after a reopen stores its timers again."""
-    marked = "(answer := find_mark(kv, TIMER_SIDE, marks)) is not None"
-    return edit(OrderedTimers.put, marked, f"{marked} and PAIR.unpack_from(answer)[0] == self._shared.epoch")
-
-
-@mutant("R1", kind="durability", base=LMDB)
-def large_puts_wait_for_less() -> Edit:
-    """The ticket of a put of more than a thousand timers is that of the call before it."""
-    return edit(OrderedTimers.put, "return receipts, ticket", "return receipts, Ticket(ticket.position - (len(records) > 1000))")
+marks_of_this_open = durability_mutant("I1", "I1.marks_by_the_thousand_survive_a_reopen")(
+    "The marks of puts are looked up among those of this open, so a repeat after a reopen stores its timers again.",
+    edit(
+        OrderedTimers.put,
+        "(answer := find_mark(kv, TIMER_SIDE, marks)) is not None",
+        "BEFORE and PAIR.unpack_from(answer)[0] == self._shared.epoch",
+    ),
+)
+large_puts_wait_for_less = durability_mutant("R1")(
+    "The ticket of a put of more than a thousand timers is that of the call before it.",
+    edit(OrderedTimers.put, "return receipts, ticket", "return receipts, Ticket(ticket.position - (len(records) > 1000))"),
+)
 
 
 # ---------------------------------------------------------------- pops
 
+stale_at_once = durability_mutant("P5", "R1.an_answer_waits_for_what_it_rests_on")(
+    "The ticket of an ack that says STALE does not cover what ended the lease.",
+    at_once(Pops, "apply")(lambda txn, result: txn.only_acks and set(result.acks) == {AckOutcome.STALE}),
+)
 
-@mutant("P5", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
-def stale_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
-    """The ticket of an ack that says STALE does not cover what ended the lease."""
-    return txn.only_acks and set(result.acks) == {AckOutcome.STALE}
 
-
-@mutant("R1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
+@durability_mutant("R1", "R1.an_answer_waits_for_what_it_rests_on", at=at_once(Pops, "apply"))
 def waits_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
     """A lease that is made a wait for the next attempt is answered before it is durable."""
     return bool(txn.changes) and all(each.is_backing_off for each in txn.changes) and txn.appends is None
 
 
-@mutant("P7", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB, at=at_once(Pops, "apply"))
-def letters_gone_at_once(txn: PopTxn, result: PopTxnResult) -> bool:
-    """The answer that a dead letter is gone already does not wait for the removal."""
-    return bool(txn.removals) and not any(result.removals)
+letters_gone_at_once = durability_mutant("P7", "R1.an_answer_waits_for_what_it_rests_on")(
+    "The answer that a dead letter is gone already does not wait for the removal.",
+    at_once(Pops, "apply")(lambda txn, result: bool(txn.removals) and not any(result.removals)),
+)
+empty_pops_register_at_once = durability_mutant("P11", "R1.each_answer_is_durable")(
+    "A first pop that gives nothing is answered before the group's start is durable.",
+    at_once(Pops, "pop")(lambda request, result: not len(result.messages)),
+)
+repeated_attempts_at_once = durability_mutant("P1", "R1.an_answer_waits_for_what_it_rests_on")(
+    "A pop that repeats an attempt is answered before the leases of the first one are durable.",
+    edit(Popping.pop, "Ticket(self._shared.firm)", "Ticket(0)"),
+)
+lazy_pops_at_once = durability_mutant("R1", "R1.leases_wait_for_what_they_rest_on")(
+    "A pop that need not wait for its leases does not wait for what it gives either.",
+    edit(Popping.pop, "self._shared.firm if must_wait else 0", "self._shared.firm if self._options.pop_flush.value == 'sync' else 0"),
+)
 
 
-@mutant("P11", "R1.each_answer_is_durable", kind="durability", base=LMDB, at=at_once(Pops, "pop"))
-def empty_pops_register_at_once(request: PopRequest, result: PopResult) -> bool:
-    """A first pop that gives nothing is answered before the group's start is durable."""
-    return not len(result.messages)
-
-
-@mutant("P1", "R1.an_answer_waits_for_what_it_rests_on", kind="durability", base=LMDB)
-def repeated_attempts_at_once() -> Edit:
-    """A pop that repeats an attempt is answered before the leases of the first one are durable."""
-    return edit(Popping.pop, "Ticket(self._shared.firm)", "Ticket(0)")
-
-
-@mutant("R1", "R1.leases_wait_for_what_they_rest_on", kind="durability", base=LMDB)
-def lazy_pops_at_once() -> Edit:
-    """A pop that need not wait for its leases does not wait for what it gives either."""
-    return edit(Popping.pop, "self._shared.firm if must_wait else 0", "self._shared.firm if self._options.pop_flush.value == 'sync' else 0")
-
-
-@mutant("R1", kind="durability", base=LMDB, at=instead(Pops, "pop"))
+@durability_mutant("R1", at=instead(Pops, "pop"))
 def large_pops_wait_for_less(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
     """The ticket of a pop of more than 32 messages is that of the call before it."""
     result, ticket = pop(request, now_ms)
     return result, Ticket(max(ticket.position - 1, 0)) if len(result.messages) > 32 else ticket
 
 
-@mutant("H3", "H1.the_durable_cursor_is_what_is_durable", kind="durability", base=LMDB)
-def cursor_durable_too_early() -> Edit:
-    """The cursor that would survive is said to be the one that was stored last."""
-    return edit(OrderedPops.durable_cursor, "return self._durable_cursor", "return self._cursor")
-
-
-@mutant("H3", "H1.what_a_store_in_use_takes_in_makes_no_cursor_durable", kind="durability", base=LMDB)
-def cursors_are_durable_once_they_are_read() -> Edit:
-    """When the state is read again, the cursor that is stored is taken for durable."""
-    return edit(OrderedPops._load, "kv.durable_position >= kv.position", "True")
+cursor_durable_too_early = durability_mutant("H3", "H1.the_durable_cursor_is_what_is_durable")(
+    "The cursor that would survive is said to be the one that was stored last.",
+    edit(OrderedPops.durable_cursor, "return self._durable_cursor", "return self._cursor"),
+)
+cursors_are_durable_once_they_are_read = durability_mutant("H3", "H1.what_a_store_in_use_takes_in_makes_no_cursor_durable")(
+    "When the state is read again, the cursor that is stored is taken for durable.",
+    edit(OrderedPops._load, "kv.durable_position >= kv.position", "True"),
+)
 
 
 _RESTING = "self._resting(transaction.commit())"
 _NONE_TO_WAIT_FOR = "(transaction.commit(), Ticket(0))[1]"
-
-
-@mutant("P11", kind="durability", base=LMDB)
-def resets_at_once() -> Edit:
-    """A reset of a group is answered before it is durable."""
-    return edit(OrderedPops.reset_offset, _RESTING, _NONE_TO_WAIT_FOR)
-
-
-@mutant("P7", kind="durability", base=LMDB)
-def settings_at_once() -> Edit:
-    """The settings of a group are answered for before they are durable."""
-    return edit(OrderedPops.set_group, _RESTING, _NONE_TO_WAIT_FOR)
-
-
-@mutant("P5", "C6.what_a_crash_took_is_named_by_nothing_that_came_later", kind="durability", base=LMDB)
-def receipts_by_place() -> Edit:
-    """A receipt is looked up without its epoch, so one of a lease that a crash took may end another one."""
-    return edit(Leasing._check_point, "(lease.epoch, lease.granter) != (receipt.epoch, granter)", "lease.granter != granter")
+resets_at_once = durability_mutant("P11")(
+    "A reset of a group is answered before it is durable.", edit(OrderedPops.reset_offset, _RESTING, _NONE_TO_WAIT_FOR)
+)
+settings_at_once = durability_mutant("P7")(
+    "The settings of a group are answered for before they are durable.", edit(OrderedPops.set_group, _RESTING, _NONE_TO_WAIT_FOR)
+)
+receipts_by_place = durability_mutant("P5", "C6.what_a_crash_took_is_named_by_nothing_that_came_later")(
+    "A receipt is looked up without its epoch, so one of a lease that a crash took may end another one.",
+    edit(Leasing._check_point, "(lease.epoch, lease.granter) != (receipt.epoch, granter)", "lease.granter != granter"),
+)
 
 
 # ---------------------------------------------------------------- sessions
 
 
-@mutant("C6", "C6.what_the_power_took_names_nothing_that_comes_later", kind="durability", base=LMDB)
+@durability_mutant("C6", "C6.what_the_power_took_names_nothing_that_comes_later")
 class EpochsNotSynced(Whole):
     """The epoch of an open becomes durable with the first call, so after a crash before that it is given again."""
 
@@ -196,7 +177,7 @@ class EpochsNotSynced(Whole):
         return session
 
 
-@mutant("R1", kind="durability", base=LMDB)
+@durability_mutant("R1")
 class ClosesWithoutSync(Whole):
     """Under flush = async a close lets go of the files without a last sync."""
 
@@ -214,7 +195,7 @@ class ClosesWithoutSync(Whole):
         return session  # type: ignore[no-any-return]
 
 
-@mutant("F1", "F1.no_room_at_a_call", kind="durability", base=LMDB)
+@durability_mutant("F1", "F1.no_room_at_a_call")
 class FullDisksLeaveCounts(Timers):
     """After a full disk the numbers of timers are those from before it, with what was refused."""
 
@@ -223,7 +204,7 @@ class FullDisksLeaveCounts(Timers):
         reloads[:] = [each for each in reloads if each.__self__ is not self]
 
 
-@mutant("X1", "X1.a_reader_sees_one_state_beside_its_owner", kind="durability", base=LMDB)
+@durability_mutant("X1", "X1.a_reader_sees_one_state_beside_its_owner")
 class RefreshesHalf(Whole):
     """A reader that is refreshed sees the queues as they are, and the numbers of timers as they were."""
 
@@ -240,29 +221,24 @@ _ACKS = 256
 
 # ---------------------------------------------------------------- timers
 
-
-@mutant("I1", kind="two-writes", base=LMDB, at=two_writes(Timers, "put"))
-def marks_before_puts(space: int, key: bytes) -> bool:
-    """The marks of a put are a transaction of their own before its timers."""
-    return not (space == META and key[:1] in (MARK, MARK_AGE))
-
-
-@mutant("T10", kind="two-writes", base=LMDB, at=two_writes(Timers, "put"))
-def counters_behind_puts(space: int, key: bytes) -> bool:
-    """The counters of pending timers are a transaction of their own behind the timers."""
-    return space == META and (key == SEQ_KEY or key[:1] == COUNT)
-
-
-@mutant("C4", kind="two-writes", base=LMDB, at=two_writes(Timers, "_cancel"))
-def traces_behind_cancels(space: int, key: bytes) -> bool:
-    """What is remembered of a cancelled timer is a transaction of its own behind the cancel."""
-    return space == TRACES and key[:1] == CANCELLED
+marks_before_puts = two_writes_mutant("I1")(
+    "The marks of a put are a transaction of their own before its timers.",
+    two_writes(Timers, "put")(lambda space, key: not (space == META and key[:1] in (MARK, MARK_AGE))),
+)
+counters_behind_puts = two_writes_mutant("T10")(
+    "The counters of pending timers are a transaction of their own behind the timers.",
+    two_writes(Timers, "put")(lambda space, key: space == META and (key == SEQ_KEY or key[:1] == COUNT)),
+)
+traces_behind_cancels = two_writes_mutant("C4")(
+    "What is remembered of a cancelled timer is a transaction of its own behind the cancel.",
+    two_writes(Timers, "_cancel")(lambda space, key: space == TRACES and key[:1] == CANCELLED),
+)
 
 
 # ---------------------------------------------------------------- pops
 
 
-@mutant("R2", kind="two-writes", base=LMDB, at=instead(Pops, "apply"))
+@two_writes_mutant("R2", at=instead(Pops, "apply"))
 def large_sends_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """A send of more than a thousand messages for now is made of several transactions."""
     answer = None
@@ -273,7 +249,7 @@ def large_sends_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any
     return answer or apply(txn, now_ms)
 
 
-@mutant("P6", kind="two-writes", base=LMDB, at=instead(Pops, "apply"))
+@two_writes_mutant("P6", at=instead(Pops, "apply"))
 def changes_in_two(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """A change ends the old lease in one transaction, and gives the new one in the next."""
 
@@ -285,7 +261,7 @@ def changes_in_two(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
         return apply(txn, now_ms)
 
 
-@mutant("P8", kind="two-writes", base=LMDB, at=instead(Pops, "apply"))
+@two_writes_mutant("P8", at=instead(Pops, "apply"))
 def large_acks_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """A batch of more than 256 acks is made of several transactions."""
     if not txn.only_acks or len(txn.acks) <= _ACKS:
@@ -298,7 +274,7 @@ def large_acks_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     return but(result, acks=tuple(outcomes)), ticket
 
 
-@mutant("P7", kind="two-writes", base=LMDB, at=instead(Pops, "apply"))
+@two_writes_mutant("P7", at=instead(Pops, "apply"))
 def resent_before_removed(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
     """A dead letter that is sent back is appended in one transaction, and leaves its queue in the next."""
     ids = {U32.pack(each.id) for name, each in self._state.topics.items() if name.startswith(DLQ_PREFIX)}
@@ -310,19 +286,17 @@ def resent_before_removed(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> An
         return apply(txn, now_ms)
 
 
-@mutant("P3", kind="two-writes", base=LMDB, at=two_writes(Pops, "revive"))
-def retries_before_leases_end(space: int, key: bytes) -> bool:
-    """A revive appends the copies in one transaction, and ends the leases in the next."""
-    return space == LEASES or key[:1] == PROGRESS
+retries_before_leases_end = two_writes_mutant("P3")(
+    "A revive appends the copies in one transaction, and ends the leases in the next.",
+    two_writes(Pops, "revive")(lambda space, key: space == LEASES or key[:1] == PROGRESS),
+)
+dead_counted_behind = two_writes_mutant("P14")(
+    "The number of a topic's dead letters is a transaction of its own behind a rejection.",
+    two_writes(Pops, "apply")(lambda space, key: space == META and key[:1] == DEAD),
+)
 
 
-@mutant("P14", kind="two-writes", base=LMDB, at=two_writes(Pops, "apply"))
-def dead_counted_behind(space: int, key: bytes) -> bool:
-    """The number of a topic's dead letters is a transaction of its own behind a rejection."""
-    return space == META and key[:1] == DEAD
-
-
-@mutant("P1", kind="two-writes", base=LMDB, at=instead(Pops, "pop"))
+@two_writes_mutant("P1", at=instead(Pops, "pop"))
 def offsets_behind_leases(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
     """A pop gives its leases in one transaction, and moves the group in the next."""
     whole, kv = self._shared.write, self._shared.kv
@@ -341,19 +315,15 @@ def offsets_behind_leases(self: Any, pop: Any, request: PopRequest, now_ms: int)
         return pop(request, now_ms)
 
 
-@mutant("P9", kind="two-writes", base=LMDB, at=two_writes(Pops, "pop"))
-def runs_behind_leases(space: int, key: bytes) -> bool:
-    """A pop in order gives its leases in one transaction, and notes its run in the next."""
-    return space == LEASES and key[:1] == FIFO
-
-
-@mutant("R2", kind="two-writes", base=LMDB, at=two_writes(Pops, "delete_topic"))
-def names_behind_messages(space: int, key: bytes) -> bool:
-    """To delete a topic takes its messages in one transaction, and its name in the next."""
-    return space == META
-
-
-@mutant("Q1", kind="two-writes", base=LMDB, at=two_writes(Pops, "maintain"))
-def expired_counted_behind(space: int, key: bytes) -> bool:
-    """What retention takes unconsumed is counted in a transaction behind the one that takes it."""
-    return space == META and key[:1] == REGISTERED
+runs_behind_leases = two_writes_mutant("P9")(
+    "A pop in order gives its leases in one transaction, and notes its run in the next.",
+    two_writes(Pops, "pop")(lambda space, key: space == LEASES and key[:1] == FIFO),
+)
+names_behind_messages = two_writes_mutant("R2")(
+    "To delete a topic takes its messages in one transaction, and its name in the next.",
+    two_writes(Pops, "delete_topic")(lambda space, key: space == META),
+)
+expired_counted_behind = two_writes_mutant("Q1")(
+    "What retention takes unconsumed is counted in a transaction behind the one that takes it.",
+    two_writes(Pops, "maintain")(lambda space, key: space == META and key[:1] == REGISTERED),
+)

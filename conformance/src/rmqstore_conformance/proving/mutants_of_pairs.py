@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -29,12 +30,14 @@ from rmqstore.engine.records import decode_message
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import Message, PoppedMessage
-from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, Edit, asks, but, edit, instead
+from rmqstore.message import Message
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, asks, but, edit, instead
 from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
 
 _Applied = tuple[PopTxnResult, Ticket]
 _CANCELLED = CancelOutcome.CANCELLED
+
+pairs_mutant = functools.partial(mutant, kind="pairs")
 
 
 # ---------------------------------------------------------------- in order, and something else (P9)
@@ -43,32 +46,30 @@ _CANCELLED = CancelOutcome.CANCELLED
 _GIVEN = "new.is_backing_off, new.reason = change.is_backing_off, change.reason"
 
 
-@mutant("P9", "T1.any_history_agrees_with_the_oracle")
-def changes_open_a_queue_in_order() -> Edit:
-    """A lease of a run in order whose end was changed no longer keeps the queue closed; its message is given once more."""
-    back = "transaction.is_ordered(reader) and self._give_back(transaction, new, 0, receipt.group, receipt.topic, counted=False)"
-    return edit(Leasing.change, _GIVEN, f"{_GIVEN}\n{back}")
-
-
-@mutant("P9", "P9.whatever_is_given_back_keeps_its_place")
-def what_is_put_off_goes_behind() -> Edit:
-    """A message of a run in order that is not acked comes again behind all that is in its queue."""
-    return edit(
+_BACK = "transaction.is_ordered(reader) and self._give_back(transaction, new, 0, receipt.group, receipt.topic, counted=False)"
+changes_open_a_queue_in_order = mutant("P9", "T1.any_history_agrees_with_the_oracle")(
+    "A lease of a run in order whose end was changed no longer keeps the queue closed; its message is given once more.",
+    edit(Leasing.change, _GIVEN, f"{_GIVEN}\n{_BACK}"),
+)
+what_is_put_off_goes_behind = mutant("P9", "P9.whatever_is_given_back_keeps_its_place")(
+    "A message of a run in order that is not acked comes again behind all that is in its queue.",
+    edit(
         Leasing._give_back,
         "run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)",
         "transaction._append(transaction.topic(topic), queue, [self._format.with_delivery(record, attempts, first_pop_ms)])",
-    )
+    ),
+)
 
 
 _REJECT = "self._give_back(transaction, *found, receipt.group, receipt.topic, counted=True, rejected=reject.reason or 'rejected')"
 _OTHER = "receipt.revive_qid == ORDERED_QID and state == LEASED"
 
 
-@mutant("P9", "P9.a_rejected_message_goes_alone")
-def rejects_take_the_rest_along() -> Edit:
-    """A message of a run in order that is rejected takes what was leased behind it along to the dead letters."""
-    rest = f"for at, state in enumerate(found[0].states) if at == found[1] or at > found[1] and {_OTHER}"
-    return edit(Leasing.reject, _REJECT, f"[{_REJECT.replace('*found', 'found[0], at')} {rest}]")
+_REST = f"for at, state in enumerate(found[0].states) if at == found[1] or at > found[1] and {_OTHER}"
+rejects_take_the_rest_along = mutant("P9", "P9.a_rejected_message_goes_alone")(
+    "A message of a run in order that is rejected takes what was leased behind it along to the dead letters.",
+    edit(Leasing.reject, _REJECT, f"[{_REJECT.replace('*found', 'found[0], at')} {_REST}]"),
+)
 
 
 @mutant("P9", "T1.any_history_agrees_with_the_oracle", at=instead(Pops, "pop"))
@@ -81,11 +82,10 @@ def deleted_topics_keep_their_order(self: Any, pop: Any, request: PopRequest, no
 
 # ---------------------------------------------------------------- deleted and made anew (P7, P2)
 
-
-@mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def deleted_groups_keep_their_settings() -> Edit:
-    """The settings of a group outlive it."""
-    return edit(OrderedPops.delete_group, "self._administration.set_group(transaction, name, GroupSettings())", "")
+deleted_groups_keep_their_settings = mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "The settings of a group outlive it.",
+    edit(OrderedPops.delete_group, "self._administration.set_group(transaction, name, GroupSettings())", ""),
+)
 
 
 @mutant("P2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=instead(Pops, "delete_group"))
@@ -132,18 +132,13 @@ def places_are_glued(self: Any, reset_offset: Any, topic: str, group: str, *wher
 
 
 _MARK = "find_mark(kv, POP_SIDE, txn.marks)"
-
-
-@mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def marks_of_both_sides_are_one() -> Edit:
-    """A send for now with the mark of a send for later counts as a repeat."""
-    return edit(OrderedPops.apply, _MARK, f"{_MARK} or (find_mark(kv, b't', txn.marks) and U64.pack(1))")
-
-
-@mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=asks(Pops, "apply"))
-def sends_know_their_first_mark_only(txn: PopTxn) -> PopTxn:
-    """A repeat of a send for now is looked up by the first of its marks."""
-    return but(txn, marks=txn.marks[:1])
+marks_of_both_sides_are_one = mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "A send for now with the mark of a send for later counts as a repeat.",
+    edit(OrderedPops.apply, _MARK, f"{_MARK} or (find_mark(kv, b't', txn.marks) and U64.pack(1))"),
+)
+sends_know_their_first_mark_only = mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "A repeat of a send for now is looked up by the first of its marks.", asks(Pops, "apply")(lambda txn: but(txn, marks=txn.marks[:1]))
+)
 
 
 @mutant("I1", "I1.a_repeat_of_what_was_cancelled", at=instead(Timers, "put"))
@@ -157,27 +152,27 @@ def cancelled_calls_forget_their_marks(self: Any, put: Any, batch: MessageBatch,
     return receipts, ticket
 
 
-@mutant("I1", "I1.a_repeat_for_a_topic_that_was_deleted")
-def deleted_topics_take_marks_along() -> Edit:
-    """A send for now to a topic that was deleted since is stored once more when it is repeated."""
-    there = "txn.appends is None or any(each.topic in self._state.topics for each in txn.appends.messages)"
-    return edit(OrderedPops.apply, _MARK, f"{_MARK} if {there} else None")
+_THERE = "txn.appends is None or any(each.topic in self._state.topics for each in txn.appends.messages)"
+deleted_topics_take_marks_along = mutant("I1", "I1.a_repeat_for_a_topic_that_was_deleted")(
+    "A send for now to a topic that was deleted since is stored once more when it is repeated.",
+    edit(OrderedPops.apply, _MARK, f"{_MARK} if {_THERE} else None"),
+)
 
 
 # ---------------------------------------------------------------- far timers, and something else (T5, C6)
 
-
-@mutant("T5", "T5.times_beyond_2_53_are_kept_to_the_ms", at=ROWS_PUT)
-def times_are_floats(message: Message) -> Message:
-    """A deliver time is kept as a float, so beyond 2^53 it is off by some ms."""
-    return message if message.deliver_at_ms is None else but(message, deliver_at_ms=int(float(message.deliver_at_ms)))
-
-
-@mutant("C6", "C6.far_timers_are_cancelled_by_key")
-def far_timers_have_no_keys() -> Edit:
-    """A cancel by key does not find what is due in more than a month."""
-    every = "self._places_of_keys(topic, keys)"
-    return edit(TimerSide.cancel_keys, every, f"[[each for each in found if each[0] <= now_ms + 30 * 86_400_000] for found in {every}]")
+times_are_floats = mutant("T5", "T5.times_beyond_2_53_are_kept_to_the_ms")(
+    "A deliver time is kept as a float, so beyond 2^53 it is off by some ms.",
+    ROWS_PUT(lambda message: message if message.deliver_at_ms is None else but(message, deliver_at_ms=int(float(message.deliver_at_ms)))),
+)
+far_timers_have_no_keys = mutant("C6", "C6.far_timers_are_cancelled_by_key")(
+    "A cancel by key does not find what is due in more than a month.",
+    edit(
+        TimerSide.cancel_keys,
+        "self._places_of_keys(topic, keys)",
+        "[[each for each in found if each[0] <= now_ms + 30 * 86_400_000] for found in BEFORE]",
+    ),
+)
 
 
 # ---------------------------------------------------------------- values that are hard to keep (H2, P3, P7)
@@ -189,36 +184,29 @@ def names_of_properties_are_composed(message: Message) -> Message:
     return but(message, properties={unicodedata.normalize("NFC", name): value for name, value in message.properties.items()})
 
 
-@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", at=ROWS_PUT)
-def bodies_lose_their_last_zeros(message: Message) -> Message:
-    """The zeros at the end of a timer's body are cut off."""
-    return but(message, body=message.body.rstrip(b"\0") or b"\0")
-
-
-@mutant("P3", "P3.every_copy_is_whole", at=ROWS_POPPED)
-def retries_are_born_anew(message: PoppedMessage) -> PoppedMessage:
-    """A message of a retry topic says that it was made when it was first popped."""
-    return but(message, born_ms=message.first_pop_ms) if message.attempt > 1 else message
-
-
-@mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def changes_take_reasons_along() -> Edit:
-    """A lease that is lengthened after its attempt was put off keeps backing off."""
-    along = "new.is_backing_off, new.reason = change.is_backing_off or lease.is_backing_off, change.reason or lease.reason"
-    return edit(Leasing.change, _GIVEN, along)
+bodies_lose_their_last_zeros = mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent")(
+    "The zeros at the end of a timer's body are cut off.", ROWS_PUT(lambda message: but(message, body=message.body.rstrip(b"\0") or b"\0"))
+)
+retries_are_born_anew = mutant("P3", "P3.every_copy_is_whole")(
+    "A message of a retry topic says that it was made when it was first popped.",
+    ROWS_POPPED(lambda message: but(message, born_ms=message.first_pop_ms) if message.attempt > 1 else message),
+)
+_ALONG = "new.is_backing_off, new.reason = change.is_backing_off or lease.is_backing_off, change.reason or lease.reason"
+changes_take_reasons_along = mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "A lease that is lengthened after its attempt was put off keeps backing off.", edit(Leasing.change, _GIVEN, _ALONG)
+)
 
 
 # ---------------------------------------------------------------- timers with the clock, with marks, with cancels by key
 
+_UP_TO_NOW = "TimerCursor.of([(min(tick, self._until_ms), seq) for tick, seq in self._sealed.corners])"
+seal_ends_with_the_clock = pairs_mutant("C2", ANY_HISTORY)(
+    "Once the clock is set back, a timer that was sealed under the later clock can be cancelled again.",
+    edit(OrderedTimers._cancel, "self._sealed", _UP_TO_NOW),
+)
 
-@mutant("C2", ANY_HISTORY, kind="pairs")
-def seal_ends_with_the_clock() -> Edit:
-    """Once the clock is set back, a timer that was sealed under the later clock can be cancelled again."""
-    up_to_now = "TimerCursor.of([(min(tick, self._until_ms), seq) for tick, seq in self._sealed.corners])"
-    return edit(OrderedTimers._cancel, "self._sealed", up_to_now)
 
-
-@mutant("I1", "I1.a_resend_after_its_time_is_still_a_repeat", kind="pairs", at=instead(Timers, "put"))
+@pairs_mutant("I1", "I1.a_resend_after_its_time_is_still_a_repeat", at=instead(Timers, "put"))
 def marks_end_with_timers(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
     """The marks of a put are forgotten with the last of its timers, so a repeat after the hand-over stores them again."""
     is_over = any(self.noted.get(mark, 2**63) <= self._forgotten.highest_tick for mark in marks)
@@ -227,7 +215,7 @@ def marks_end_with_timers(self: Any, put: Any, batch: MessageBatch, now_ms: int,
     return receipts, ticket
 
 
-@mutant("T10", kind="pairs")
+@pairs_mutant("T10")
 class LatestOutlivesCancelKey(Timers):
     """The latest due time is remembered, and a cancel by key does not make it be looked for again, as the next put does."""
 
@@ -240,96 +228,73 @@ class LatestOutlivesCancelKey(Timers):
         return super().cancel_keys(topic, keys, now_ms)
 
 
-@mutant("T9", "T9.what_is_handed_over_makes_room", kind="pairs")
-def cancels_stay_in_slots() -> Edit:
-    """A cancelled timer still counts in its slot when the next puts are held against the limit."""
-    return edit(OrderedTimers._cancel, "self._congestion.note(done.ticks, -1)", "")
-
-
-@mutant("C6", "C6.outcomes_by_key_go_by_the_puts")
-def keys_cancel_by_tick() -> Edit:
-    """The outcomes of a cancel by key come in the order of the ticks, which shows when some of the timers are sealed."""
-    return edit(OrderedTimers._places_of_keys, "sorted(places, key=itemgetter(1))", "places")
+cancels_stay_in_slots = pairs_mutant("T9", "T9.what_is_handed_over_makes_room")(
+    "A cancelled timer still counts in its slot when the next puts are held against the limit.",
+    edit(OrderedTimers._cancel, "self._congestion.note(done.ticks, -1)", ""),
+)
+keys_cancel_by_tick = mutant("C6", "C6.outcomes_by_key_go_by_the_puts")(
+    "The outcomes of a cancel by key come in the order of the ticks, which shows when some of the timers are sealed.",
+    edit(OrderedTimers._places_of_keys, "sorted(places, key=itemgetter(1))", "places"),
+)
 
 
 # ---------------------------------------------------------------- order with everything else
 
-
-@mutant("P9", "P9.whatever_is_given_back_keeps_its_place", kind="pairs")
-def waits_in_order_of_ends() -> Edit:
-    """The messages of a FIFO run come again in the order in which their leases ended."""
-    return edit(Popping._read_back, "waiting_in(run)", "[at for at, one in run.items() if one.waits]")
-
-
-@mutant("P9", "P9.whatever_is_given_back_keeps_its_place", kind="pairs")
-def waits_open_the_queue() -> Edit:
-    """A FIFO queue gives new messages while the only leases of its run are waits for a next attempt."""
-    return edit(
+waits_in_order_of_ends = pairs_mutant("P9", "P9.whatever_is_given_back_keeps_its_place")(
+    "The messages of a FIFO run come again in the order in which their leases ended.",
+    edit(Popping._read_back, "waiting_in(run)", "[at for at, one in run.items() if one.waits]"),
+)
+waits_open_the_queue = pairs_mutant("P9", "P9.whatever_is_given_back_keeps_its_place")(
+    "A FIFO queue gives new messages while the only leases of its run are waits for a next attempt.",
+    edit(
         Popping._take_run,
         "if progress.in_flight:\n    return None",
         "if progress.in_flight > len(self._state.backing_off.get(reader, ())):\n    return None",
-    )
-
-
-@mutant("P9", "T1.any_history_agrees_with_the_oracle", kind="pairs")
-def changes_count_in_order() -> Edit:
-    """Under FIFO a change of the invisible time counts as a delivery."""
-    reader = "reader = GroupQueue(group_id, topic_id, queue)"
-    delivered = "one._replace(delivered=one.delivered + (at == receipt.queue_offset))"
-    one_more = f"transaction.fifo(reader).update({{at: {delivered} for at, one in transaction.fifo(reader).items()}})"
-    return edit(Leasing.change, reader, f"{reader}\n{one_more}")
-
-
-@mutant("P7", "P9.a_rejected_message_goes_alone", kind="pairs")
-def rejects_end_runs() -> Edit:
-    """Under FIFO to reject one message gives all others of its pop back."""
-    given_back = "self._give_back(transaction, found[0], at, receipt.group, receipt.topic, counted=False)"
-    return edit(Leasing.reject, _REJECT, f"({_REJECT}, [{given_back} for at, state in enumerate(found[0].states) if {_OTHER}])")
-
-
-@mutant("P11", "P9.a_reset_voids_a_run", kind="pairs")
-def reset_keeps_runs() -> Edit:
-    """A reset leaves the messages of a FIFO run that wait in their places, so they come before the offset that was asked for."""
-    kept = "[transaction.fifo(reader).pop(at) for at, one in list(transaction.fifo(reader).items()) if not one.waits]"
-    return edit(Administration.reset, "transaction.fifo(reader).clear()", kept)
-
-
-@mutant("P11", CORE_HISTORY, kind="pairs")
-def reset_voids_first_queue() -> Edit:
-    """A reset of all queues turns the leases of queue 0 STALE alone."""
-    held = "self._running(transaction, reader)"
-    return edit(Administration.reset, held, f"{held} if number == 0 else ()")
-
-
-@mutant("Q1", "Q1.un_acked_messages_of_a_run_are_pinned", kind="pairs")
-def runs_that_wait_go() -> Edit:
-    """Upkeep takes the un-acked messages of a FIFO run while they wait to be given again."""
-    return edit(Retention._pinned, "min(run)", "min((at for at, one in run.items() if not one.waits), default=wanted)")
-
-
-@mutant("P12", "P12.in_flight_limit_per_group_topic_and_queue", kind="pairs")
-def limit_forgets_waits() -> Edit:
-    """Messages that back off do not count for the limit of leases."""
-    room = "self._options.max_in_flight - progress.in_flight"
-    return edit(Popping._take, room, f"{room} + len(self._state.backing_off.get(reader, ()))")
+    ),
+)
+_DELIVERED = "one._replace(delivered=one.delivered + (at == receipt.queue_offset))"
+_ONE_MORE = f"transaction.fifo(reader).update({{at: {_DELIVERED} for at, one in transaction.fifo(reader).items()}})"
+changes_count_in_order = pairs_mutant("P9", "T1.any_history_agrees_with_the_oracle")(
+    "Under FIFO a change of the invisible time counts as a delivery.",
+    edit(Leasing.change, "reader = GroupQueue(group_id, topic_id, queue)", f"BEFORE\n{_ONE_MORE}"),
+)
+_GIVEN_BACK = "self._give_back(transaction, found[0], at, receipt.group, receipt.topic, counted=False)"
+rejects_end_runs = pairs_mutant("P7", "P9.a_rejected_message_goes_alone")(
+    "Under FIFO to reject one message gives all others of its pop back.",
+    edit(Leasing.reject, _REJECT, f"({_REJECT}, [{_GIVEN_BACK} for at, state in enumerate(found[0].states) if {_OTHER}])"),
+)
+_KEPT = "[transaction.fifo(reader).pop(at) for at, one in list(transaction.fifo(reader).items()) if not one.waits]"
+reset_keeps_runs = pairs_mutant("P11", "P9.a_reset_voids_a_run")(
+    "A reset leaves the messages of a FIFO run that wait in their places, so they come before the offset that was asked for.",
+    edit(Administration.reset, "transaction.fifo(reader).clear()", _KEPT),
+)
+reset_voids_first_queue = pairs_mutant("P11", CORE_HISTORY)(
+    "A reset of all queues turns the leases of queue 0 STALE alone.",
+    edit(Administration.reset, "self._running(transaction, reader)", "BEFORE if number == 0 else ()"),
+)
+runs_that_wait_go = pairs_mutant("Q1", "Q1.un_acked_messages_of_a_run_are_pinned")(
+    "Upkeep takes the un-acked messages of a FIFO run while they wait to be given again.",
+    edit(Retention._pinned, "min(run)", "min((at for at, one in run.items() if not one.waits), default=wanted)"),
+)
+limit_forgets_waits = pairs_mutant("P12", "P12.in_flight_limit_per_group_topic_and_queue")(
+    "Messages that back off do not count for the limit of leases.",
+    edit(Popping._take, "self._options.max_in_flight - progress.in_flight", "BEFORE + len(self._state.backing_off.get(reader, ()))"),
+)
 
 
 # ---------------------------------------------------------------- deleted and made anew
 
-
-@mutant("P2", "P2.what_is_made_anew_is_as_new", kind="pairs", base=LMDB)
-def deleted_gives_receipts_again() -> Edit:
-    """What is deleted and made anew within a millisecond gives the receipts of before."""
-    return edit(Transaction.raise_pop_floor, "max(last_pops_ms, default=0)", "0")
-
-
-@mutant("P11", "P2.what_is_made_anew_is_as_new", kind="pairs")
-def retries_outlive_topics() -> Edit:
-    """What waits in the retry topics of a deleted topic comes when the topic is made anew."""
-    return edit(Administration.delete_topic, "other.startswith(RETRY_PREFIX)", "False")
+deleted_gives_receipts_again = pairs_mutant("P2", "P2.what_is_made_anew_is_as_new", base=LMDB)(
+    "What is deleted and made anew within a millisecond gives the receipts of before.",
+    edit(Transaction.raise_pop_floor, "max(last_pops_ms, default=0)", "0"),
+)
+retries_outlive_topics = pairs_mutant("P11", "P2.what_is_made_anew_is_as_new")(
+    "What waits in the retry topics of a deleted topic comes when the topic is made anew.",
+    edit(Administration.delete_topic, "other.startswith(RETRY_PREFIX)", "False"),
+)
 
 
-@mutant("P13", "P2.what_is_made_anew_is_as_new", kind="pairs")
+@pairs_mutant("P13", "P2.what_is_made_anew_is_as_new")
 class QueuesOutliveTopics(Pops):
     """A topic that is deleted and made anew by a message has as many queues as before."""
 
@@ -347,7 +312,7 @@ class QueuesOutliveTopics(Pops):
 # ---------------------------------------------------------------- retention with timers and with deletion
 
 
-@mutant("Q1", "T7.what_is_removed_by_age_is_never_a_pending_timer", kind="pairs", at=instead(Retention, "_aged"))
+@pairs_mutant("Q1", "T7.what_is_removed_by_age_is_never_a_pending_timer", at=instead(Retention, "_aged"))
 def age_from_birth(self: Any, aged: Any, transaction: Transaction, topic: Any, queue: int, first: int) -> int:
     """The age of a message counts from its birth, so a timer of long ahead is too old when it arrives."""
     offset: int = aged(transaction, topic, queue, first)
@@ -360,9 +325,7 @@ def age_from_birth(self: Any, aged: Any, transaction: Transaction, topic: Any, q
     return offset
 
 
-@mutant("P14", "P14.the_rest_of_a_dead_letter_queue_is_exact", kind="pairs")
-def rest_counts_dropped() -> Edit:
-    """The rest of a pop counts letters that were dropped."""
-    waiting = "state.waiting(topic, group_id, request.queue)"
-    left = "sum(end - state.progress(group_id, topic.id, at).next_offset for at, end in enumerate(topic.next_offsets))"
-    return edit(Popping._rest, waiting, left)
+_LEFT = "sum(end - state.progress(group_id, topic.id, at).next_offset for at, end in enumerate(topic.next_offsets))"
+rest_counts_dropped = pairs_mutant("P14", "P14.the_rest_of_a_dead_letter_queue_is_exact")(
+    "The rest of a pop counts letters that were dropped.", edit(Popping._rest, "state.waiting(topic, group_id, request.queue)", _LEFT)
+)

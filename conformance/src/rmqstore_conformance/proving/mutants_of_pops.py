@@ -8,7 +8,6 @@ from rmqstore.contract import (
     AckOutcome,
     Change,
     ChangeResult,
-    EngineOptions,
     PopRequest,
     PopTxn,
     PopTxnResult,
@@ -20,7 +19,7 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.shared import Call
 from rmqstore.message import PROPERTY_ORIGIN_TOPIC, PoppedMessage
-from rmqstore_conformance.proving.kinds import ROWS_POPPED, Edit, answers, asks, but, by_the_latest_clock, edit, instead
+from rmqstore_conformance.proving.kinds import ROWS_POPPED, answers, asks, but, by_the_latest_clock, edit, instead
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _ACKED, _AGAIN, _STALE, _UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
@@ -43,10 +42,10 @@ def _place(receipt: Receipt) -> tuple[str, int, int]:
     return receipt.topic, receipt.queue_id, receipt.queue_offset
 
 
-@mutant("F4", "F4.an_interrupted_call_happened_or_did_not")
-def memory_is_trusted_after_an_interrupt() -> Edit:
-    """An interrupted call is not noticed: what memory took over of it stays, and what it did not take over is missing."""
-    return edit(Call.__exit__, "kind is None or issubclass(kind, RmqstoreError)", "True")
+memory_is_trusted_after_an_interrupt = mutant("F4", "F4.an_interrupted_call_happened_or_did_not")(
+    "An interrupted call is not noticed: what memory took over of it stays, and what it did not take over is missing.",
+    edit(Call.__exit__, "kind is None or issubclass(kind, RmqstoreError)", "True"),
+)
 
 
 # ---------------------------------------------------------------- leases (P1, P2, P3, K1)
@@ -62,22 +61,15 @@ def leased_is_given_again(self: Any, pop: Any, request: PopRequest, now_ms: int)
     return pop(request, now_ms)
 
 
-@mutant("P1", "P1.leased_messages_are_not_given_again", at=asks(Pops, "revive"))
-def leases_end_early(now_ms: int) -> int:
-    """A lease ends one ms before its time."""
-    return now_ms + 1
-
-
-@mutant("P1", "P1.a_repeated_attempt_gets_the_same_leases", at=asks(Pops, "pop"))
-def attempts_have_no_ids(request: PopRequest) -> PopRequest:
-    """A pop that is repeated with its attempt id takes new messages."""
-    return but(request, attempt_id=None)
-
-
-@mutant("P1", "P1.a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked")
-def attempts_end_with_their_leases() -> Edit:
-    """An attempt id of which all is acked is taken for a new one."""
-    return edit(Popping.pop, "again is not None", "again")
+leases_end_early = mutant("P1", "P1.leased_messages_are_not_given_again")(
+    "A lease ends one ms before its time.", asks(Pops, "revive")(lambda now_ms: now_ms + 1)
+)
+attempts_have_no_ids = mutant("P1", "P1.a_repeated_attempt_gets_the_same_leases")(
+    "A pop that is repeated with its attempt id takes new messages.", asks(Pops, "pop")(lambda request: but(request, attempt_id=None))
+)
+attempts_end_with_their_leases = mutant("P1", "P1.a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked")(
+    "An attempt id of which all is acked is taken for a new one.", edit(Popping.pop, "again is not None", "again")
+)
 
 
 @mutant("P2", "P2.groups_do_not_disturb_each_other", at=instead(Pops, "apply"))
@@ -101,18 +93,12 @@ def groups_share_messages(self: Any, pop: Any, request: PopRequest, now_ms: int)
     return result, ticket
 
 
-@mutant(
-    "P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P7.after_the_last_retry_the_dead_letter_queue", at=asks(Pops, "revive")
+leases_never_end = mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", "P7.after_the_last_retry_the_dead_letter_queue")(
+    "A lease whose time has ended goes on until it is acked.", asks(Pops, "revive")(lambda now_ms: 0)
 )
-def leases_never_end(now_ms: int) -> int:
-    """A lease whose time has ended goes on until it is acked."""
-    return 0
-
-
-@mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=asks(Pops, "revive"))
-def leases_end_late(now_ms: int) -> int:
-    """A lease ends one ms behind its time."""
-    return now_ms - 1
+leases_end_late = mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic")(
+    "A lease ends one ms behind its time.", asks(Pops, "revive")(lambda now_ms: now_ms - 1)
+)
 
 
 @mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=instead(Pops, "revive"))
@@ -134,36 +120,27 @@ def one_revive_a_tick(self: Any, revive: Any, now_ms: int, limit: int) -> Any:
     return but(report, more=False), ticket
 
 
-@mutant("P3", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def nobody_is_woken_for_a_lease() -> Edit:
-    """The time at which the first lease ends is never told, so a service that sleeps until then sleeps on."""
-    return edit(OrderedPops.next_expiry_ms, "U64.unpack_from(first[0][0], 1)[0] if first else None", "None")
-
-
-@mutant("K1", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=by_the_latest_clock(Pops, "revive"))
-def leases_never_turn_back() -> None:
-    """A lease ends by the latest time that was ever seen, so after a step back it ends at once."""
+nobody_is_woken_for_a_lease = mutant("P3", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "The time at which the first lease ends is never told, so a service that sleeps until then sleeps on.",
+    edit(OrderedPops.next_expiry_ms, "U64.unpack_from(first[0][0], 1)[0] if first else None", "None"),
+)
+leases_never_turn_back = mutant("K1", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "A lease ends by the latest time that was ever seen, so after a step back it ends at once.", by_the_latest_clock(Pops, "revive")
+)
 
 
 # ---------------------------------------------------------------- acks and outcomes (P4, P5, P8)
 
-
-@mutant("P4", "P4.acked_is_final", "P1.a_repeated_attempt_gets_the_same_leases")
-def acks_are_not_written() -> Edit:
-    """An ack of a running lease is answered, and forgotten."""
-    return edit(OrderedPops.apply, "leasing.ack(transaction, txn.acks)", "leasing.ack(self._begin(now_ms), txn.acks)")
-
-
-@mutant("P5", "P5.outcomes_are_true", at=answers(Pops, "apply"))
-def stale_receipts_say_acked(result: PopTxnResult) -> PopTxnResult:
-    """A receipt of a lease that is gone is answered ACKED."""
-    return _saying(result, _STALE, _ACKED)
-
-
-@mutant("P5", "P5.garbage_or_forged_is_unknown", at=answers(Pops, "apply"))
-def forged_receipts_say_acked(result: PopTxnResult) -> PopTxnResult:
-    """A receipt that names no lease is answered ACKED."""
-    return _saying(result, _UNKNOWN, _ACKED)
+acks_are_not_written = mutant("P4", "P4.acked_is_final", "P1.a_repeated_attempt_gets_the_same_leases")(
+    "An ack of a running lease is answered, and forgotten.",
+    edit(OrderedPops.apply, "leasing.ack(transaction, txn.acks)", "leasing.ack(self._begin(now_ms), txn.acks)"),
+)
+stale_receipts_say_acked = mutant("P5", "P5.outcomes_are_true")(
+    "A receipt of a lease that is gone is answered ACKED.", answers(Pops, "apply")(lambda result: _saying(result, _STALE, _ACKED))
+)
+forged_receipts_say_acked = mutant("P5", "P5.garbage_or_forged_is_unknown")(
+    "A receipt that names no lease is answered ACKED.", answers(Pops, "apply")(lambda result: _saying(result, _UNKNOWN, _ACKED))
+)
 
 
 @mutant("P5", "P5.garbage_or_forged_is_unknown", at=instead(Pops, "apply"))
@@ -173,59 +150,42 @@ def receipts_are_found_by_place(self: Any, apply: Any, txn: PopTxn, now_ms: int)
     return apply(but(txn, acks=[places.get(_place(each), each) for each in txn.acks]), now_ms)
 
 
-@mutant(
-    "P5",
-    "P5.outcomes_are_true",
-    "P8.acks_in_any_order_with_holes",
-    "X3.an_order_of_the_calls_explains_every_answer",
-    at=answers(Pops, "apply"),
-)
-def a_second_ack_says_acked(result: PopTxnResult) -> PopTxnResult:
-    """A second ack of the same lease is answered like the first."""
-    return _saying(result, _AGAIN, _ACKED)
+a_second_ack_says_acked = mutant(
+    "P5", "P5.outcomes_are_true", "P8.acks_in_any_order_with_holes", "X3.an_order_of_the_calls_explains_every_answer"
+)("A second ack of the same lease is answered like the first.", answers(Pops, "apply")(lambda result: _saying(result, _AGAIN, _ACKED)))
 
 
 _LEASE = "self._check_point(transaction, receipt)"
 
 
-@mutant("P5", "P5.outcomes_are_true")
-def ended_leases_cannot_be_acked() -> Edit:
-    """An ack that comes when the time of its lease has ended is STALE, though nobody has revived it."""
-    in_time = f"found if getattr(found := {_LEASE}, 'expiry_ms', 2**63) > transaction.now_ms else NoLease.STALE"
-    return edit(Leasing._ack_run, _LEASE, in_time)
-
-
-@mutant("P5", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=asks(Pops, "maintain"))
-def outcomes_are_forgotten_at_once(now_ms: int) -> int:
-    """What became of a lease is forgotten with the next upkeep."""
-    return now_ms + 600_000
-
-
-@mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def a_batch_ends_at_an_unknown_receipt() -> Edit:
-    """What stands behind an unknown receipt in a batch of acks of one pop is left alone, and answered UNKNOWN."""
-    return edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.UNKNOWN in outcomes")
-
-
-@mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def a_batch_ends_at_a_duplicate() -> Edit:
-    """A receipt that was acked before ends a batch of acks of one pop; what stands behind it is left alone."""
-    return edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.ALREADY_ACKED in outcomes")
-
-
-@mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true", at=answers(Pops, "apply"))
-def outcomes_are_sorted(result: PopTxnResult) -> PopTxnResult:
-    """The outcomes of a batch of acks come sorted, not in the order of the receipts."""
-    return but(result, acks=tuple(sorted(result.acks, key=lambda each: each.value, reverse=True)))
+_IN_TIME = f"found if getattr(found := {_LEASE}, 'expiry_ms', 2**63) > transaction.now_ms else NoLease.STALE"
+ended_leases_cannot_be_acked = mutant("P5", "P5.outcomes_are_true")(
+    "An ack that comes when the time of its lease has ended is STALE, though nobody has revived it.",
+    edit(Leasing._ack_run, _LEASE, _IN_TIME),
+)
+outcomes_are_forgotten_at_once = mutant("P5", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "What became of a lease is forgotten with the next upkeep.", asks(Pops, "maintain")(lambda now_ms: now_ms + 600_000)
+)
+a_batch_ends_at_an_unknown_receipt = mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "What stands behind an unknown receipt in a batch of acks of one pop is left alone, and answered UNKNOWN.",
+    edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.UNKNOWN in outcomes"),
+)
+a_batch_ends_at_a_duplicate = mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "A receipt that was acked before ends a batch of acks of one pop; what stands behind it is left alone.",
+    edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.ALREADY_ACKED in outcomes"),
+)
+outcomes_are_sorted = mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true")(
+    "The outcomes of a batch of acks come sorted, not in the order of the receipts.",
+    answers(Pops, "apply")(lambda result: but(result, acks=tuple(sorted(result.acks, key=lambda each: each.value, reverse=True)))),
+)
 
 
 # ---------------------------------------------------------------- changes (P6)
 
-
-@mutant("P6", "P6.change_longer_and_shorter")
-def old_receipts_still_ack() -> Edit:
-    """After a change of the invisible time the old receipt acks, as its lease goes on."""
-    return edit(Leasing.change, "transaction.end(lease, [index], MOVED)", "")
+old_receipts_still_ack = mutant("P6", "P6.change_longer_and_shorter")(
+    "After a change of the invisible time the old receipt acks, as its lease goes on.",
+    edit(Leasing.change, "transaction.end(lease, [index], MOVED)", ""),
+)
 
 
 @mutant("P6", "P6.change_longer_and_shorter", at=instead(Leasing, "change"))
@@ -235,45 +195,34 @@ def changes_give_no_receipt(self: Any, change: Any, transaction: Any, asked: Cha
     return but(done, receipt=done.receipt and asked.receipt)
 
 
-@mutant("P6", "P6.change_longer_and_shorter")
-def leases_only_get_longer() -> Edit:
-    """A change never ends a lease before it would have ended without."""
-    return edit(Leasing.change, "change.invisible_ms", "max(change.invisible_ms, lease.expiry_ms - transaction.now_ms)")
-
-
-@mutant("P6", "T1.any_history_of_core_calls_agrees_with_the_oracle")
-def ended_leases_cannot_change() -> Edit:
-    """A change of a lease whose time has ended is STALE, though nobody has revived it."""
-    ended = "isinstance(found := self._find(transaction, receipt), tuple) and found[0].expiry_ms <= transaction.now_ms"
-    return edit(Leasing.change, "self._find(transaction, receipt)", f"NoLease.STALE if {ended} else found")
-
-
-@mutant("I1", "I1.a_repeated_mark_stores_nothing", at=asks(Pops, "apply"))
-def sends_have_no_marks(txn: PopTxn) -> PopTxn:
-    """A send for now with a mark is stored every time."""
-    return but(txn, marks=())
+leases_only_get_longer = mutant("P6", "P6.change_longer_and_shorter")(
+    "A change never ends a lease before it would have ended without.",
+    edit(Leasing.change, "change.invisible_ms", "max(change.invisible_ms, lease.expiry_ms - transaction.now_ms)"),
+)
+_ENDED = "isinstance(found := self._find(transaction, receipt), tuple) and found[0].expiry_ms <= transaction.now_ms"
+ended_leases_cannot_change = mutant("P6", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+    "A change of a lease whose time has ended is STALE, though nobody has revived it.",
+    edit(Leasing.change, "self._find(transaction, receipt)", f"NoLease.STALE if {_ENDED} else found"),
+)
+sends_have_no_marks = mutant("I1", "I1.a_repeated_mark_stores_nothing")(
+    "A send for now with a mark is stored every time.", asks(Pops, "apply")(lambda txn: but(txn, marks=()))
+)
 
 
 # ---------------------------------------------------------------- attempts and dead letters (P7)
 
-
-@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue")
-def one_delivery_too_many(options: EngineOptions) -> EngineOptions:
-    """The dead letter queue gets a message one delivery late."""
-    return but(options, max_retries=options.max_retries + 1)
-
-
-@mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=ROWS_POPPED)
-def attempts_are_not_told(message: PoppedMessage) -> PoppedMessage:
-    """Every delivery says that it is the first."""
-    return but(message, attempt=1)
+one_delivery_too_many = mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue")(
+    "The dead letter queue gets a message one delivery late.", lambda options: but(options, max_retries=options.max_retries + 1)
+)
+attempts_are_not_told = mutant(
+    "P7", "P7.after_the_last_retry_the_dead_letter_queue", "P3.an_expired_lease_comes_back_through_the_retry_topic"
+)("Every delivery says that it is the first.", ROWS_POPPED(lambda message: but(message, attempt=1)))
 
 
-@mutant("P7", "P9.whatever_is_given_back_keeps_its_place")
-def releases_count() -> Edit:
-    """A released message comes back with the next attempt number."""
-    release = "self._give_back(transaction, *found, receipt.group, receipt.topic, counted=False)"
-    return edit(Leasing.release, release, release.replace("False", "True"))
+_RELEASE = "self._give_back(transaction, *found, receipt.group, receipt.topic, counted=False)"
+releases_count = mutant("P7", "P9.whatever_is_given_back_keeps_its_place")(
+    "A released message comes back with the next attempt number.", edit(Leasing.release, _RELEASE, _RELEASE.replace("False", "True"))
+)
 
 
 @mutant("P7", "P7.after_the_last_retry_the_dead_letter_queue", at=ROWS_POPPED)
@@ -282,27 +231,23 @@ def dead_letters_do_not_tell_their_origin(message: PoppedMessage) -> PoppedMessa
     return but(message, properties={name: value for name, value in message.properties.items() if name != PROPERTY_ORIGIN_TOPIC})
 
 
-@mutant("P7", "P7.dropped_letters_are_gone")
-def letters_are_not_dropped() -> Edit:
-    """A dead letter that is dropped stays where it is."""
-    removal = "self._administration.remove(transaction, txn.removals)"
-    return edit(
+_REMOVAL = "self._administration.remove(transaction, txn.removals)"
+letters_are_not_dropped = mutant("P7", "P7.dropped_letters_are_gone")(
+    "A dead letter that is dropped stays where it is.",
+    edit(
         OrderedPops.apply,
-        removal,
-        f"{removal} if txn.removals[0].resend_to is not None else {removal.replace('transaction', 'self._begin(now_ms)')}",
-    )
-
-
-@mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it", at=asks(Pops, "apply"))
-def letters_are_found_by_place(txn: PopTxn) -> PopTxn:
-    """A removal takes whatever lies at its place by now."""
-    return but(txn, removals=[but(each, message_id=None) for each in txn.removals])
-
-
-@mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it", at=answers(Pops, "apply"))
-def removals_always_say_success(result: PopTxnResult) -> PopTxnResult:
-    """A letter that is not there any more is answered as if it had gone just now."""
-    return but(result, removals=(True,) * len(result.removals))
+        _REMOVAL,
+        f"{_REMOVAL} if txn.removals[0].resend_to is not None else {_REMOVAL.replace('transaction', 'self._begin(now_ms)')}",
+    ),
+)
+letters_are_found_by_place = mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it")(
+    "A removal takes whatever lies at its place by now.",
+    asks(Pops, "apply")(lambda txn: but(txn, removals=[but(each, message_id=None) for each in txn.removals])),
+)
+removals_always_say_success = mutant("P7", "P7.a_letter_of_a_deleted_queue_takes_no_other_with_it")(
+    "A letter that is not there any more is answered as if it had gone just now.",
+    answers(Pops, "apply")(lambda result: but(result, removals=(True,) * len(result.removals))),
+)
 
 
 @mutant("P7", "P7.removals_are_for_dead_letters_and_parked_entries_only", at=instead(Pops, "apply"))
@@ -325,10 +270,10 @@ def repeats_keep_their_notes(self: Any, apply: Any, txn: PopTxn, now_ms: int) ->
     return result, ticket
 
 
-@mutant("I2", "I2.notes_are_kept_replaced_and_let_go_of", at=asks(Pops, "apply"))
-def notes_are_never_let_go_of(txn: PopTxn) -> PopTxn:
-    """A note stays for ever."""
-    return but(txn, notes={name: value for name, value in txn.notes.items() if value is not None})
+notes_are_never_let_go_of = mutant("I2", "I2.notes_are_kept_replaced_and_let_go_of")(
+    "A note stays for ever.",
+    asks(Pops, "apply")(lambda txn: but(txn, notes={name: value for name, value in txn.notes.items() if value is not None})),
+)
 
 
 # ---------------------------------------------------------------- acks of a pop (P8)
@@ -345,16 +290,14 @@ def _pop_and_ack(self: Any, pop: Any, request: PopRequest, now_ms: int, *, acks_
     return but(result, acks=acked.acks), ticket
 
 
-@mutant("P8", "P8.what_a_pop_acks_makes_room_for_it", "P9.a_pop_that_acks_the_run_gets_the_next_one", at=instead(Pops, "pop"))
-def acks_come_behind_the_pop(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
-    """A pop looks for messages before it acks, so what that makes room for stays behind."""
-    return _pop_and_ack(self, pop, request, now_ms, acks_first=False)
-
-
-@mutant("P8", "P8.a_pop_acks_what_it_is_given", at=instead(Pops, "pop"))
-def refused_pops_ack(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
-    """The acks are a step of their own, which stands when the pop is refused."""
-    return _pop_and_ack(self, pop, request, now_ms, acks_first=True)
+acks_come_behind_the_pop = mutant("P8", "P8.what_a_pop_acks_makes_room_for_it", "P9.a_pop_that_acks_the_run_gets_the_next_one")(
+    "A pop looks for messages before it acks, so what that makes room for stays behind.",
+    instead(Pops, "pop")(lambda self, pop, request, now_ms: _pop_and_ack(self, pop, request, now_ms, acks_first=False)),
+)
+refused_pops_ack = mutant("P8", "P8.a_pop_acks_what_it_is_given")(
+    "The acks are a step of their own, which stands when the pop is refused.",
+    instead(Pops, "pop")(lambda self, pop, request, now_ms: _pop_and_ack(self, pop, request, now_ms, acks_first=True)),
+)
 
 
 @mutant("P8", "P8.a_pop_acks_what_it_is_given", at=instead(Pops, "pop"))
@@ -368,11 +311,10 @@ def a_pop_of_nothing_acks_nothing(self: Any, pop: Any, request: PopRequest, now_
 
 # ---------------------------------------------------------------- in order (P9)
 
-
-@mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.whatever_is_given_back_keeps_its_place", at=asks(Pops, "pop"))
-def order_is_ignored(request: PopRequest) -> PopRequest:
-    """A pop in order is taken for any other, so a second run is given while one is leased."""
-    return but(request, order=False)
+order_is_ignored = mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.whatever_is_given_back_keeps_its_place")(
+    "A pop in order is taken for any other, so a second run is given while one is leased.",
+    asks(Pops, "pop")(lambda request: but(request, order=False)),
+)
 
 
 @mutant("P9", "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up", at=instead(Pops, "apply"))

@@ -15,7 +15,6 @@ from rmqstore.contract import (
     Support,
     TimerCursor,
     TimerHandle,
-    TimerReceipts,
     WriteStatus,
 )
 from rmqstore.engine.timers.rows import TimerRuns
@@ -25,7 +24,6 @@ from rmqstore.engine.timers.ticks import Congestion
 from rmqstore.errors import DelayTooLongError, FlowControlError, UnsupportedOperationError
 from rmqstore.message import PARKED_TOPIC
 from rmqstore_conformance.proving.kinds import (
-    Edit,
     answers,
     asks,
     but,
@@ -48,58 +46,38 @@ _PRECISION_MS = 1000
 
 # ---------------------------------------------------------------- when (T1, T2, T4, T5, K)
 
-
-@mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits", at=asks(Timers, "seal"))
-def fires_early(until_ms: int) -> int:
-    """A tick closes what is due within the next second."""
-    return until_ms + 1000
-
-
-@mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits", at=times_put)
-def rounds_down(at: int | None, now_ms: int) -> int | None:
-    """A deliver time is rounded down to the precision, not up."""
-    return at and at // _PRECISION_MS * _PRECISION_MS
-
-
-@mutant("T2", "T1.t2_never_early_and_by_the_first_tick", "T2.a_broken_off_tick_does_not_hide_what_it_closed", at=asks(Timers, "seal"))
-def fires_late(until_ms: int) -> int:
-    """A tick leaves what is due at its very time to the next one."""
-    return until_ms - 1
-
-
-@mutant("T2", "T2.a_broken_off_tick_does_not_hide_what_it_closed")
-def nobody_is_woken_for_a_timer() -> Edit:
-    """The time of the next tick is never told, so a service that sleeps until then sleeps on."""
-    return edit(TimerSide.next_tick_ms, "min(ticks) if ticks else None", "None")
-
-
-@mutant("T4", "T4.null_or_past_is_in_the_topic_at_the_next_tick", "T4.the_tick_of_a_past_row", at=times_put)
-def due_rows_wait(at: int | None, now_ms: int) -> int | None:
-    """A row of a call for later that is due already gets a tick behind now, not one of now."""
-    return now_ms + 1 if at is None or at <= now_ms else at
-
-
-@mutant("T5", "T5.times_beyond_2_53_are_kept_to_the_ms", at=times_put)
-def long_delays_wrap_round(at: int | None, now_ms: int) -> int | None:
-    """A delay is kept as a number of 32 bits, so a long one comes out as a short one."""
-    return at if at is None or at < now_ms else now_ms + (at - now_ms) % 2**32
-
-
-@mutant("T5", "T5.above_the_set_horizon_nothing_is_stored")
-def takes_any_delay() -> Edit:
-    """A delay beyond the horizon that was set is taken like any other."""
-    return edit(OrderedTimers.put, "self._options.max_delay_ms", "0")
-
-
-@mutant("K1", "K1.a_day_ahead_and_back", at=by_the_latest_clock(Timers, "seal"))
-def timers_never_turn_back() -> None:
-    """A tick closes what is due by the latest time that was ever seen, so after a step back all is early."""
-
-
-@mutant("K1", "K1.a_day_ahead_and_back", at=asks(Timers, "due"))
-def one_tick_is_the_cursor(after: TimerCursor) -> TimerCursor:
-    """Whatever lies under the latest tick that was handed over counts as handed over, when it was put later too."""
-    return TimerCursor.of([(after.highest_tick, 2**62)])
+fires_early = mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits")(
+    "A tick closes what is due within the next second.", asks(Timers, "seal")(lambda until_ms: until_ms + 1000)
+)
+rounds_down = mutant("T1", "T1.t2_never_early_and_by_the_first_tick", "T1.a_deliver_time_within_the_present_tick_waits")(
+    "A deliver time is rounded down to the precision, not up.", times_put(lambda at, now_ms: at and at // _PRECISION_MS * _PRECISION_MS)
+)
+fires_late = mutant("T2", "T1.t2_never_early_and_by_the_first_tick", "T2.a_broken_off_tick_does_not_hide_what_it_closed")(
+    "A tick leaves what is due at its very time to the next one.", asks(Timers, "seal")(lambda until_ms: until_ms - 1)
+)
+nobody_is_woken_for_a_timer = mutant("T2", "T2.a_broken_off_tick_does_not_hide_what_it_closed")(
+    "The time of the next tick is never told, so a service that sleeps until then sleeps on.",
+    edit(TimerSide.next_tick_ms, "min(ticks) if ticks else None", "None"),
+)
+due_rows_wait = mutant("T4", "T4.null_or_past_is_in_the_topic_at_the_next_tick", "T4.the_tick_of_a_past_row")(
+    "A row of a call for later that is due already gets a tick behind now, not one of now.",
+    times_put(lambda at, now_ms: now_ms + 1 if at is None or at <= now_ms else at),
+)
+long_delays_wrap_round = mutant("T5", "T5.times_beyond_2_53_are_kept_to_the_ms")(
+    "A delay is kept as a number of 32 bits, so a long one comes out as a short one.",
+    times_put(lambda at, now_ms: at if at is None or at < now_ms else now_ms + (at - now_ms) % 2**32),
+)
+takes_any_delay = mutant("T5", "T5.above_the_set_horizon_nothing_is_stored")(
+    "A delay beyond the horizon that was set is taken like any other.", edit(OrderedTimers.put, "self._options.max_delay_ms", "0")
+)
+timers_never_turn_back = mutant("K1", "K1.a_day_ahead_and_back")(
+    "A tick closes what is due by the latest time that was ever seen, so after a step back all is early.",
+    by_the_latest_clock(Timers, "seal"),
+)
+one_tick_is_the_cursor = mutant("K1", "K1.a_day_ahead_and_back")(
+    "Whatever lies under the latest tick that was handed over counts as handed over, when it was put later too.",
+    asks(Timers, "due")(lambda after: TimerCursor.of([(after.highest_tick, 2**62)])),
+)
 
 
 @mutant("K2", "K2.forward_delivers_all_due_in_order", at=instead(Timers, "seal"))
@@ -142,25 +120,20 @@ def times_are_compared_as_text(found: DueBatch) -> DueBatch:
     return _sorted(found, lambda row: str(8 + ticks[row] - ticks[0]))
 
 
-@mutant("T8", "T8.one_tick_goes_out_in_bounded_batches", "H1.due_is_a_pure_read_and_its_cursor_says_it_all")
-def batches_have_no_limit() -> Edit:
-    """A tick goes out in one batch, whatever the limit."""
-    return edit(OrderedTimers.due, "len(records) == limit", "False")
-
-
-@mutant("T8", "T8.a_batch_of_large_messages_is_bounded_in_bytes")
-def batches_of_any_size() -> Edit:
-    """A batch is as large as the bodies of its messages make it."""
-    return edit(OrderedTimers.due, "size >= _DUE_BYTES", "False")
+batches_have_no_limit = mutant("T8", "T8.one_tick_goes_out_in_bounded_batches", "H1.due_is_a_pure_read_and_its_cursor_says_it_all")(
+    "A tick goes out in one batch, whatever the limit.", edit(OrderedTimers.due, "len(records) == limit", "False")
+)
+batches_of_any_size = mutant("T8", "T8.a_batch_of_large_messages_is_bounded_in_bytes")(
+    "A batch is as large as the bodies of its messages make it.", edit(OrderedTimers.due, "size >= _DUE_BYTES", "False")
+)
 
 
 # ---------------------------------------------------------------- far timers (T6, T7)
 
-
-@mutant("T6", "T6.far_timers_come_once_at_their_time", at=times_put)
-def far_timers_come_back_sooner(at: int | None, now_ms: int) -> int | None:
-    """A timer that lies further ahead than two days is taken for due when the two days are over."""
-    return at and min(at, now_ms + _FAR_MS)
+far_timers_come_back_sooner = mutant("T6", "T6.far_timers_come_once_at_their_time")(
+    "A timer that lies further ahead than two days is taken for due when the two days are over.",
+    times_put(lambda at, now_ms: at and min(at, now_ms + _FAR_MS)),
+)
 
 
 @mutant("T7", "T7.what_is_removed_by_age_is_never_a_pending_timer", at=instead(Timers, "maintain"))
@@ -173,12 +146,12 @@ def timers_go_by_age(self: Any, maintain: Any, now_ms: int, budget: int) -> Any:
 
 # ---------------------------------------------------------------- congestion (T9)
 
-
-@mutant("T9", "T9.one_draw_a_batch_at_its_fullest_slot")
-def refused_puts_are_tried_again() -> Edit:
-    """A put that is refused for congestion draws a second time."""
-    draw = "self._random.random() < min(max((count - self._limit) / self._limit, 0.0), 1.0)"
-    return edit(Congestion.check, draw, f"all({draw} for _ in range(2))")
+refused_puts_are_tried_again = mutant("T9", "T9.one_draw_a_batch_at_its_fullest_slot")(
+    "A put that is refused for congestion draws a second time.",
+    edit(
+        Congestion.check, "self._random.random() < min(max((count - self._limit) / self._limit, 0.0), 1.0)", "all(BEFORE for _ in range(2))"
+    ),
+)
 
 
 # ---------------------------------------------------------------- all or nothing (F3), marks (I1)
@@ -207,30 +180,20 @@ def congested_rows_stay(self: Any, put: Any, batch: MessageBatch, now_ms: int, m
 
 
 _FOUND = "find_mark(kv, TIMER_SIDE, marks)"
-
-
-@mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")
-def timers_have_no_marks() -> Edit:
-    """A put with a mark is stored every time."""
-    return edit(OrderedTimers.put, _FOUND, "None")
-
-
-@mutant("I1", "I1.a_repeated_mark_stores_nothing")
-def one_mark_of_all() -> Edit:
-    """Of the marks of a put only the first is looked up."""
-    return edit(OrderedTimers.put, _FOUND, "find_mark(kv, TIMER_SIDE, marks[:1])")
-
-
-@mutant("I1", "I1.a_repeated_mark_stores_nothing", at=answers(Timers, "put"))
-def repeats_say_applied(receipts: TimerReceipts) -> TimerReceipts:
-    """A repeated put stores nothing, and says that it did."""
-    return but(receipts, status=WriteStatus.APPLIED)
-
-
-@mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")
-def repeats_get_handles_of_their_own() -> Edit:
-    """A repeated put stores nothing, and answers with handles that were never given."""
-    return edit(TimerSide._repeated, "first_seq", "(first_seq + 1_000_000)")
+timers_have_no_marks = mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")(
+    "A put with a mark is stored every time.", edit(OrderedTimers.put, _FOUND, "None")
+)
+one_mark_of_all = mutant("I1", "I1.a_repeated_mark_stores_nothing")(
+    "Of the marks of a put only the first is looked up.", edit(OrderedTimers.put, _FOUND, "find_mark(kv, TIMER_SIDE, marks[:1])")
+)
+repeats_say_applied = mutant("I1", "I1.a_repeated_mark_stores_nothing")(
+    "A repeated put stores nothing, and says that it did.",
+    answers(Timers, "put")(lambda receipts: but(receipts, status=WriteStatus.APPLIED)),
+)
+repeats_get_handles_of_their_own = mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")(
+    "A repeated put stores nothing, and answers with handles that were never given.",
+    edit(TimerSide._repeated, "first_seq", "(first_seq + 1_000_000)"),
+)
 
 
 # ---------------------------------------------------------------- the hand-over (H, T12)
@@ -259,22 +222,18 @@ def read_only_once(self: Any, due: Any, after: TimerCursor, limit: int) -> DueBa
     return found
 
 
-@mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", at=answers(Timers, "due"))
-def properties_are_lost(found: DueBatch) -> DueBatch:
-    """A message comes out of the hand-over without its properties."""
-    return holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))
-
-
-@mutant("H2", "H2.the_queue_is_chosen_when_it_is_sent", at=answers(Timers, "due"))
-def the_queue_is_chosen_anew(found: DueBatch) -> DueBatch:
-    """The hand-over puts all messages into the first queue of their topics."""
-    return holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))
-
-
-@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches", at=answers(Timers, "due"))
-def the_first_batch_is_all(found: DueBatch) -> DueBatch:
-    """The first batch of a tick says that nothing more is due, so the rest of a large tick waits for the next one."""
-    return DueBatch(found.messages, found.cursor, found.soft, more=False)
+properties_are_lost = mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent")(
+    "A message comes out of the hand-over without its properties.",
+    answers(Timers, "due")(lambda found: holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))),
+)
+the_queue_is_chosen_anew = mutant("H2", "H2.the_queue_is_chosen_when_it_is_sent")(
+    "The hand-over puts all messages into the first queue of their topics.",
+    answers(Timers, "due")(lambda found: holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))),
+)
+the_first_batch_is_all = mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches")(
+    "The first batch of a tick says that nothing more is due, so the rest of a large tick waits for the next one.",
+    answers(Timers, "due")(lambda found: DueBatch(found.messages, found.cursor, found.soft, more=False)),
+)
 
 
 @mutant("H2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=answers(Timers, "due"))
@@ -284,23 +243,22 @@ def deliver_times_are_rounded(found: DueBatch) -> DueBatch:
     return holding(found, with_column(found.messages, "deliver_at_ms", delivers))
 
 
-@mutant("H4", "H4.every_call_at_every_place")
-def puts_during_a_tick_are_lost() -> Edit:
-    """The cursor of a batch covers every put that was made until it is read, not only what the seal closed."""
-    cursor = "self._trimmed(reached_to, is_receivers=True)"
-    return edit(OrderedTimers.due, cursor, f"{cursor}.join([(reached_to.highest_tick, self._last_seq)] if records else [])")
-
-
-@mutant("T12", "T12.a_cancel_by_key_ends_no_timer_but_those_with_the_key")
-def keys_of_damaged_timers_are_of_none() -> Edit:
-    """A cancel by key finds nothing where it cannot read a timer."""
-    return edit(OrderedTimers._places_of_keys, "self._runs.check_place(*at)", "None")
-
-
-@mutant("T12", "T12.a_cancel_of_a_damaged_timer_ends_it_or_tells")
-def handles_of_damaged_timers_are_unknown() -> Edit:
-    """A cancel by handle says UNKNOWN where it cannot read a timer."""
-    return edit(TimerRuns.check_place, "(entry := self._entry_at(tick, seq)) is not None", "False")
+puts_during_a_tick_are_lost = mutant("H4", "H4.every_call_at_every_place")(
+    "The cursor of a batch covers every put that was made until it is read, not only what the seal closed.",
+    edit(
+        OrderedTimers.due,
+        "self._trimmed(reached_to, is_receivers=True)",
+        "BEFORE.join([(reached_to.highest_tick, self._last_seq)] if records else [])",
+    ),
+)
+keys_of_damaged_timers_are_of_none = mutant("T12", "T12.a_cancel_by_key_ends_no_timer_but_those_with_the_key")(
+    "A cancel by key finds nothing where it cannot read a timer.",
+    edit(OrderedTimers._places_of_keys, "self._runs.check_place(*at)", "None"),
+)
+handles_of_damaged_timers_are_unknown = mutant("T12", "T12.a_cancel_of_a_damaged_timer_ends_it_or_tells")(
+    "A cancel by handle says UNKNOWN where it cannot read a timer.",
+    edit(TimerRuns.check_place, "(entry := self._entry_at(tick, seq)) is not None", "False"),
+)
 
 
 @mutant("T12", "T12.a_damaged_timer_is_parked", at=answers(Timers, "due"))
@@ -321,35 +279,23 @@ def _saying(outcomes: list[CancelOutcome], old: CancelOutcome, new: CancelOutcom
 
 # ---------------------------------------------------------------- by handle (C1–C4, C6)
 
-
-@mutant("C1", "C1.cancelled_before_its_tick_is_sealed_never_comes", "C1.due_but_not_yet_sealed_can_be_cancelled")
-def cancels_are_not_done() -> Edit:
-    """A cancel says CANCELLED, and the timer comes all the same."""
-    return edit(OrderedTimers._cancel, "done.ticks", "[]")
-
-
-@mutant("C1", "C1.due_but_not_yet_sealed_can_be_cancelled")
-def due_is_too_late() -> Edit:
-    """A timer whose time has come is not cancelled any more, though no tick has sealed it."""
-    return edit(OrderedTimers._cancel, "self._sealed", "self._sealed.join([(now_ms, self._last_seq)])")
-
-
-@mutant("C2", "C2.after_the_seal_it_is_too_late", at=answers(Timers, "cancel"))
-def late_cancels_say_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
-    """Whatever was sealed is answered CANCELLED."""
-    return _saying(outcomes, _LATE, _CANCELLED)
-
-
-@mutant("C2", "C2.after_the_seal_it_is_too_late", at=answers(Timers, "cancel"))
-def delivered_is_forgotten(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
-    """What was delivered is UNKNOWN."""
-    return _saying(outcomes, _LATE, _UNKNOWN)
-
-
-@mutant("C3", "C3.never_put_is_unknown", at=answers(Timers, "cancel"))
-def any_cancel_says_success(outcomes: list[CancelOutcome]) -> list[CancelOutcome]:
-    """A cancel of what was never put says CANCELLED, since a wish was stored."""
-    return _saying(outcomes, _UNKNOWN, _CANCELLED)
+cancels_are_not_done = mutant("C1", "C1.cancelled_before_its_tick_is_sealed_never_comes", "C1.due_but_not_yet_sealed_can_be_cancelled")(
+    "A cancel says CANCELLED, and the timer comes all the same.", edit(OrderedTimers._cancel, "done.ticks", "[]")
+)
+due_is_too_late = mutant("C1", "C1.due_but_not_yet_sealed_can_be_cancelled")(
+    "A timer whose time has come is not cancelled any more, though no tick has sealed it.",
+    edit(OrderedTimers._cancel, "self._sealed", "self._sealed.join([(now_ms, self._last_seq)])"),
+)
+late_cancels_say_success = mutant("C2", "C2.after_the_seal_it_is_too_late")(
+    "Whatever was sealed is answered CANCELLED.", answers(Timers, "cancel")(lambda outcomes: _saying(outcomes, _LATE, _CANCELLED))
+)
+delivered_is_forgotten = mutant("C2", "C2.after_the_seal_it_is_too_late")(
+    "What was delivered is UNKNOWN.", answers(Timers, "cancel")(lambda outcomes: _saying(outcomes, _LATE, _UNKNOWN))
+)
+any_cancel_says_success = mutant("C3", "C3.never_put_is_unknown")(
+    "A cancel of what was never put says CANCELLED, since a wish was stored.",
+    answers(Timers, "cancel")(lambda outcomes: _saying(outcomes, _UNKNOWN, _CANCELLED)),
+)
 
 
 @mutant("C3", "C3.never_put_is_unknown", "C4.beyond_the_memory_the_answer_is_never_a_lie", at=instead(Timers, "cancel"))
@@ -370,15 +316,13 @@ def a_repeat_is_unknown(self: Any, cancel: Any, handles: Sequence[TimerHandle], 
     return [_UNKNOWN if each is _CANCELLED and handle in repeated else each for each, handle in pairs], ticket
 
 
-@mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=asks(Timers, "maintain"))
-def memory_ends_with_the_timer(now_ms: int) -> int:
-    """What was cancelled is remembered until the timer was due, and no longer."""
-    return now_ms + _DAY_MS
-
-
-@mutant("C4", "K1.every_call_after_a_leap", at=by_the_latest_clock(Timers, "maintain"))
-def memory_goes_by_the_latest_clock() -> None:
-    """What was cancelled or delivered is forgotten by the latest time that was ever told, also when the clock was set back since."""
+memory_ends_with_the_timer = mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory")(
+    "What was cancelled is remembered until the timer was due, and no longer.", asks(Timers, "maintain")(lambda now_ms: now_ms + _DAY_MS)
+)
+memory_goes_by_the_latest_clock = mutant("C4", "K1.every_call_after_a_leap")(
+    "What was cancelled or delivered is forgotten by the latest time that was ever told, also when the clock was set back since.",
+    by_the_latest_clock(Timers, "maintain"),
+)
 
 
 @mutant("C6", "C6.messages_of_one_id_share_no_cancel", at=instead(Timers, "cancel"))
@@ -390,39 +334,30 @@ def handles_name_messages(self: Any, cancel: Any, handles: Sequence[TimerHandle]
     return outcomes[: len(handles)], ticket
 
 
-@mutant("T6", "T6.a_timer_that_was_moved_can_be_cancelled")
-def far_timers_escape() -> Edit:
-    """A cancel of what is more than two days ahead says CANCELLED and is lost."""
-    return edit(OrderedTimers._cancel, "done.ticks", "[tick for tick in done.ticks if tick <= now_ms + 2 * 86_400_000]")
+far_timers_escape = mutant("T6", "T6.a_timer_that_was_moved_can_be_cancelled")(
+    "A cancel of what is more than two days ahead says CANCELLED and is lost.",
+    edit(OrderedTimers._cancel, "done.ticks", "[tick for tick in done.ticks if tick <= now_ms + 2 * 86_400_000]"),
+)
 
 
 # ---------------------------------------------------------------- by key (C6)
 
-
-@mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")
-def a_key_takes_the_first() -> Edit:
-    """A cancel by key takes the first timer that carries it, and no other."""
-    return edit(TimerSide.cancel_keys, "self._places_of_keys(topic, keys)", "[found[:1] for found in self._places_of_keys(topic, keys)]")
-
-
-@mutant("C6", "C6.many_keys_are_cancelled_in_one_call")
-def a_timer_belongs_to_its_first_key() -> Edit:
-    """Of a cancel by many keys, a timer of two of them is found by the first one alone."""
-    every = "self._places_of_keys(topic, keys)"
-    first = "[[each for each in found if all(each not in before for before in places[:at])] for at, found in enumerate(places)]"
-    return edit(TimerSide.cancel_keys, every, f"(lambda places: {first})({every})")
-
-
-@mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key", at=cancels_by_key)
-def a_key_takes_what_begins_with_it(topic: str, key: str, other_topic: str, other: str) -> bool:
-    """A cancel by key takes timers whose keys only begin with it, too."""
-    return topic == other_topic and other.startswith(key)
-
-
-@mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key", at=cancels_by_key)
-def a_key_reaches_other_topics(topic: str, key: str, other_topic: str, other: str) -> bool:
-    """A cancel by key takes timers of every topic."""
-    return key == other
+a_key_takes_the_first = mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")(
+    "A cancel by key takes the first timer that carries it, and no other.",
+    edit(TimerSide.cancel_keys, "self._places_of_keys(topic, keys)", "[found[:1] for found in self._places_of_keys(topic, keys)]"),
+)
+_FIRST = "[[each for each in found if all(each not in before for before in places[:at])] for at, found in enumerate(places)]"
+a_timer_belongs_to_its_first_key = mutant("C6", "C6.many_keys_are_cancelled_in_one_call")(
+    "Of a cancel by many keys, a timer of two of them is found by the first one alone.",
+    edit(TimerSide.cancel_keys, "self._places_of_keys(topic, keys)", f"(lambda places: {_FIRST})(BEFORE)"),
+)
+a_key_takes_what_begins_with_it = mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")(
+    "A cancel by key takes timers whose keys only begin with it, too.",
+    cancels_by_key(lambda topic, key, other_topic, other: topic == other_topic and other.startswith(key)),
+)
+a_key_reaches_other_topics = mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")(
+    "A cancel by key takes timers of every topic.", cancels_by_key(lambda topic, key, other_topic, other: key == other)
+)
 
 
 @mutant("S1", "S1.declared_is_offered_and_absent_is_refused", cancel_by_key=Support.NOT_YET)
@@ -439,11 +374,9 @@ def keys_are_refused_too_late(self: Any, cancel_keys: Any, topic: str, keys: Seq
 
 # ---------------------------------------------------------------- what is pending (T10)
 
-
-@mutant("T10", "T10.buckets_pages_and_ends_are_exact")
-def cancelled_stays_pending() -> Edit:
-    """What was cancelled is counted as pending still."""
-    return edit(OrderedTimers._cancel, "self._pending - len(done.ticks)", "self._pending")
+cancelled_stays_pending = mutant("T10", "T10.buckets_pages_and_ends_are_exact")(
+    "What was cancelled is counted as pending still.", edit(OrderedTimers._cancel, "self._pending - len(done.ticks)", "self._pending")
+)
 
 
 @mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=instead(Timers, "pending"))
@@ -454,13 +387,11 @@ def edges_are_counted_twice(self: Any, pending: Any, edges_ms: Sequence[int] = (
     return but(found, counts=tuple(a + b for a, b in zip(found.counts, at_edges, strict=True)))  # type: ignore[no-any-return]
 
 
-@mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over")
-def handed_over_is_pending_until_reclaimed() -> Edit:
-    """A timer that was handed over is counted until its space is reclaimed."""
-    return edit(OrderedTimers.pending, "self._unforgotten(handed)", "EMPTY_CURSOR")
-
-
-@mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=answers(Timers, "scan"))
-def pages_leave_one_out(page: ScanPage) -> ScanPage:
-    """A page of a scan that does not end it lacks its last timer, and the next page begins behind that."""
-    return page if page.next_after is None else ScanPage(page.timers[:-1], page.next_after)
+handed_over_is_pending_until_reclaimed = mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over")(
+    "A timer that was handed over is counted until its space is reclaimed.",
+    edit(OrderedTimers.pending, "self._unforgotten(handed)", "EMPTY_CURSOR"),
+)
+pages_leave_one_out = mutant("T10", "T10.buckets_pages_and_ends_are_exact")(
+    "A page of a scan that does not end it lacks its last timer, and the next page begins behind that.",
+    answers(Timers, "scan")(lambda page: page if page.next_after is None else ScanPage(page.timers[:-1], page.next_after)),
+)

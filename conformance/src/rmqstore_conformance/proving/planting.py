@@ -3,19 +3,19 @@
 Most faults are of a common kind (:mod:`~rmqstore_conformance.proving.kinds`): one change of one method of the kit, or a call that asks or
 answers something else. Others are a class with the calls that go wrong, a subclass of :class:`Timers`, of
 :class:`Pops`, of a part of these (``Leasing``, say) or of :class:`Whole`; or a function that changes the options that the engine is opened
-with. The docstring says in one sentence what is wrong. A *mutant* is named with the cases that must notice it; one that is named with none
-was written from the contract alone, and has a proof in the tests that it is wrong.
+with. A *mutant* has the name that its module gives it, and says in one sentence what is wrong. It is named with the cases that must notice
+it; one that is named with none was written from the contract alone, and has a proof in the tests that it is wrong.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -89,23 +89,23 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         what: what is wrong, in a sentence.
         clause: the clause that it breaks.
-        place: the module and the attribute that hold this.
         base: the engine that it is but for its fault.
         caught_by: ids of cases, without what they are repeated for, each of which must fail.
         recorder: that sees what it writes.
         declares: capabilities that it declares otherwise than its base.
+        name, place: by which its module holds it, and where that is; see :func:`mutants_in`.
     """
 
-    name: str
     what: str
     clause: str
-    place: tuple[str, str]
     fault: Any
     kind: Kind = "logic"
     base: str = MEMORY
     caught_by: tuple[str, ...] = ()
     recorder: str = "strace"
     declares: dict[str, Support] = {}
+    name: str = ""
+    place: str = ""
 
     @property
     def engine(self) -> str:
@@ -119,7 +119,7 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
         return EngineInfo(
             name=self.engine,
             capabilities=msgspec.structs.replace(info.capabilities, **self.declares),
-            factory=":".join(self.place),
+            factory=self.place,
             requires=info.requires,
             install_hint=info.install_hint,
         )
@@ -201,26 +201,20 @@ def mutant(
     base: str = MEMORY,
     recorder: str = "strace",
     **declares: Support,
-) -> Callable[[Any], WrongEngine]:
-    """Make a mutant of a fault; see the attributes of the same names.
+) -> Callable[..., WrongEngine]:
+    """Return what makes a mutant: of a sentence and a fault, or of a fault whose docstring is the sentence.
 
     Args:
-        at: makes the fault of what follows, see :mod:`~rmqstore_conformance.proving.kinds`.
+        at: makes the fault of a function that stands below, see :mod:`~rmqstore_conformance.proving.kinds`; the others are those of
+            :class:`WrongEngine`.
     """
 
-    def made(follows: Any) -> WrongEngine:
-        fault = at(follows)
-        if inspect.isfunction(fault) and not inspect.signature(fault).parameters:
-            fault = fault()(fault)
-        what = inspect.getdoc(fault)
-        if not what:
-            raise TypeError(f"{fault.__name__} does not say what is wrong")
+    def made(told: Any, fault: Any = None) -> WrongEngine:
+        what = told if fault is not None else inspect.getdoc(told) or ""
         return WrongEngine(
-            name=re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", fault.__name__).lower(),
             what=" ".join(what.split()),
             clause=clause,
-            place=(fault.__module__, fault.__name__),
-            fault=fault,
+            fault=at(told) if fault is None else fault,
             kind=kind,
             base=base,
             caught_by=caught_by,
@@ -231,9 +225,17 @@ def mutant(
     return made
 
 
-def mutants_in(modules: Iterable[ModuleType]) -> list[WrongEngine]:
-    """Return what some modules have, in their order."""
-    return [each for module in modules for each in vars(module).values() if isinstance(each, WrongEngine)]
+_WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def mutants_in(*modules: ModuleType) -> list[WrongEngine]:
+    """Return what some modules have, in their order, by the names that they give them."""
+    return [
+        msgspec.structs.replace(each, name=_WORDS.sub("_", name).lower(), place=f"{module.__name__}:{name}")
+        for module in modules
+        for name, each in vars(module).items()
+        if isinstance(each, WrongEngine)
+    ]
 
 
 Behind: TypeAlias = Callable[[int, bytes], bool]

@@ -41,7 +41,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     nodeid: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as it goes from process to process."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 

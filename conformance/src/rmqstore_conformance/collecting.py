@@ -55,7 +55,6 @@ class Collector:
     # ------------------------------------------------------------ expected failures
 
     def expected_failure(self, case: Case) -> str | None:
-        """Return why a case may fail, when somebody said so."""
         return self._expected.get(case.id)
 
     def check_expected(self, cases: Iterable[Case]) -> None:
@@ -81,14 +80,12 @@ class Collector:
             self._results[key] = made
 
     def reports(self) -> list[Report]:
-        """Return one report for each pair of engines."""
         by_pair: dict[Any, list[Result]] = {}
         for result in self._results.values():
             by_pair.setdefault(result.case.subject, []).append(result)
         return [report_of(pair, results, self._target, self._seed, self._started) for pair, results in by_pair.items()]
 
     def write_reports(self) -> None:
-        """Write every file that was asked for."""
         if not self._files or not self._results:
             return
         reports = self.reports()
@@ -97,7 +94,6 @@ class Collector:
             file.write_text(RENDERERS[file.suffix](reports), encoding="utf-8")
 
     def summary(self) -> Iterator[str]:
-        """Yield a line for each pair, and one for each clause that it breaks."""
         for report in self.reports():
             yield report.headline
             for each in report.clauses:

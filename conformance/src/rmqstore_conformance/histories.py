@@ -91,12 +91,10 @@ class History:
         self._events[name].append(event)
 
     def of(self, name: str) -> list[Event]:
-        """Return the history of one thing."""
         return self._events[name]
 
     @property
     def names(self) -> list[str]:
-        """The things that there are."""
         return sorted(self._events)
 
     def faults(self, begin: State, names: Iterable[str] | None = None) -> list[str]:
@@ -106,7 +104,6 @@ class History:
 
     @property
     def size(self) -> int:
-        """How many events there are."""
         return sum(map(len, self._events.values()))
 
 

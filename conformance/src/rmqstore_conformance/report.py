@@ -79,7 +79,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     results: list[Result]
 
     def count(self, outcome: Outcome) -> int:
-        """Return how many cases ended so."""
         return sum(result.outcome is outcome for result in self.results)
 
     @property
@@ -182,7 +181,6 @@ def _versions(pair: Pair) -> dict[str, str]:
 
 
 def _file_system(path: Path) -> str:
-    """Return the kind of file system that a directory is on."""
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
         _, place, name, *_ = line.split(" ")

@@ -49,7 +49,6 @@ class MessageState(NamedTuple):
     max_retries: int = 16
 
     def after(self, event: Event) -> Iterator[Self]:
-        """Yield where it may stand after a call."""
         yield from getattr(self, f"_after_{_LIKE.get(event.call, event.call)}")(event)
 
     def _at(self, place: str, **more: Any) -> Self:
@@ -140,7 +139,6 @@ class MarkState(NamedTuple):
     first: str = ""
 
     def after(self, event: Event) -> Iterator[Self]:
-        """Yield what it names after a call that carried it."""
         if event.answer == "APPLIED" and not self.first:
             yield self._replace(first=event.receipt)
         elif event.answer == "REPEATED" and self.first == event.receipt:
@@ -165,7 +163,6 @@ class QueueState(NamedTuple):
     limit: int = 0
 
     def after(self, event: Event) -> Iterator[Self]:
-        """Yield where it stands after a call."""
         yield from getattr(self, f"_after_{_LIKE.get(event.call, event.call)}")(event)
 
     def _after_append(self, event: Event) -> Iterator[Self]:

@@ -98,7 +98,6 @@ class WiredStore(RemoteStore):
         return getattr(self._store, name)
 
     def close(self) -> None:
-        """Close the connections, the server and the store."""
         super().close()
         self._server.stop()
         self._store.close()
@@ -118,7 +117,6 @@ class Stores:
         self._open: list[Store] = []
 
     def open(self, name: str = "store", **settings: Any) -> Store:
-        """Open the store ``name``, made as needed."""
         settings = {
             "timer_engine": self.pair.timers,
             "pop_engine": self.pair.pops,
@@ -146,18 +144,15 @@ class Stores:
         return store.tick()
 
     def tick_at(self, store: Store, now_ms: int) -> TickReport:
-        """Set the clock, and tick."""
         self.clock.set(now_ms)
         return store.tick()
 
     def verify(self) -> None:
-        """See that every store that is open still agrees with itself."""
         for store in self._open:
             with suppress(StoreClosedError):
                 assert store.verify() == []
 
     def close(self) -> None:
-        """Close everything."""
         for store in self._open:
             store.close()
         self._open.clear()

@@ -100,7 +100,6 @@ class Answers(Script):
         self.add(name, operation, make, outcome, "REPEATED", rests_on, "one" if len(messages) == 1 else "some")
 
     def _below(self, messages: list[Message], marks: list[bytes], due_ms: int | None) -> Callable[[], object]:
-        """Return a send on the lower interface."""
         batch = MessageBatch.of(messages)
         if due_ms is None:
             return lambda: self.store.engine.pops.append(batch, self._now_ms, marks)
@@ -160,7 +159,6 @@ class Answers(Script):
         self.add(name, operation, make, outcome, outcome if again else None, rests_on, "one" if count == 1 else "some")
 
     def _pop_and_ack(self, name: str, topic: str, note: str, outcome: str, rests_on: str, again: str | None = None, **asked: Any) -> None:
-        """Add a pop that acks what a note holds."""
         asked = {"max_messages": 2, "invisible_ms": LONG_MS, "queue": 0, **asked}
 
         def make() -> Answer:
@@ -195,8 +193,6 @@ class Answers(Script):
     # ------------------------------------------------------------ receipts
 
     def _settle(self, name: str, operation: str, note: str, outcome: str, rests_on: str = "", again: str = "STALE") -> None:
-        """Add a call that ends or changes the leases of a note."""
-
         def make() -> Answer:
             return self.settled(name, operation, self.notes[note], LONG_MS + 1, f"{name} – grund")
 

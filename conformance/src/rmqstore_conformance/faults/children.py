@@ -75,7 +75,6 @@ class Child:
 
     @property
     def status(self) -> int:
-        """The exit status of one that has ended."""
         return self._process.wait()
 
 

@@ -43,7 +43,6 @@ class Moment(NamedTuple):
     since: int
 
     def allowed(self, play: Play) -> list[Shown]:
-        """Return what the store may show."""
         least = self.done
         while least and not play.steps[least].call.is_promised:
             least -= 1

@@ -34,7 +34,6 @@ class SmallDisk:
         os.truncate(self._filler, self._filler.stat().st_size - size)
 
     def free(self) -> None:
-        """Give the room back."""
         self._filler.unlink(missing_ok=True)
 
 

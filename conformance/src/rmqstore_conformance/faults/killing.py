@@ -46,7 +46,6 @@ class Lives:
         self._process = 0
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Let a process begin with a job."""
         self._parent.tell(job)
         self._process = self.hear()["process"]
 
@@ -72,7 +71,6 @@ class Lives:
         return said
 
     def saw(self, operation: str, seconds: float) -> None:
-        """Take note of how long a call took."""
         self._seconds[operation] = 0.7 * self._seconds.get(operation, seconds) + 0.3 * seconds
 
     def wait_within(self, operation: str) -> None:
@@ -83,7 +81,6 @@ class Lives:
             pass
 
     def close(self) -> None:
-        """End the one that all are forks of."""
         self._parent.kill()
 
 
@@ -116,7 +113,6 @@ class Killed:
 
     @property
     def is_over(self) -> bool:
-        """Whether the script was played to its end."""
         return self.done == self._play.calls[-1]
 
     def live(self, until: Callable[[Event], bool], *, plays_on: bool = True, copy: Path | None = None) -> None:

@@ -91,7 +91,6 @@ class Large(Script):
         self.add(name, operation, lambda: self.settled(name, operation, self.notes[note], _LONG_MS + 1, "x" * 1_000), outcome, "STALE")
 
     def _settled(self) -> None:
-        """Add calls that take the receipts of one pop, or of several."""
         store, notes = self.store, self.notes
         self._pop("pop to ack", "a")
         self._pop("pop the rest to ack", "a")
@@ -108,7 +107,6 @@ class Large(Script):
         self.add("delete_group", "delete_group", done(lambda: store.groups.delete("b")), "DONE", "DONE")
 
     def _buried(self) -> None:
-        """Add calls about dead letters."""
         store = self.store
         self._pop("pop to reject", "c")
         self._settle("reject", "reject", "pop to reject", "REJECTED")
@@ -119,7 +117,6 @@ class Large(Script):
         self.add("delete the group of letters", "delete_group", done(lambda: store.groups.delete("c")), "DONE", "DONE")
 
     def _revived(self) -> None:
-        """Add ticks that give back what expired, and bury it the next time."""
         self._pop("pop briefly", "d", 100)
         self.add_tick("tick that revives", 1_000, "MOVED")
         self._pop("pop what was revived", "d", 100)
@@ -146,12 +143,10 @@ class Large(Script):
 
 
 def _moved(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows as those of another topic."""
     return _with(rows, "topic", [_IMPORTED] * len(rows))
 
 
 def _behind(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return timers with seqs of their own."""
     return _with(rows, "seq", range(_FREE_SEQ, _FREE_SEQ + len(rows)))
 
 

@@ -88,7 +88,6 @@ class Opener:
     def open(
         self, path: Path, now_ms: int, *, go_on_ms: int | None = None, again: Again | None = None, known: Sequence[str] = ()
     ) -> Answer:
-        """Open what is left of a store, look at it, and close it."""
         if self._child is None:
             self._child = _IDLE.pop(self._surroundings, None) or Child(__name__)
         self._child.tell({**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again, "known": known})
@@ -102,7 +101,6 @@ class Opener:
         return Answer({"error": f"the process that opened it {error}"})
 
     def close(self) -> None:
-        """End the child."""
         if self._child is not None:
             self._child.kill()
             self._child = None

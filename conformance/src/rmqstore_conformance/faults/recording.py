@@ -54,7 +54,6 @@ def run_victim(folder: Path, job: dict[str, Any], names: tuple[str, ...], inject
 
 
 def _command_of(folder: Path, job: dict[str, Any]) -> list[str]:
-    """Return the command that does a job."""
     (file := folder / "job.json").write_text(json.dumps({**job, "plugins": ANNOUNCED}))
     return [sys.executable, "-m", "rmqstore_conformance.faults.victim", str(file)]
 
@@ -86,7 +85,6 @@ class Playing(NamedTuple):
     together: bool = False
 
     def job(self, path: Path, told: Path, **more: str) -> dict[str, Any]:
-        """Return what the recorded program is told to do."""
         do = "together" if self.together else "play" if self.before is None else "open"
         job = {"do": do, "path": str(path), "told": str(told), "pair": list(self.pair), **more}
         how = {"settings": self.settings, "script": self.script, "now_ms": self.now_ms, "send_to": self.send_to, "eager": self.eager}

@@ -26,7 +26,6 @@ class Rot(NamedTuple):
     at: int
 
     def done_to(self, image: Image) -> Image:
-        """Return the damaged directory."""
         content = image[self.path]
         assert content is not None
         if self.kind == "missing":

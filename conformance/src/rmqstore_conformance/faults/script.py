@@ -104,7 +104,6 @@ class Script:
         self._declared = capabilities_of(Pair(store.stats().timer_engine, store.stats().pop_engine))
 
     def has(self, *needs: str) -> bool:
-        """Say whether both engines declare some optional capabilities."""
         return all(getattr(each, name) is Support.FULL for each in self._declared for name in needs)
 
     def at(self, ms: int) -> None:
@@ -116,17 +115,14 @@ class Script:
         return [receipt for receipt in map(Receipt.parse, self.notes[note]) if receipt is not None]
 
     def given(self, note: str, messages: Sequence[PoppedMessage]) -> Answer:
-        """Note the receipts of a pop."""
         self.notes[note] = in_order(each.receipt or "" for each in messages)
         return Answer("GIVEN" if messages else "NOTHING", rows_of(messages))
 
     def changed(self, note: str, results: Sequence[ChangeResult]) -> Answer:
-        """Note the receipts of a change."""
         self.notes[note] = in_order(each.receipt.text() for each in results if each.receipt is not None)
         return outcomes_of([each.outcome for each in results])
 
     def sent(self, note: str, receipts: Sequence[Any]) -> Answer:
-        """Note the handles of a send."""
         self.notes[note] = [each.handle or "" for each in receipts]
         return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
 
@@ -143,7 +139,6 @@ class Script:
         return self.changed(note, self.store.retry_later([_held_by(each) for each in held], delay_ms=invisible_ms, reason=reason))
 
     def tick(self, ms: int) -> Answer:
-        """Do what is due at a time."""
         self.at(ms)
         report = self.store.tick()
         return Answer("MOVED" if report.moved or report.expired else "NOTHING")
@@ -168,7 +163,6 @@ class Script:
         self.calls[name] = Call(operation, make, outcome, again, rests_on, size or self.usual_size, **more)
 
     def add_tick(self, name: str, ms: int, outcome: str = "", **more: Any) -> None:
-        """Add a tick."""
         self.add(name, "tick", lambda: self.tick(ms), outcome, may_halt=True, **more)
 
 
@@ -273,7 +267,6 @@ class Play(NamedTuple):
 
     @property
     def calls(self) -> range:
-        """The numbers of the steps behind the opening."""
         return range(1, len(self.steps))
 
     def given_out(self, done: int, notes: Notes) -> list[str]:

@@ -79,7 +79,6 @@ class Workload(Script):
             self.add_tick(UPKEEP, 27_000, is_promised=False, size="some")
 
     def _runs(self) -> None:
-        """Add what a group does that pops in order."""
         store = self.store
         self._add("pop in order", "pop in order", lambda: self._pop_in_order(4), is_promised=True)
         self._add("ack in order", "ack", lambda: self._ack("f", 1))

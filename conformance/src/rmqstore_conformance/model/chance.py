@@ -90,11 +90,9 @@ class Chance:
         self._small = small
 
     def pick(self, choices: Sequence[T]) -> T:
-        """Return one of the choices."""
         return choices[self._random.randrange(len(choices))]
 
     def weighted(self, weights: Mapping[T, int]) -> T:
-        """Return one of the keys, as often as their weights say."""
         return self._random.choices(list(weights), list(weights.values()))[0]
 
     def some(self, choices: Sequence[T], most: int, *, least: int = 1) -> list[T]:
@@ -107,11 +105,9 @@ class Chance:
         return self._random.randint(least, most)
 
     def one_in(self, number: int) -> bool:
-        """Say yes in one of ``number`` cases."""
         return self._random.randrange(number) == 0
 
     def seed(self) -> int:
-        """Return a seed for something else."""
         return self._random.getrandbits(32)
 
 
@@ -215,7 +211,6 @@ class Plan:
 
     @property
     def parts(self) -> list[str]:
-        """What can be made plain."""
         return [part for part in sorted(PLAIN) if part not in self.plain]
 
     def weights(self, operations: Mapping[str, int]) -> dict[str, int]:

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 
 
 class Met(NamedTuple):
-    """One outcome of one operation in one state."""
-
     operation: str
     outcome: str
     state: str
@@ -124,15 +122,12 @@ def _spelled(words: Iterable[str]) -> Iterator[str]:
 
 
 class Coverage:
-    """Counts what is met."""
-
     def __init__(self) -> None:
         self.met: Counter[Met] = Counter()
         self.steps = 0
         self.histories = 0
 
     def note(self, operation: str, outcome: str, state: str = "any") -> None:
-        """Count one outcome."""
         self.met[Met(operation, outcome, state)] += 1
 
     def told(self, wanted: set[Met]) -> str:

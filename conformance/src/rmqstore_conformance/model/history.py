@@ -34,8 +34,6 @@ class Step(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What was played, and how it ended."""
-
     steps: list[Step]
     error: Exception | None
     program: str

@@ -56,8 +56,6 @@ def operation(weight: int, *needs: str, when: Callable[[Any], object] = lambda m
 
 
 class Machine:
-    """One store and its oracle."""
-
     operations: ClassVar[Mapping[str, Operation]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -105,7 +103,6 @@ class Machine:
             self.oracle.arranged.add(topic)
 
     def close(self) -> None:
-        """Let go of everything."""
         self.stack.close()
 
     # ------------------------------------------------------------ what there is

@@ -15,11 +15,8 @@ from rmqstore_conformance.model.popping import PoppingMachine
 
 
 class OperatedMachine(PoppingMachine):
-    """A store with an operator."""
-
     @operation(3)
     def reset_offset(self, chance: Chance) -> None:
-        """Move a group on one queue or on all."""
         topic, group = chance.pick(self.topics), chance.pick(self.groups)
         if topic not in self.oracle.queues:
             self.refused(lambda: self.store.groups.reset_offset(topic, group, InitMode.MIN), "there is no topic")
@@ -77,7 +74,6 @@ class OperatedMachine(PoppingMachine):
 
     @operation(2)
     def create_topic(self, chance: Chance) -> None:
-        """Make a topic, or widen it."""
         topic = chance.pick(self.topics)
         queues = self.plan.topics[topic] + (chance.one_in(4) and self.queues_of(topic) < 5)
         is_new = topic not in self.oracle.queues
@@ -105,7 +101,6 @@ class OperatedMachine(PoppingMachine):
 
     @operation(2)
     def set_group(self, chance: Chance) -> None:
-        """Give a group settings of its own, or none."""
         group, retries, table = chance.pick(self.groups), chance.pick((None, 0, 1, 3)), chance.pick(BACKOFFS_MS)
         self.store.groups.set(group, max_retries=retries, backoff=[timedelta(milliseconds=each) for each in table])
         self.oracle.retries_of.pop(group, None)

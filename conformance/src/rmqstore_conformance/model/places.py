@@ -28,7 +28,6 @@ class Place(NamedTuple):
     reason: str = ""
 
     def differences(self, found: Whereabouts) -> list[str]:
-        """Return how what ``where`` says differs from this."""
         lines = []
         for name in ("state", "group", "until_ms", "handle", "receipt", "attempt", "reason"):
             if getattr(found, name) != getattr(self, name):

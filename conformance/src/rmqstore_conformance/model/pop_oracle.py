@@ -107,7 +107,6 @@ class Letter:
         }
 
     def differences(self, found: DeadLetter, group: str) -> list[str]:
-        """Return how a listed letter differs from this one."""
         sent = self.entry.message
         told = (found.group, found.reason, found.attempts, found.origin_topic, found.origin_message_id, found.died_ms)
         facts = (group, self.reason, self.entry.counted, self.origin, sent.message_id, self.died_ms)
@@ -153,13 +152,10 @@ class Offer:
 
     @property
     def listed(self) -> list[tuple[int, Entry]]:
-        """What the pop may take, in this order."""
         return [*self.back, *self.new][: self.room]
 
 
 class PopOracle:
-    """Queues and who holds what of them, as users may see it."""
-
     def __init__(
         self,
         *,
@@ -203,7 +199,6 @@ class PopOracle:
         return self.standings.setdefault((topic, group), Standing())
 
     def held_by(self, topic: str, group: str, source: int | None = None) -> list[Held]:
-        """Return the running leases of a group on a topic, or on one source of it."""
         return [h for h in self.live.values() if (h.topic, h.group) == (topic, group) and source in (None, h.source)]
 
     def waiting_in_place(self, topic: str, group: str, queue: int) -> list[tuple[int, Entry]]:

@@ -21,13 +21,10 @@ _NO_RECEIPTS = ("", "x", "0 1700000001000 10 0 0 rmqs-2a9899c8 0 0 0 t g 1 28b78
 
 
 class PoppingMachine(SendingMachine):
-    """A store that groups pop."""
-
     # ------------------------------------------------------------ pops
 
     @operation(9)
     def pop(self, chance: Chance) -> None:
-        """Pop, in any of the forms."""
         topic, group = chance.pick(self.topics), chance.pick(self.groups)
         at = self.oracle.standings.get((topic, group))
         if self.has_fifo and at is not None and at.ordered is not None and chance.one_in(12):
@@ -200,7 +197,6 @@ class PoppingMachine(SendingMachine):
         self._noted(name, outcome.name, state, held)
 
     def _acked(self, receipts: Sequence[str]) -> None:
-        """Ack some, and take over."""
         outcomes = self.store.ack([*receipts, _NO_RECEIPTS[len(receipts) % 3]])
         assert outcomes.pop().name == "UNKNOWN"
         for receipt, outcome in zip(receipts, outcomes, strict=True):
@@ -208,7 +204,6 @@ class PoppingMachine(SendingMachine):
 
     @operation(7, when=lambda machine: machine.oracle.leases)
     def ack(self, chance: Chance) -> None:
-        """Ack some leases."""
         self._acked(self._chosen(chance))
 
     def _ack_some(self, chance: Chance, receipts: Sequence[str]) -> None:
@@ -229,7 +224,6 @@ class PoppingMachine(SendingMachine):
 
     @operation(4, when=lambda machine: machine.oracle.leases)
     def change_invisible(self, chance: Chance) -> None:
-        """Make leases longer or shorter."""
         receipts = self._chosen(chance)
         self._change_some(chance, receipts)
         self.settle_some(chance, receipts)
@@ -282,7 +276,6 @@ class PoppingMachine(SendingMachine):
 
     @operation(4, when=lambda machine: machine.oracle.leases)
     def release(self, chance: Chance) -> None:
-        """Give leases back."""
         receipts = self._chosen(chance)
         self._release_some(chance, receipts)
         self.settle_some(chance, receipts)
@@ -294,7 +287,6 @@ class PoppingMachine(SendingMachine):
 
     @operation(3, when=lambda machine: machine.oracle.leases)
     def reject(self, chance: Chance) -> None:
-        """Give messages up."""
         receipts = self._chosen(chance)
         self._reject_some(chance, receipts)
         self.settle_some(chance, receipts)
@@ -305,5 +297,4 @@ class PoppingMachine(SendingMachine):
             self._answered("reject", receipt, outcome, partial(self.oracle.reject, receipt, reason, self.now))
 
     def drained_lag(self, lag: Lag) -> int:
-        """Return what a group has before it still."""
         return lag.ready + lag.retry + lag.in_flight + lag.backing_off

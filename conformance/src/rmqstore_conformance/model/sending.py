@@ -41,8 +41,6 @@ _BETWEEN: Final = (
 
 
 class SendingMachine(Machine):
-    """A store that messages are sent to."""
-
     # ------------------------------------------------------------ what is sent
 
     def group_queues_of(self, topic: str) -> int:
@@ -185,7 +183,6 @@ class SendingMachine(Machine):
 
     @operation(5)
     def send(self, chance: Chance) -> None:
-        """Send one message, by itself."""
         message = self.drawn(chance)
         form: dict[str, Any] = {"single": True}
         if message.message_group is None and self.understood(message, None).deliver_at_ms is None and chance.one_in(4):
@@ -209,7 +206,6 @@ class SendingMachine(Machine):
         self.filled(chance, chance.pick(self.topics), chance.number(2, 8))
 
     def filled(self, chance: Chance, topic: str, count: int) -> None:
-        """Send ``count`` messages for now to a topic."""
         self.transmit([self.drawn(chance, topic=topic, may_wait=False) for _ in range(count)], (), {"columns": chance.one_in(2)})
 
     def _new_marks(self, chance: Chance) -> list[bytes]:
@@ -293,12 +289,10 @@ class SendingMachine(Machine):
 
     @operation(4, when=lambda machine: machine.oracle.timers)
     def cancel(self, chance: Chance) -> None:
-        """Cancel some timers, more often the latest ones."""
         among = self.oracle.timers if chance.one_in(2) else self.oracle.timers[-10:]
         self.cancelled(chance.some(among, 4), chance.pick(_UNKNOWN))
 
     def cancelled(self, chosen: Sequence[Timer], garbage: str = "") -> None:
-        """Cancel these timers, and what is no handle."""
         stages = [self._stage_of(timer) for timer in chosen]
         outcomes = self.store.cancel([*(timer.handle for timer in chosen), garbage])
         assert outcomes.pop() is CancelOutcome.UNKNOWN
@@ -310,7 +304,6 @@ class SendingMachine(Machine):
 
     @operation(2, "cancel_by_key")
     def cancel_key(self, chance: Chance) -> None:
-        """Cancel by topic and key, or by some keys."""
         self.cancelled_by_keys(chance.pick(self.topics), [chance.pick(self.plan.keys) for _ in range(chance.pick((1, 1, 2, 3)))])
 
     def cancelled_by_keys(self, topic: str, keys: Sequence[str]) -> None:
@@ -325,7 +318,6 @@ class SendingMachine(Machine):
 
     @operation(6)
     def move_clock(self, chance: Chance) -> None:
-        """Set the clock forward or back."""
         self.clock.set(max(self.now + chance.pick(self.plan.moves_ms), 0))
 
     @operation(5)
@@ -340,7 +332,6 @@ class SendingMachine(Machine):
 
     @operation(5)
     def tick(self, chance: Chance) -> None:
-        """Tick."""
         self.ticked()
 
     def ticked(self) -> None:

@@ -14,8 +14,6 @@ from rmqstore_conformance.stores import copied_as_it_is
 
 
 class WholeMachine(OperatedMachine):
-    """A store with all that may happen to it."""
-
     def _goes_on(self, how: str, name: str, settings: dict[str, Any], chance: Chance) -> None:
         """Open another store and go on with it in place of the one before, with the same content; for the oracle nothing changes."""
         old, self.store = self.store, self.transcript.watched(name, settings)
@@ -52,7 +50,6 @@ class WholeMachine(OperatedMachine):
 
     @operation(2, when=lambda machine: machine.pair.durable)
     def reopen(self, chance: Chance) -> None:
-        """Close the store and open it again."""
         self.lease_some(chance)
         name = Path(self.store.stats().path).name
         self.transcript.note("store.close()")

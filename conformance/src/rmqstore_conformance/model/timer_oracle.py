@@ -49,8 +49,6 @@ class MarkedCall:
 
 
 class Oracle(PopOracle):
-    """The state of one store, as its users may see it."""
-
     def __init__(
         self,
         *,
@@ -73,12 +71,10 @@ class Oracle(PopOracle):
     # ------------------------------------------------------------ marks
 
     def mark(self, call: MarkedCall) -> None:
-        """Take note of a call with marks."""
         for mark in call.marks:
             self.marked[call.is_timers, mark] = call
 
     def may_be_forgotten(self, call: MarkedCall) -> bool:
-        """Say whether the memory of marks is over for a call."""
         return self.latest_ms > call.made_ms + self.mark_memory_ms
 
     def answers_to(self, marks: Sequence[bytes], *, is_timers: bool) -> list[MarkedCall | None]:

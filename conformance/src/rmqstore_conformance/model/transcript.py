@@ -114,7 +114,6 @@ class Transcript:
                 self._names[text] = f"{name}.{field}"
 
     def _literal(self, value: Any) -> str:
-        """Return a value as the program says it."""
         if isinstance(value, str):
             return self._names.get(value, repr(value))
         if isinstance(value, Receipt):

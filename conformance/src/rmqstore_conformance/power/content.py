@@ -47,7 +47,6 @@ class Content:
         return sorted(number * PAGE_BYTES for number in self._pages)
 
     def copy(self) -> Content:
-        """Return one that changes by itself."""
         other = Content()
         other.length = self.length
         other._pages = dict(self._pages)
@@ -67,7 +66,6 @@ class Content:
             self._put(number, piece)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes, fewer at the end."""
         end = min(offset + size, self.length)
         pieces = []
         for number in range(offset // PAGE_BYTES, -(-end // PAGE_BYTES)):
@@ -92,7 +90,6 @@ class Content:
             self._pages[number] = page
 
     def digest(self) -> bytes:
-        """Return what tells this content from others."""
         hashed = blake2b(self.length.to_bytes(8), digest_size=16)
         for number, page in sorted(self._pages.items()):
             hashed.update(number.to_bytes(8) + page)
@@ -102,7 +99,6 @@ class Content:
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
-        """Read a file."""
         found = cls()
         with path.open("rb", buffering=0) as file:
             end = os.fstat(file.fileno()).st_size
@@ -121,7 +117,6 @@ class Content:
         return found
 
     def to_file(self, path: Path) -> None:
-        """Write a file that is not there yet."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, self.length)

@@ -71,7 +71,6 @@ class _Replay:
         self._files = 0
 
     def take(self, call: SystemCall) -> None:
-        """Take in the next one."""
         if call.name in MARKS:
             self._mark(call)
         elif call.name in OPENS:

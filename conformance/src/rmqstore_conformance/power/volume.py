@@ -68,7 +68,6 @@ class File:
         self._settled: set[int] = set()
 
     def change(self, number: int, change: Change) -> None:
-        """Do a change that is not durable."""
         _do(self.live, change, Fate.KEPT)
         self.pending[number] = change
 
@@ -78,17 +77,14 @@ class File:
             self._settled.add(max(self.pending))
 
     def sync(self) -> None:
-        """Make everything durable."""
         self.durable = self.live.copy()
         self.pending.clear()
         self._settled.clear()
 
     def not_durable(self) -> dict[int, Change]:
-        """Return the changes that may be lost."""
         return {number: change for number, change in self.pending.items() if number not in self._settled}
 
     def content(self, fates: Mapping[int, Fate]) -> Content:
-        """Return what is left."""
         met = [Fate.KEPT if number in self._settled else fates.get(number, Fate.KEPT) for number in self.pending]
         if all(fate is Fate.KEPT for fate in met):
             return self.live.copy()
@@ -150,12 +146,10 @@ class Directory:
         self._settled: set[int] = set()
 
     def change(self, number: int, *names: tuple[str, File | Directory | None]) -> None:
-        """Let names lead elsewhere, not durably."""
         _let(self.live, Names(names))
         self.pending[number] = Names(names)
 
     def sync(self) -> None:
-        """Make the names durable."""
         self.durable = dict(self.live)
         self.pending.clear()
         self._settled.clear()
@@ -165,11 +159,9 @@ class Directory:
         self._settled.update(number for number, change in self.pending.items() if len(change.names) == 1 and change.names[0][1] is file)
 
     def not_durable(self) -> dict[int, Names]:
-        """Return the changes that may be lost."""
         return {number: change for number, change in self.pending.items() if number not in self._settled}
 
     def content(self, fates: Mapping[int, Fate]) -> dict[str, File | Directory]:
-        """Return what is left."""
         left = dict(self.durable)
         for number, change in self.pending.items():
             if number in self._settled or fates.get(number, Fate.KEPT) is not Fate.DROPPED:
@@ -235,7 +227,6 @@ class Volume:
     # ------------------------------------------------------------ calls
 
     def do(self, call: Call) -> None:
-        """Make one more call."""
         getattr(self, f"_do_{call.kind}")(call)
         self.calls += 1
 
@@ -324,7 +315,6 @@ class Volume:
         return "file" if isinstance(node, File) else "directory"
 
     def length_of(self, file: int) -> int:
-        """Return how long an open file is now."""
         return self._open[file].live.length
 
     # ------------------------------------------------------------ what is left

@@ -123,7 +123,6 @@ class Judged(Generic[_Verdict]):
         return name in self._verdicts
 
     def add(self, verdict: _Verdict) -> None:
-        """Keep a verdict."""
         self._take(verdict)
         with self._file.open("ab") as file:
             file.write(msgspec.json.encode(verdict) + b"\n")
@@ -167,7 +166,6 @@ def _suite(directory: Path, options: Sequence[str], seconds: float | None) -> tu
 
 
 def _end_group(group: int) -> None:
-    """End a process and what it has started."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
@@ -263,7 +261,6 @@ def wrong_engines(plugin: str) -> list[WrongEngine]:
 
 @functools.cache
 def _named(clause: str) -> tuple[str, ...]:
-    """Return the ids of the cases that name a clause."""
     return tuple(each.id for each in known_cases() if clause in each.clauses)
 
 

@@ -189,7 +189,6 @@ def _other_arguments(call: ast.Call, arguments: list[ast.expr]) -> Iterator[tupl
 
 
 def _but(node: ast.AST, **fields: object) -> ast.AST:
-    """Return a copy of a node with other fields."""
     made = copy.copy(node)
     for name, value in fields.items():
         setattr(made, name, value)

@@ -75,11 +75,9 @@ class Whole:
     """Base of faults that concern a session as a whole."""
 
     def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open the engine wrongly."""
         return engine.open(directory, options)
 
     def open_for_reading(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open the engine for reading wrongly."""
         return engine.open_for_reading(directory, options)
 
 
@@ -109,12 +107,10 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def engine(self) -> str:
-        """The engine's name."""
         return PREFIX + self.name
 
     @property
     def info(self) -> EngineInfo:
-        """The announcement of the engine."""
         info = get_plugins().load_engine(self.base)[0]
         return EngineInfo(
             name=self.engine,
@@ -125,7 +121,6 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __call__(self) -> Planted:
-        """Return the engine."""
         return Planted(self.base, self.fault)
 
 
@@ -137,7 +132,6 @@ class Planted(Engine):
         self._faults = faults
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open the engine, and plant the faults."""
         if whole := self._whole():
             return whole.open(self._engine, directory, options)
         for fault in self._faults:
@@ -150,7 +144,7 @@ class Planted(Engine):
         return session
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open the engine for reading; only a fault of a session is planted in it."""
+        """Only a fault of a session is planted here."""
         if whole := self._whole():
             return whole.open_for_reading(self._engine, directory, options)
         return self._engine.open_for_reading(directory, options)

@@ -49,12 +49,9 @@ class Arena:
         return f"{name}-{self.sign}"
 
     def build(self) -> None:
-        """Do what comes before the race."""
         raise NotImplementedError
 
     def act(self, call: str) -> Callable[[], object]:
-        """Return a call; what it raises is its answer."""
-
         def answered() -> object:
             try:
                 return self.made(call)
@@ -64,7 +61,6 @@ class Arena:
         return answered
 
     def made(self, call: str) -> object:
-        """Make a call."""
         return self.CALLS[call](self)
 
     def outcome(self, answers: Iterable[object]) -> str:
@@ -90,7 +86,6 @@ class Arena:
     # ------------------------------------------------------------ telling
 
     def message(self, name: str, **fields: Any) -> Message:
-        """Return a message of the topic."""
         return Message(self.topic, f"body {name}".encode(), message_id=self.named(name), **fields)
 
     @staticmethod
@@ -134,24 +129,19 @@ class Arena:
     # ------------------------------------------------------------ calls that many worlds have
 
     def pop(self, count: int, **options: Any) -> object:
-        """Pop for a long time."""
         return self.popped(self.store.pop(self.topic, self.group, max_messages=count, invisible_ms=_LONG_MS, **options))
 
     def ack(self, *held: PoppedMessage) -> object:
-        """Ack, in one call."""
         return [each.name for each in self.store.ack(held)]
 
     def change(self, held: PoppedMessage) -> object:
-        """Make a lease longer."""
         return self.changed(self.store.change_invisible(held, invisible_ms=_LONG_MS))
 
     def revived(self) -> object:
-        """Tick."""
         report = self.store.tick()
         return (report.retried, report.dead)
 
     def retry_later(self, held: PoppedMessage) -> object:
-        """Put an attempt off."""
         return self.changed(self.store.retry_later(held, delay_ms=_LONG_MS, reason="why"))
 
 
@@ -309,7 +299,7 @@ class KeyedTimers(Timers):
     }
 
     def made(self, call: str) -> object:
-        """Make a call; what is always played, and what is left, is told by all that timers have."""
+        """What is always played, and what is left, is told by all that timers have."""
         return {**Timers.CALLS, **self.CALLS}[call](self)
 
 

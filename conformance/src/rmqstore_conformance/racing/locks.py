@@ -64,7 +64,6 @@ class TurnLock:
         self.release()
 
     def locked(self) -> bool:
-        """Whether somebody has it."""
         return bool(self._real.locked())
 
     def _at_fork_reinit(self) -> None:

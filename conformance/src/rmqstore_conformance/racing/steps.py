@@ -63,13 +63,11 @@ class Scope:
         self._known: dict[CodeType, bool] = {}
 
     def has_module(self, name: str) -> bool:
-        """Whether a module is looked at."""
         if name in self._modules:
             return True
         return name.partition(".")[0] in self._packages and not name.startswith(_NOTHING_SHARED)
 
     def has(self, frame: FrameType) -> bool:
-        """Whether the lines of a frame are steps."""
         found = self._known.get(frame.f_code)
         if found is None:
             found = self._known[frame.f_code] = self.has_module(str(frame.f_globals.get("__name__", "")))

@@ -157,16 +157,13 @@ class Turns:
     # ------------------------------------------------------------ by the threads
 
     def moment(self) -> int:
-        """Return a moment: they grow."""
         return next(self._moments)
 
     def begin(self, seat: Seat, code: CodeType) -> None:
-        """Take down that a call of a side begins."""
         seat.call = len(self.calls)
         self.calls.append(Call(seat.number, code.co_name, len(self.steps)))
 
     def end(self, seat: Seat) -> None:
-        """Take down that it ends."""
         seat.call = -1
 
     def step(self, seat: Seat, code: CodeType, line: int, locks: int) -> None:

@@ -97,6 +97,25 @@ def test_every_kept_body_and_time_is_compared(plan: Plan) -> None:
     places = found(plan, START_MS + LEASE_MS)
     assert places["damaged"] == set(mine[[0, 1, 2, 3, 4, 6, 7]].tolist())
     assert places["dead"] == set(dead.tolist())
+    assert [row["attempts"] for batch in audit(plan, 0) for row in batch.to_pylist() if row["place"] == "dead"] == [1, 1, 1]
+
+
+def test_what_comes_too_early_or_with_another_body_is_told_and_found(plan: Plan) -> None:
+    """Something else is stored under the mark of the first chunk, so that the chunk itself is taken for a repeat."""
+    first = plan.ids(0, 0)
+    timed, later = (set(first[plan.due_ms(first) > at_ms].tolist()) for at_ms in (START_MS, START_MS + 10_000))
+    columns = plan.batch(first).to_pydict() | {"deliver_at_ms": [START_MS + 1] * len(first)}
+    columns["body"][0] = b"another"
+    with store_of(plan, START_MS) as store:
+        store.send_batch(pa.RecordBatch.from_pydict(columns, plan.batch(first).schema), marks=(plan.mark(0, 0),))
+    for round_ in range(2):
+        run_round(plan, 0, round_)
+    events = {name: {row["id"] for row in told(plan) if row["event"] == name} for name in ("repeated", "delivered", "early", "damaged")}
+    assert events["repeated"] == set(first.tolist())
+    # What was to go at once comes as a timer, which is damaged, and not early.
+    assert set() != events["delivered"] & later <= events["early"] <= timed
+    assert events["damaged"] == events["delivered"] & set(first.tolist()) > events["early"]
+    assert events["early"] <= found(plan, LATER_MS)["early"] <= timed
 
 
 def test_a_cancel_by_key_that_finds_two_copies_is_told(plan: Plan) -> None:

@@ -23,11 +23,10 @@ from rmqstore_benchmarks.peers.peer import (
     Batch,
     Durability,
     Figures,
+    Peer,
     PeerError,
-    PopPeer,
     Taken,
     Task,
-    TimerPeer,
     expect,
     popped,
     rate,
@@ -38,7 +37,7 @@ _STRUCTS_UP_TO: Final = 128
 _FLUSH_EVERY_S: Final = 0.5
 
 
-class Ours(TimerPeer):
+class Ours(Peer):
     """A store: batches are Arrow columns, single timers ``Message``; pops of up to 128 are structs, larger ones columns.
 
     A pop includes reading the bodies. Phases of its own, which are compared with what the others do instead: batches that are lists of
@@ -172,7 +171,7 @@ WHERE visible_ms <= ? ORDER BY visible_ms, ready.id LIMIT ?
 """
 
 
-class SQLite(TimerPeer):
+class SQLite(Peer):
     """One connection to a database in WAL mode; each call is one transaction. A lease is a ready message that is visible later."""
 
     name = "sqlite"
@@ -241,7 +240,7 @@ MOST: Final = 5000
 """A pop of release 0.9 sorts all that is ready, so a large queue takes minutes: it is measured with so many messages at most."""
 
 
-class LiteQueue(PopPeer):
+class LiteQueue(Peer):
     """litequeue as it comes: WAL with synchronous = NORMAL, one message a pop; it has no timers.
 
     Data are text, so a body is stored as one character a byte.

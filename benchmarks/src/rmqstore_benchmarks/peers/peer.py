@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -99,13 +100,22 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return batches
 
 
+class Taken(NamedTuple):
+    """What a pop gave: the bodies, and what acks each."""
+
+    bodies: list[bytes]
+    leases: Sequence[Any]
+
+
 class Peer(ABC):
     """A system in an empty directory.
 
-    Every call returns when what it did survives what ``durability`` says.
+    Every call returns when what it did survives what ``durability`` says. One that lacks a call, or has a clock of its own, has its own
+    :meth:`measure`.
 
     Attributes:
         setting: the last word of what is set for its durability.
+        now_ms: the simulated time when everything is handed over, and popped.
         name: for the command line and the table.
         settings: how each durability that it can give is set; a durability that is not there is not measured.
         how_to_get: one line.
@@ -123,6 +133,7 @@ class Peer(ABC):
         self.directory = directory
         self.durability = durability
         self.setting = self.settings.get(durability, "").rpartition(" ")[2]
+        self.now_ms = START_MS
 
     @classmethod
     @abstractmethod
@@ -140,32 +151,40 @@ class Peer(ABC):
     def start(self, stack: ExitStack) -> None:
         """Start it; what must be ended goes on the stack."""
 
-    @abstractmethod
-    def measure(self, task: Task) -> Figures:
-        """Run the phases that it has.
+    def prepare(self, batch: Batch) -> Batch:
+        """Return a batch as ``schedule`` takes it; not timed."""
+        return batch
 
-        Raises:
-            PeerError: a message was lost or came twice.
-        """
+    def schedule(self, batch: Batch) -> None:
+        """Store one batch, as one transaction where there are such."""
+        raise NotImplementedError
 
+    def handles(self, batch: Batch) -> list[Any]:
+        """Return what cancels each timer of a batch that was scheduled, by default its number; not timed."""
+        return [timer.number for timer in batch.timers]
 
-class Taken(NamedTuple):
-    """What a pop gave: the bodies, and what acks each."""
+    def cancel(self, handles: list[Any]) -> int:
+        """Cancel timers; returns how many were cancelled."""
+        raise NotImplementedError
 
-    bodies: list[bytes]
-    leases: Sequence[Any]
+    def drain(self, now_ms: int) -> int:
+        """Hand over everything that is due; returns how many."""
+        moved = 0
+        while found := self.hand_over(now_ms):
+            moved += found
+        return moved
 
+    def hand_over(self, now_ms: int) -> int:
+        """Hand over up to :data:`HAND_OVER_BATCH` of what is due; returns how many."""
+        raise NotImplementedError
 
-class PopPeer(Peer):
-    """A system that gives messages under a lease."""
-
-    @abstractmethod
     def pop(self, count: int) -> Taken:
         """Take up to ``count`` messages under a lease of ``LEASE_MS``; none when none is ready."""
+        raise NotImplementedError
 
-    @abstractmethod
     def ack(self, leases: Sequence[Any]) -> None:
         """Delete what was popped."""
+        raise NotImplementedError
 
     def pop_ack(self, count: int) -> list[bytes]:
         """Pop, and ack in one more call; returns the bodies."""
@@ -184,49 +203,17 @@ class PopPeer(Peer):
     def ways_to_pop(self) -> dict[str, Callable[[], list[bytes]]]:
         """Return the phases in which everything is popped, the one of single acks first."""
         return {
-            "ack_one": lambda: self.pop_ack_each(SMALL_POP),
-            "pop_32": lambda: self.pop_ack(SMALL_POP),
-            "pop_1024": lambda: self.pop_ack(LARGE_POP),
+            "ack_one": partial(self.pop_ack_each, SMALL_POP),
+            "pop_32": partial(self.pop_ack, SMALL_POP),
+            "pop_1024": partial(self.pop_ack, LARGE_POP),
         }
 
-
-class TimerPeer(PopPeer):
-    """A system with timers that takes the simulated time as an argument.
-
-    Attributes:
-        now_ms: that time when everything is handed over, and popped.
-    """
-
-    now_ms = START_MS
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Return a batch as ``schedule`` takes it; not timed."""
-        return batch
-
-    @abstractmethod
-    def schedule(self, batch: Batch) -> None:
-        """Store one batch, as one transaction where there are such."""
-
-    def handles(self, batch: Batch) -> list[Any]:
-        """Return what cancels each timer of a batch that was scheduled, by default its number; not timed."""
-        return [timer.number for timer in batch.timers]
-
-    @abstractmethod
-    def cancel(self, handles: list[Any]) -> int:
-        """Cancel timers; returns how many were cancelled."""
-
-    def drain(self, now_ms: int) -> int:
-        """Hand over everything that is due; returns how many."""
-        moved = 0
-        while found := self.hand_over(now_ms):
-            moved += found
-        return moved
-
-    def hand_over(self, now_ms: int) -> int:
-        """Hand over up to :data:`HAND_OVER_BATCH` of what is due; returns how many."""
-        raise NotImplementedError
-
     def measure(self, task: Task) -> Figures:
+        """Run the phases that it has.
+
+        Raises:
+            PeerError: a message was lost or came twice.
+        """
         figures, expected = scheduled(self, task)
         self.now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
         return figures | drained(self, expected)
@@ -235,7 +222,7 @@ class TimerPeer(PopPeer):
 # ---------------------------------------------------------------- the phases
 
 
-def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
+def scheduled(peer: Peer, task: Task) -> tuple[Figures, Counter[bytes]]:
     """Schedule all timers and cancel some; returns the rates and the bodies that are left."""
     batches = [peer.prepare(batch) for batch in task.batches()]
     singles = len(batches) - task.singles
@@ -253,13 +240,13 @@ def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     return figures, Counter(timer.body for batch in batches for timer in batch.timers if timer.number not in numbers)
 
 
-def drained(peer: TimerPeer, expected: Counter[bytes]) -> Figures:
+def drained(peer: Peer, expected: Counter[bytes]) -> Figures:
     """Hand over everything in one go, pop and ack it; ``done`` is the rate of a message from where it is due to where it is done."""
     figures = {"drain": rate(peer.drain, [peer.now_ms], expected.total(), "handed over")} | popped(peer, expected)
     return figures | {"done": 1 / (1 / figures["drain"] + 1 / figures["pop_1024"])}
 
 
-def popped(peer: PopPeer, expected: Counter[bytes]) -> Figures:
+def popped(peer: Peer, expected: Counter[bytes]) -> Figures:
     """Pop and ack everything that is ready, and compare it with what is expected."""
     found: list[bytes] = []
     figures = {}

@@ -29,10 +29,10 @@ from rmqstore_benchmarks.peers.peer import (
     Batch,
     Durability,
     Figures,
+    Peer,
     PeerError,
     Taken,
     Task,
-    TimerPeer,
     drained,
     expect,
     scheduled,
@@ -98,7 +98,7 @@ def running(
             server.wait()
 
 
-class Server(TimerPeer, ABC):
+class Server(Peer, ABC):
     """A system that runs beside the process that measures it.
 
     Attributes:

@@ -22,9 +22,10 @@ from rmqstore_conformance.stores import read_ids
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files import chain
 from rmqstore_wheel.files.units import UnitLog
+from rmqstore_wheel.formats.binary_columns import Rows
 from rmqstore_wheel.log import consume_queues
 from rmqstore_wheel.log.ledger import Sizes
-from rmqstore_wheel.timers.fetching import Fetcher, Units
+from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import Ints, TimerIndex
 from rmqstore_wheel.timers.keys import KeyFile
 
@@ -92,7 +93,7 @@ def test_a_hand_over_that_fails_on_its_way_begins_anew(tmp_path: Path, monkeypat
         store.send_batch(_timers(first, 5, START_MS + 1000 * (first + 1)))
     units, calls = Fetcher.units, 0
 
-    def at_times(self: Fetcher, seqs: Ints) -> Units:
+    def at_times(self: Fetcher, seqs: Ints) -> Rows:
         nonlocal calls
         calls += 1
         if calls % 4 == 0:

@@ -13,8 +13,9 @@ from rmqstore import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel.files.bitmap import Bits
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import BLOCK, Sums, UnitLog, Units
+from rmqstore_wheel.files.units import BLOCK, Sums, UnitLog
 from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats.binary_columns import Rows
 from rmqstore_wheel.reader.log import ReadDisk
 from rmqstore_wheel.reader.units import ReadUnits
 
@@ -35,7 +36,7 @@ def _log(place: Path, sums: Sums, kind: type[UnitLog] = UnitLog) -> UnitLog:
     return log
 
 
-def _units(numbers: np.ndarray) -> Units:
+def _units(numbers: np.ndarray) -> Rows:
     return consume_queue.rows_of(numbers * 3, np.full(len(numbers), 99))
 
 

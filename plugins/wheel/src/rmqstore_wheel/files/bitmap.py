@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Octets
 
 _PAGE_BITS: Final = 64 * 1024
 _PAGE_BYTES: Final = _PAGE_BITS // 8
@@ -58,12 +58,12 @@ class Bits:
         at = page - self._first
         return self.any and 0 <= at < len(self._places) and bool(self._pages[self._places[at], bit // 8] >> bit % 8 & 1)
 
-    def get_many(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def get_many(self, numbers: Ints) -> Flags:
         """Return many, as booleans."""
         if not self.any:
             return np.zeros(len(numbers), np.bool_)
         found = self._pages[self._places_of(numbers), numbers % _PAGE_BITS // 8]
-        bits: np.ndarray[Any, np.dtype[np.bool_]] = ((found >> (numbers % 8).astype(np.uint8)) & 1).astype(np.bool_)
+        bits: Flags = ((found >> (numbers % 8).astype(np.uint8)) & 1).astype(np.bool_)
         return bits
 
     def _places_of(self, numbers: Ints) -> Ints:
@@ -90,7 +90,7 @@ class Bits:
         self._places[new - self._first] = np.arange(self._count, self._count + len(new))
         self._count += len(new)
 
-    def _load(self, pages: Ints, data: Any) -> None:
+    def _load(self, pages: Ints, data: Octets) -> None:
         self._make(pages)
         self._pages[self._places[pages - self._first]] = data
 
@@ -106,7 +106,7 @@ class Bits:
         if kept.any():
             self._load(pages[kept], data[kept])
 
-    def _kept(self) -> tuple[Ints, Any]:
+    def _kept(self) -> tuple[Ints, Octets]:
         """Return the pages that are there: their numbers and what they hold."""
         at = np.flatnonzero(self._places)
         return at + self._first, self._pages[self._places[at]]

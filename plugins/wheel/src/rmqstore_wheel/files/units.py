@@ -24,7 +24,7 @@ from zlib_ng.zlib_ng import crc32
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, put_rows
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Rows, put_rows
 
 BLOCK: Final = 4096
 _NEAR: Final = 512
@@ -53,7 +53,6 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     absent: list[tuple[int, int]] = []
 
 
-Units = np.ndarray[Any, np.dtype[np.void]]
 Numbers = TypeVar("Numbers", int, Ints)
 
 
@@ -96,7 +95,7 @@ class UnitLog:
         self._summed = 0
         # What was rewritten since the last sync: numbers that rise, and their units.
         self._new_numbers: Ints = np.zeros(0, np.int64)
-        self._new_units: Units = np.zeros(0, unit)
+        self._new_units: Rows = np.zeros(0, unit)
 
     # ------------------------------------------------------------ numbers and places
 
@@ -202,7 +201,7 @@ class UnitLog:
         first, self.count = self.count, self.count + memoryview(data).nbytes // self.unit.itemsize
         self._stale.update(range(first // BLOCK, -(-self.count // BLOCK)))
 
-    def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
+    def reserve(self, numbers: Ints, units: Rows) -> Callable[[], None]:
         """Write units at numbers that rise, where no reader sees them, and make room; returns what makes them seen.
 
         Those that are there already are rewritten only then. What is between them and was never written is filled.
@@ -238,7 +237,7 @@ class UnitLog:
         """Say whether units at these numbers are one behind the other behind all others."""
         return bool(len(numbers)) and int(numbers[0]) == self.count and int(numbers[-1]) == self.count + len(numbers) - 1
 
-    def _pieces(self, numbers: Ints, units: Units) -> Iterator[tuple[int, memoryview]]:
+    def _pieces(self, numbers: Ints, units: Rows) -> Iterator[tuple[int, memoryview]]:
         """Yield (number of the first, units) of stretches to be appended, with what fills the gaps where files are."""
         at = self.count
         bounds = np.flatnonzero(np.diff(numbers // self.per_file)) + 1
@@ -259,7 +258,7 @@ class UnitLog:
             if start < behind and start + self.per_file > first:
                 yield max(first, start), min(behind, start + self.per_file)
 
-    def _replace(self, numbers: Ints, units: Units) -> None:
+    def _replace(self, numbers: Ints, units: Rows) -> None:
         """Let other units be at these numbers. They are in memory until the next sync, so a call cannot fail here any more."""
         blocks = np.unique(numbers // BLOCK).tolist()
         for block in blocks:
@@ -287,7 +286,7 @@ class UnitLog:
         self._new_numbers = np.zeros(0, np.int64)
         self._new_units = np.zeros(0, self.unit)
 
-    def _with_replaced(self, units: Units, numbers: Ints) -> Units:
+    def _with_replaced(self, units: Rows, numbers: Ints) -> Rows:
         """Return units that were read at these numbers, the replaced ones as they are now."""
         rows = np.searchsorted(self._new_numbers, numbers)
         rows[rows == len(self._new_numbers)] = 0
@@ -312,7 +311,7 @@ class UnitLog:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, number: int, count: int) -> Units:
+    def read(self, number: int, count: int) -> Rows:
         """Return units that follow one another.
 
         Raises:
@@ -340,7 +339,7 @@ class UnitLog:
             behind = min(behind, int(unsure[at]) * BLOCK)
         return first, self._raw(first, behind - first).view(np.uint8).data
 
-    def _raw(self, number: int, count: int) -> Units:
+    def _raw(self, number: int, count: int) -> Rows:
         file, row = divmod(number, self.per_file)
         if not 0 < count <= self.per_file - row:
             made = np.empty(max(count, 0), self.unit)
@@ -359,7 +358,7 @@ class UnitLog:
         units = np.frombuffer(data, self.unit)
         return self._with_replaced(units, np.arange(number, number + count)) if len(self._new_numbers) else units
 
-    def gather(self, numbers: Ints) -> Units:
+    def gather(self, numbers: Ints) -> Rows:
         """Return units of any numbers, in their order; see :meth:`read`."""
         if not len(numbers):
             return np.zeros(0, self.unit)
@@ -376,7 +375,7 @@ class UnitLog:
             put_rows(units, rows, self._in_file(file, numbers[rows], int(numbers[rows].max())))
         return units
 
-    def _in_file(self, file: int, numbers: Ints, highest: int) -> Units:
+    def _in_file(self, file: int, numbers: Ints, highest: int) -> Rows:
         """Return units of one file."""
         start, first = file * self.chain.file_bytes, file * self.per_file
         if start not in self.chain.starts:
@@ -385,7 +384,7 @@ class UnitLog:
         units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
         if highest - first >= len(units):
             self._refuse(first + len(units), highest + 1)
-        found: Units = units.take(numbers - first)
+        found: Rows = units.take(numbers - first)
         return self._with_replaced(found, numbers) if len(self._new_numbers) else found
 
     def check(self, number: int, count: int) -> None:

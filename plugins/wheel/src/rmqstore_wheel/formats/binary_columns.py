@@ -15,17 +15,21 @@ from rmqstore.late import pa, pc
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+Octets: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Rows: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
+"""Structures, or blocks that are all as long."""
+
 Part: TypeAlias = "pa.Array | bytes"
 """A binary column without nulls, or one piece that stands in every row."""
 
-Piece: TypeAlias = "Part | np.ndarray[Any, np.dtype[np.void]]"
+Piece: TypeAlias = "Part | Rows"
 """A part, or a numpy array of equally long blocks."""
 
 _MAX_PIECE_BYTES: Final = 4096
 _MAX_BLOCK_BYTES: Final = 64 * 1024
 
 
-def fixed_column(blocks: Any) -> pa.Array:
+def fixed_column(blocks: Octets | Rows) -> pa.Array:
     """Return equally long blocks, a contiguous numpy array, as a binary column, without a copy."""
     width = blocks.dtype.itemsize
     kind: Any = (pa.large_binary(), np.int64) if width * len(blocks) > INT32_MAX else (pa.binary(), np.int32)
@@ -33,7 +37,7 @@ def fixed_column(blocks: Any) -> pa.Array:
     return pa.Array.from_buffers(kind[0], len(blocks), [None, pa.py_buffer(offsets), pa.py_buffer(blocks)])
 
 
-def stretches_of(data: Any, starts: Ints, ends: Ints) -> pa.Array:
+def stretches_of(data: Bytes | Octets, starts: Ints, ends: Ints) -> pa.Array:
     """Return a binary column of copies of stretches of ``data``, of which two are the same or do not overlap."""
     if not len(starts):
         return pa.array([], pa.binary())
@@ -42,32 +46,32 @@ def stretches_of(data: Any, starts: Ints, ends: Ints) -> pa.Array:
     return pieces.take(pa.array(2 * np.argsort(order, kind="stable"))).cast(pa.binary())
 
 
-def taken(pieces: pa.Array, picks: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def taken(pieces: pa.Array, picks: Ints) -> Octets:
     """Return the picked pieces one behind the other, to be written to."""
     column = pieces.take(pa.array(picks.reshape(-1)))
     out = np.frombuffer(column.buffers()[2], np.uint8)[: int(offsets_of(column)[-1])]
     return out if out.flags.writeable else out.copy()
 
 
-def cells(data: Any, dtype: str | np.dtype[Any]) -> Any:
+def cells(data: Bytes | Octets, dtype: str | np.dtype[Any]) -> Any:
     """Return a view that has, at index i, the number (or block) that starts at byte i."""
     dtype = np.dtype(dtype)
     return np.ndarray((max(0, len(data) - dtype.itemsize + 1),), dtype, data, strides=(1,))
 
 
-def blocks_at(data: Any, starts: Ints, dtype: np.dtype[Any]) -> Any:
+def blocks_at(data: Bytes | Octets, starts: Ints, dtype: np.dtype[Any]) -> Any:
     """Return copies of the structures that start at some bytes; numpy's own way goes field by field, as in :func:`put_rows`."""
     return cells(data, f"V{dtype.itemsize}")[starts].view(dtype)
 
 
-def matrix_at(data: Any, starts: Ints, width: int) -> Any:
+def matrix_at(data: Bytes | Octets, starts: Ints, width: int) -> Any:
     """Return copies of equally long pieces, a row of bytes each."""
     if not width or not len(starts):
         return np.zeros((len(starts), width), np.uint8)
     return cells(data, f"V{width}")[starts].view(np.uint8).reshape(-1, width)
 
 
-def put_rows(array: Any, rows: Ints, values: Any) -> None:
+def put_rows(array: Rows, rows: Ints, values: Rows) -> None:
     """Write structured ``values`` into some rows. Numpy's own way goes field by field, which takes eight times as long.
 
     For the same reason, rows are gathered with ``take`` where there are many.
@@ -77,12 +81,12 @@ def put_rows(array: Any, rows: Ints, values: Any) -> None:
     array.view(block)[rows] = values.astype(array.dtype, copy=False).view(block)
 
 
-def block_cells(array: Any, at: int, dtype: str) -> Any:
+def block_cells(array: Octets | Rows, at: int, dtype: str) -> Any:
     """Return a view of what starts at byte ``at`` of each of some equally long blocks, or rows of a matrix of bytes."""
     return np.ndarray((len(array),), dtype, array, at, (array.nbytes // len(array),))
 
 
-def crcs_of(data: Any, starts: Ints, ends: Ints, before: Ints | int = 0) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def crcs_of(data: Any, starts: Ints, ends: Ints, before: Ints | int = 0) -> Ints:
     """Return the CRC-32 of pieces of a buffer; ``before`` is that of what goes before each."""
     widths = ends - starts
     width = int(widths[0]) if len(widths) else 0
@@ -113,7 +117,7 @@ def measure(part: Piece) -> Measured:
     return Measured(part, first if (lengths == first).all() else lengths.astype(np.int64))
 
 
-def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int) -> Octets:
     """Return the parts of row 0, one behind the other, then those of row 1, and so on: ``total_bytes`` bytes that may be written to.
 
     Neighbours whose rows are all equally long are first put together by numpy, which leaves little for Arrow's general join.
@@ -146,7 +150,7 @@ def _argument(part: Any, rows: int, kind: pa.DataType) -> Any:
     return column if column.type == kind else column.cast(kind)
 
 
-def _side_by_side(parts: list[Measured], rows: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _side_by_side(parts: list[Measured], rows: int) -> Octets:
     """Return rows of bytes, one behind the other."""
     template = b"".join([part if isinstance(part, bytes) else bytes(int(width)) for part, width in parts])
     matrix = np.tile(np.frombuffer(template, np.uint8), (rows, 1))

@@ -20,7 +20,7 @@ import numpy as np
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, Rows
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 
 UNIT_BYTES: Final = 20
@@ -31,8 +31,6 @@ FILL_SIZE: Final = 2**31 - 1
 """The size in a unit that only fills space."""
 
 UNIT: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-
-Units = np.ndarray[Any, np.dtype[np.void]]
 
 
 def directory_name(topic: str) -> str:
@@ -58,9 +56,9 @@ def tags_codes(tags: pa.Array) -> Ints:
     return java_hashes(tags).astype(np.int64)
 
 
-def rows_of(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> Units:
+def rows_of(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> Rows:
     """Return units."""
-    made: Units = np.empty(len(log_offsets), UNIT)
+    made: Rows = np.empty(len(log_offsets), UNIT)
     made["log_offset"], made["size"], made["tags_code"] = log_offsets, sizes, codes
     return made
 
@@ -73,7 +71,7 @@ FILL: Final = encode_one(0, FILL_SIZE, 0)
 """A unit that fills the space before the first kept offset."""
 
 
-def decode(buffer: Bytes) -> Units:
+def decode(buffer: Bytes) -> Rows:
     """Return the units of a buffer, without a copy: fields ``log_offset``, ``size``, ``tags_code``.
 
     Raises:
@@ -86,7 +84,7 @@ def decode(buffer: Bytes) -> Units:
     return np.frombuffer(buffer, UNIT)
 
 
-def is_message(units: Units) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def is_message(units: Rows) -> Flags:
     """Say which units point to a message: not those that fill space, and not those that were never written."""
     sizes: Any = units["size"]
     return (sizes > 0) & (sizes < FILL_SIZE) & (units["log_offset"] >= 0)  # type: ignore[no-any-return]

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rmqstore.late import pa
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Rows
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 
 HEADER_BYTES: Final = 40
@@ -62,7 +62,7 @@ def header_of(data: Bytes) -> Header:
     return header if header.next_entry > 0 else header._replace(next_entry=1)
 
 
-def entries_of(data: Bytes) -> np.ndarray[Any, np.dtype[np.void]]:
+def entries_of(data: Bytes) -> Rows:
     """Return the whole entries of a buffer that begins with one: fields ``hash``, ``log_offset``, ``seconds``, ``previous``."""
     return np.frombuffer(data, ENTRY, len(memoryview(data)) // ENTRY_BYTES)
 
@@ -93,7 +93,7 @@ def file_name(made_ms: int) -> str:
 class Plan(NamedTuple):
     """What entries change: themselves, the slots ``places`` that get the ``numbers`` of new entries, and the header."""
 
-    entries: np.ndarray[Any, np.dtype[np.void]]
+    entries: Rows
     places: Ints
     numbers: Ints
     header: Header

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rmqstore.late import pa, pc
+from rmqstore_wheel.formats.binary_columns import Octets
 
 
 def java_hash(text: str) -> int:
@@ -46,7 +47,7 @@ def java_hashes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
     return (sums[bounds[1:]] - sums[bounds[:-1]]).view(np.int32)
 
 
-def _utf16(data: np.ndarray[Any, np.dtype[np.uint8]], bounds: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Any]:
+def _utf16(data: Octets, bounds: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Any]:
     """Return the UTF-16 units of UTF-8 bytes, and the bounds of the texts among them."""
     # A unit for every byte that starts a character, and a second one for characters of four bytes.
     units_of_byte = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from rmqstore_wheel.formats.binary_columns import (
     Bytes,
     Ints,
     Measured,
+    Octets,
     Part,
     Piece,
     cells,
@@ -63,7 +64,7 @@ class Columns(msgspec.Struct, kw_only=True):
 class Encoded(NamedTuple):
     """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""
 
-    data: np.ndarray[Any, np.dtype[np.uint8]]
+    data: Octets
     starts: Ints
     sizes: Ints
 

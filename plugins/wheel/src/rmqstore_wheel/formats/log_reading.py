@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Part, cells, stretches_of
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, Octets, Part, cells, stretches_of
 from rmqstore_wheel.formats.log_columns import Columns, body_crcs
 
 _I32X2 = struct.Struct(">ii")
@@ -81,10 +81,10 @@ class Layout(NamedTuple):
     topic_end: Ints
     properties: Ints
     end: Ints
-    sound: np.ndarray[Any, np.dtype[np.bool_]]
+    sound: Flags
 
 
-def layout_of(data: Any, starts: Ints, sizes: Ints, log_offset: int | None = None) -> Layout:
+def layout_of(data: Octets, starts: Ints, sizes: Ints, log_offset: int | None = None) -> Layout:
     """Lay out records whose bytes may be anything; those that do not add up are not ``sound``. Bodies are not looked at."""
     i32, i16, i8 = cells(data, ">i4"), cells(data, ">i2"), cells(data, "i1")
     stated = i32[starts]
@@ -96,7 +96,7 @@ def layout_of(data: Any, starts: Ints, sizes: Ints, log_offset: int | None = Non
     head = head + np.where(sys_flag & log.BORN_HOST_V6, more, 0) + np.where(sys_flag & log.STORE_HOST_V6, more, 0)
     ends = starts + sizes
 
-    def lengths_at(numbers: Ints, place: Ints, width: int, rows: Any = True) -> Ints:
+    def lengths_at(numbers: Ints, place: Ints, width: int, rows: Flags | bool = True) -> Ints:
         """Read the lengths of some rows; 0, and no longer sound, where length or piece would reach beyond the record."""
         nonlocal sound
         readable = sound & rows & (place + width <= ends)

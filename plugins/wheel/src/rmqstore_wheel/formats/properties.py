@@ -20,7 +20,7 @@ from rmqstore.batch import map_parts
 from rmqstore.columns import constant_of
 from rmqstore.late import pa, pc
 from rmqstore.message import OWN_PROPERTY_PREFIX, REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
-from rmqstore_wheel.formats.binary_columns import Ints, Piece, block_cells
+from rmqstore_wheel.formats.binary_columns import Ints, Piece, Rows, block_cells
 
 MESSAGE_ID: Final = "UNIQ_KEY"
 TAG: Final = "TAGS"
@@ -206,7 +206,7 @@ def decimal_parts(values: Ints) -> list[Piece] | None:
     return [shared, own] if shared else [own]
 
 
-def _last_digits(values: Ints, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+def _last_digits(values: Ints, count: int) -> Rows:
     """Return numbers of up to ``count`` digits with zeros before them."""
     found = np.empty(len(values), f"V{count}")
     at = count

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from rmqstore.columns import offsets_of
 from rmqstore.late import pa, schemas
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Ints, Octets, cells
 from rmqstore_wheel.formats.properties import decode, is_hidden
 
 _MAX_REGULAR: Final = 32
@@ -107,7 +107,7 @@ def _decode_well_formed(texts: pa.Array) -> Properties | None:
 class _Found(NamedTuple):
     """The entries of well-formed texts: where each starts, where its U+0001 and its U+0002 are, and where the rows are, in ``data``."""
 
-    data: Any
+    data: Octets
     offsets: Ints
     starts: Ints
     is_at: Ints
@@ -137,7 +137,7 @@ def _find_entries(texts: pa.Array) -> _Found | None:
     return _Found(data, offsets, starts, is_at, end_at)
 
 
-def _is_utf8(data: Any) -> bool:
+def _is_utf8(data: Octets) -> bool:
     """Say whether texts are UTF-8 one by one: they are when all are together, as the separators between them are ASCII."""
     if data.max(initial=0) < 0x80:
         return True

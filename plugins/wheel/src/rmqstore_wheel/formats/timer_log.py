@@ -22,12 +22,12 @@ There is no checksum: a unit counts as sound when its size is 52 and no flag is 
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rmqstore.errors import IllegalArgumentError
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Rows
 from rmqstore_wheel.formats.commit_log import MAGIC_BLANK
 from rmqstore_wheel.formats.log_reading import Stop
 
@@ -61,21 +61,19 @@ link_in: Final = struct.Struct(">4xq").unpack_from
 
 _BLANK = struct.Struct(">iqi")
 
-Units = np.ndarray[Any, np.dtype[np.void]]
-
 
 def rows_of(
     previous: Ints, flags: Ints | int, write_ms: int, delta_ms: Ints, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int, reserved:
     Ints
-) -> Units:  # fmt: skip
+) -> Rows:  # fmt: skip
     """Return units whose slots are near enough for 32 bits."""
-    units: Units = np.empty(len(previous), UNIT)
+    units: Rows = np.empty(len(previous), UNIT)
     units["size"], units["previous"], units["flags"], units["write_ms"], units["delta_ms"] = UNIT_BYTES, previous, flags, write_ms, delta_ms
     units["log_offset"], units["message_bytes"], units["topic_hash"], units["reserved"] = log_offsets, sizes, topic_hashes, reserved
     return units
 
 
-def slot_times_ms(units: Units) -> Ints:
+def slot_times_ms(units: Rows) -> Ints:
     """Return the time of every unit's slot."""
     times: Ints = units["write_ms"].astype(np.int64) + units["delta_ms"]
     return times
@@ -88,7 +86,7 @@ def encode_blank(bytes_left: int) -> bytes:
     return _BLANK.pack(bytes_left, 0, MAGIC_BLANK)
 
 
-def decode(buffer: Bytes) -> Units:
+def decode(buffer: Bytes) -> Rows:
     """Return the whole units of a buffer that begins with one, without a copy and without any check."""
     view = memoryview(buffer).cast("B")
     return np.frombuffer(view[: len(view) // UNIT_BYTES * UNIT_BYTES], UNIT)
@@ -97,7 +95,7 @@ def decode(buffer: Bytes) -> Units:
 class Scan(NamedTuple):
     """The sound units at the start of a buffer, and what comes behind them, at byte ``end``."""
 
-    units: Units
+    units: Rows
     end: int
     stop: Stop
 

@@ -15,7 +15,7 @@ A slot of another tick than the one that is asked for is empty: it was never wri
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,6 @@ SLOTS: Final = 7 * 24 * 3600
 PRECISIONS_MS: Final = (100, 200, 500, 1000)
 
 SLOT: Final = np.dtype([("tick", ">i8"), ("first", ">i8"), ("last", ">i8"), ("timers", ">i4"), ("magic", ">i4")])
-
-Slots = np.ndarray[Any, np.dtype[np.void]]
 
 
 class Ring(NamedTuple):

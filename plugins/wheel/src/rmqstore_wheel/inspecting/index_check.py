@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Rows
 from rmqstore_wheel.formats.index_file import ENTRIES_PER_SLOT, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
 from rmqstore_wheel.inspecting.files import Findings, length_of, read
 
@@ -67,7 +68,7 @@ def check(reports: list[IndexReport], findings: Findings, log_end: int | None) -
                 _check_entries(report.name, entries, first, base + first * ENTRY_BYTES, findings, log_end)
 
 
-def _check_entries(name: str, entries: Any, first: int, at: int, findings: Findings, log_end: int | None) -> None:
+def _check_entries(name: str, entries: Rows, first: int, at: int, findings: Findings, log_end: int | None) -> None:
     """Look at entries from number ``first`` on, which is at byte ``at``."""
     turned = (entries["previous"] >= first + np.arange(len(entries))) | (entries["previous"] < 0)
     behind = (entries["log_offset"] < 0) | (entries["log_offset"] >= log_end) if log_end is not None else np.zeros(len(entries), bool)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import check_points as codec, properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints
 from rmqstore_wheel.formats.check_points import REVIVE_PREFIX, Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.config_files import TimerCheck
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -81,7 +81,7 @@ class Pending:
         waits = (found.out_ms >= self._check.read_ms) | (found.queue_offsets >= self._check.queue_offset)
         return waits & (found.out_ms != _NO_TIME) & ~np.isin(found.places, self._superseded)
 
-    def _count(self, found: _Timers, rows: Any, sign: int) -> None:
+    def _count(self, found: _Timers, rows: Flags, sign: int) -> None:
         for counts, mine in ((self.timers, rows & ~found.is_internal), (self.internal, rows & found.is_internal)):
             buckets = np.searchsorted(EDGES_MS, found.due_ms[mine] - self._now_ms, side="left")
             counts += sign * np.bincount(buckets, minlength=len(LABELS))
@@ -110,7 +110,7 @@ def _filled(column: pa.Array) -> Ints:
     return values
 
 
-def _picked(column: pa.Array, rows: Any) -> list[Any]:
+def _picked(column: pa.Array, rows: Ints | Flags) -> list[Any]:
     picked = np.flatnonzero(rows) if rows.dtype == bool else rows
     found: list[Any] = column.take(pa.array(picked)).to_pylist()
     return found

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from rmqstore_wheel.formats import consume_queue
-from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.consume_queue import FILL_SIZE, UNIT_BYTES, Units
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
+from rmqstore_wheel.formats.consume_queue import FILL_SIZE, UNIT_BYTES
 from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile
 from rmqstore_wheel.inspecting.log import LogReader, QueueName, Records
 
@@ -39,7 +39,7 @@ class Queue:
         self._inside = 0
         self._unwritten: tuple[LogFile, int] | None = None
 
-    def units_at(self, first: int, count: int) -> Units:
+    def units_at(self, first: int, count: int) -> Rows:
         """Read units from queue offset ``first`` on: fewer at the end of a file."""
         data = self.files.read(first * UNIT_BYTES, count * UNIT_BYTES)
         return consume_queue.decode(data[: len(data) // UNIT_BYTES * UNIT_BYTES])
@@ -81,7 +81,7 @@ class Queue:
             if not self._findings.has_room(file.name, _MISLED) or followed >= _MOST_FOLLOWED:
                 return
 
-    def _windows(self) -> Iterator[tuple[LogFile, int, Units]]:
+    def _windows(self) -> Iterator[tuple[LogFile, int, Rows]]:
         """Yield the units of every file, and the byte at which they are in it."""
         files = self.files
         for file in files.files:
@@ -97,11 +97,11 @@ class Queue:
                 what = f"the file ends within a unit: it has {file.length} bytes, no multiple of {UNIT_BYTES}"
                 self._findings.add(file.name, file.length - file.length % UNIT_BYTES, what, kind="ends within a unit")
 
-    def _leads_inside(self, units: Units) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _leads_inside(self, units: Rows) -> Flags:
         offsets = units["log_offset"]
         return consume_queue.is_message(units) & (offsets >= self._log.files.start) & (offsets < self._log.end)
 
-    def _look(self, file: LogFile, at: int, units: Units) -> None:
+    def _look(self, file: LogFile, at: int, units: Rows) -> None:
         written = (units["size"] != 0) | (units["log_offset"] != 0) | (units["tags_code"] != 0)
         messages = consume_queue.is_message(units)
         fills = (units["size"] == FILL_SIZE) & (units["log_offset"] == 0)
@@ -131,7 +131,7 @@ class Queue:
                 break
             self._follow(file, at, units, row)
 
-    def _note_holes(self, file: LogFile, at: int, written: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    def _note_holes(self, file: LogFile, at: int, written: Flags) -> None:
         """Note units that were never written although units behind them were."""
         rows = np.flatnonzero(written)
         if len(rows):
@@ -146,7 +146,7 @@ class Queue:
         if len(written) and not written[-1] and self._unwritten is None:
             self._unwritten = (file, at + (int(rows[-1]) + 1 if len(rows) else 0) * UNIT_BYTES)
 
-    def _follow(self, file: LogFile, at: int, units: Units, row: int) -> None:
+    def _follow(self, file: LogFile, at: int, units: Rows, row: int) -> None:
         """Read the record that a unit leads to, and note it when it is another one."""
         log_offset, size, _ = units[row].item()
         queue_offset = self._offset(file, at, row)

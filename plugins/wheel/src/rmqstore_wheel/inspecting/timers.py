@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from rmqstore_wheel.formats import timer_log, wheel
-from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.timer_log import NO_POSITION, UNIT_BYTES, Scan, Units
-from rmqstore_wheel.formats.wheel import SLOT, SLOT_BYTES, Slots
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
+from rmqstore_wheel.formats.timer_log import NO_POSITION, UNIT_BYTES, Scan
+from rmqstore_wheel.formats.wheel import SLOT, SLOT_BYTES
 from rmqstore_wheel.inspecting.files import FileSet, Findings, length_of, read
 from rmqstore_wheel.inspecting.reading import DAMAGED, ChainReader, FileReport
 
@@ -32,7 +32,7 @@ class LastUnits:
     ``slots`` are those of the wheel, which was read before; it knows the units before position ``settled``.
     """
 
-    def __init__(self, slots: Slots, precision_ms: int, settled: int) -> None:
+    def __init__(self, slots: Rows, precision_ms: int, settled: int) -> None:
         self.precision_ms = precision_ms
         self.settled = settled
         self._slots = slots
@@ -41,12 +41,13 @@ class LastUnits:
         self.positions = np.full(slot_count, NO_POSITION, np.int64)
         self.puts = np.zeros(slot_count, np.int64)
 
-    def may_begin(self, ticks: Ints, positions: Ints) -> Any:
+    def may_begin(self, ticks: Ints, positions: Ints) -> Flags:
         """Say where a chain may begin although its slot has older units: by all that the wheel knows it had been emptied."""
         held = self._slots.take(ticks % len(self._slots))
-        return (positions >= self.settled) | (positions <= held["first"]) | (held["tick"] != ticks) | (held["timers"] <= 0)
+        begins: Flags = (positions >= self.settled) | (positions <= held["first"]) | (held["tick"] != ticks) | (held["timers"] <= 0)
+        return begins
 
-    def expected(self, ticks: Ints, positions: Ints, puts: Any) -> Ints:
+    def expected(self, ticks: Ints, positions: Ints, puts: Flags) -> Ints:
         """Return which unit each of these should point back to, -1 = none, and remember them; ``puts`` says which are no cancels."""
         places = ticks % len(self.ticks)
         order = np.argsort(places, kind="stable")
@@ -121,7 +122,7 @@ class TimerUnits(ChainReader[Scan]):
         units = timer_log.scan(self.files.read(position, UNIT_BYTES)).units
         return int(timer_log.slot_times_ms(units)[0]) if len(units) else None
 
-    def _look_at(self, units: Units, at: int, report: FileReport) -> None:
+    def _look_at(self, units: Rows, at: int, report: FileReport) -> None:
         file = report.file
         is_rolled = (units["flags"] & timer_log.ROLL) != 0
         times = timer_log.slot_times_ms(units)
@@ -166,7 +167,7 @@ class TimerUnits(ChainReader[Scan]):
             lambda row: self._broken(int(positions[row]), int(previous[row]), int(times[row]), int(expected[row])),
         )
 
-    def _is_unseen(self, positions: Ints) -> Any:
+    def _is_unseen(self, positions: Ints) -> Flags:
         """Say which positions are in what was reclaimed, or could not be read."""
         unseen = np.zeros(len(positions), bool)
         for start, end in self._unseen:
@@ -219,7 +220,7 @@ class WheelFile:
         self.position = position
         self.name = str(path.relative_to(root))
         self.length = length_of(path)
-        self.slots: Slots | None = None
+        self.slots: Rows | None = None
         if self.length == 0 or self.length % (2 * SLOT_BYTES) or self.length > _MOST_BYTES:
             what = f"the file has {self.length} bytes, which is no even number of slots of {SLOT_BYTES} bytes"
             findings.add(self.name, self.length, what if self.length <= _MOST_BYTES else f"{self.length} bytes are no length of a wheel")
@@ -248,7 +249,7 @@ _SAMPLE_UNITS: Final = 2000
 _YEAR_MS: Final = 366 * 86_400_000
 
 
-def precision_of(slots: Slots, used: Any, units: FileSet, around_ms: int | None) -> tuple[int, str] | None:
+def precision_of(slots: Rows, used: Flags, units: FileSet, around_ms: int | None) -> tuple[int, str] | None:
     """Return the precision of a wheel, ms, and how it is known, which no file says; None when nothing tells.
 
     The surest witnesses are units of the timer log, which hold the times of their slots: those whose slots are in the wheel, or else what
@@ -272,7 +273,7 @@ def precision_of(slots: Slots, used: Any, units: FileSet, around_ms: int | None)
     return None
 
 
-def _hits(slots: Slots, ticks: Ints) -> int:
+def _hits(slots: Rows, ticks: Ints) -> int:
     return int((slots["tick"][ticks % len(slots)] == ticks).sum()) if len(ticks) else 0
 
 
@@ -291,7 +292,7 @@ class WheelCheck:
     ``waiting`` slots are of ticks that are not delivered yet; ``timers`` are in them, by the wheel's own count.
     """
 
-    def __init__(self, found: WheelFile, slots: Slots, units: TimerUnits, last: LastUnits, read_ms: int | None) -> None:
+    def __init__(self, found: WheelFile, slots: Rows, units: TimerUnits, last: LastUnits, read_ms: int | None) -> None:
         self.wheel = found
         self._slots = slots
         self._units = units

@@ -9,7 +9,7 @@ import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -18,7 +18,7 @@ from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgume
 from rmqstore_wheel.files.chain import FailedSyncError, FileChain
 from rmqstore_wheel.files.disk import Disk, ScatteredReads
 from rmqstore_wheel.formats import commit_log as log, log_reading
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Octets, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.log_reading import Stop
 from rmqstore_wheel.log import frames, journal
@@ -252,12 +252,12 @@ class CommitLog:
         return self.chain.view(file_start)
 
     @staticmethod
-    def _lies_right(data: Any, part: Part) -> bool:
+    def _lies_right(data: Octets, part: Part) -> bool:
         offsets = cells(data, ">i8")[part.starts + log.PHYSICAL_OFFSET_AT]
         return bool((offsets == part.starts + part.file_start).all())
 
     def _check(
-        self, view: memoryview, data: Any, part: Part, carried_count: int, carried_crc: int, epoch: int
+        self, view: memoryview, data: Octets, part: Part, carried_count: int, carried_crc: int, epoch: int
     ) -> frames.Trailer | None:  # fmt: skip
         """Return the trailer of a frame whose records are ``part`` and those carried over from the file before; None if it is not whole."""
         begin, end = int(part.starts[0]), int(part.starts[-1] + part.sizes[-1])
@@ -384,7 +384,7 @@ class CommitLog:
         self.chain.close()
 
 
-def _is_torn(data: Any, written_from: int, begin: int, end: int) -> bool:
+def _is_torn(data: Octets, written_from: int, begin: int, end: int) -> bool:
     """Say whether a sector with some of the bytes from ``begin`` to ``end`` holds nothing of what was to be written from a byte on."""
     first = begin // _SECTOR_BYTES * _SECTOR_BYTES
     return any(not data[max(at, written_from) : at + _SECTOR_BYTES].any() for at in range(first, end, _SECTOR_BYTES))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from rmqstore_wheel.files.disk import Disk, share_of_descriptors
 from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import consume_queue
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 
 _OPEN_QUEUES: Final = 128
 _SHARE_OF_DESCRIPTORS: Final = 8
@@ -111,7 +111,7 @@ class ConsumeQueues:
         log = self._recent.get((topic, queue)) or self.of(topic, queue)
         return log.reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
 
-    def read(self, topic: str, queue: int, offset: int, count: int) -> tuple[int, np.ndarray[Any, np.dtype[np.void]]]:
+    def read(self, topic: str, queue: int, offset: int, count: int) -> tuple[int, Rows]:
         """Return up to ``count`` units from ``offset``, or the first one that is kept, on, fewer at the end, and where they begin."""
         name = (topic, queue)
         log = self._recent.get(name)
@@ -132,7 +132,7 @@ class ConsumeQueues:
 
     def units_at(
         self, topic: str, queue: int, offsets: Ints, places: Ints
-    ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.void]]]:  # fmt: skip
+    ) -> tuple[Flags, Rows]:  # fmt: skip
         """Return which of the messages at some places of the log are those at some offsets of a queue, and the units of these."""
         found = np.zeros(len(offsets), np.bool_)
         log = self.of(topic, queue) if (topic, queue) in self else None

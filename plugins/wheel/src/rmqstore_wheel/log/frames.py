@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log, log_reading
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Octets, cells, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.parts import parts_of
@@ -131,7 +131,7 @@ def read_trailer(property_text: bytes) -> Trailer | None:
     return Trailer(*numbers) if len(numbers) == len(Trailer._fields) else None
 
 
-def ends_of(data: Any, starts: Ints, sizes: Ints) -> Ints:
+def ends_of(data: Octets, starts: Ints, sizes: Ints) -> Ints:
     """Return which of the records of a buffer carry the property; one whose parts do not add up may."""
     rows = np.flatnonzero(sizes >= log.MIN_BYTES + PROPERTY_BYTES)
     wanted = np.frombuffer(PROPERTY, f"V{len(PROPERTY)}")[0]

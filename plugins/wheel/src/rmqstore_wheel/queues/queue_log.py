@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from rmqstore.engine.records import RecordFormat
 from rmqstore.engine.schema import QUEUE
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Ints, Rows, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
 from rmqstore_wheel.log.call import LogBatch, One, appended, parts_of
 from rmqstore_wheel.log.journal import ClearOffsets, DropQueue
@@ -98,7 +98,7 @@ class WheelQueueLog(QueueLog):
         page = self._page_of(topic, queue, first, units) if len(units) >= _BY_COLUMN else None
         return self._page_one_by_one(topic, queue, first, units) if page is None else page
 
-    def _page_of(self, topic: str, queue: int, first: int, units: Any) -> _Page | None:
+    def _page_of(self, topic: str, queue: int, first: int, units: Rows) -> _Page | None:
         """Return the messages of some units, read by the column; None unless they are in one file and are all sound."""
         log = self._ledger.log
         sizes = units["size"].astype(np.int64)
@@ -119,7 +119,7 @@ class WheelQueueLog(QueueLog):
         runs: list[Run | DamagedRun] = [Run(first + begin, int(times[begin]), records[begin:stop]) for begin, stop in pairwise(bounds)]
         return _Page(first, first + count, int(behind[count - 1]), runs)
 
-    def _page_one_by_one(self, topic: str, queue: int, first: int, units: Any) -> _Page:
+    def _page_one_by_one(self, topic: str, queue: int, first: int, units: Rows) -> _Page:
         log, name = self._ledger.log, topic.encode()
         runs: list[Run | DamagedRun] = []
         current: list[bytes] = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Flags, Ints, blocks_at, cells, crcs_of
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Octets, blocks_at, cells, crcs_of
 from rmqstore_wheel.formats.log_columns import HEAD
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.records import sums
@@ -45,7 +45,7 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
 class Gathered(NamedTuple):
     """Records in memory, and which of them are sound; those that are not may be anywhere."""
 
-    data: Any
+    data: Octets
     starts: Ints
     sound: Flags
 
@@ -72,7 +72,7 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
         return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
 
 
-def held(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Any, Flags]:
+def held(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Octets, Flags]:
     """Return a file of the log, and which records can be in it.
 
     Nothing behind the end of the log is looked at: an owner may cut it off there, and a map of what is gone cannot be read.
@@ -85,7 +85,7 @@ def held(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[An
 
 
 def _sound_of(
-    data: Any, inside: Flags, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints
+    data: Octets, inside: Flags, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints
 ) -> Flags:  # fmt: skip
     """As :func:`_are_sound`, of those records alone that are ``inside``; the others are not sound."""
     if inside.all():
@@ -97,7 +97,7 @@ def _sound_of(
     return sound
 
 
-def _are_sound(data: Any, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
+def _are_sound(data: Octets, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
     """Say which records of a buffer are what they should be; they are at ``places`` of the log."""
     sound = np.zeros(len(at), np.bool_)
     rows = np.arange(len(at))

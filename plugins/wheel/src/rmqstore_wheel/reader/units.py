@@ -9,18 +9,16 @@ it replaces something. A block that is not what it should be raises :class:`Outr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.units import BLOCK, Sums, UnitLog
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Rows
 
 _KEPT_BLOCKS: Final = 16
-
-Units = np.ndarray[Any, np.dtype[np.void]]
 
 
 class OutrunError(Exception):
@@ -41,8 +39,8 @@ class ReadUnits(UnitLog):
         except (CorruptStoreError, OSError) as error:
             raise OutrunError(str(error)) from error
         # By number, with room for all of their units: blocks that are written to, and the last ones that were read.
-        self._own: dict[int, Units] = {}
-        self._recent: dict[int, Units] = {}
+        self._own: dict[int, Rows] = {}
+        self._recent: dict[int, Rows] = {}
 
     def _drop_files(self, begin: int, stop: int) -> None:
         """Look past files that the check point does not know, which are the owner's."""
@@ -56,7 +54,7 @@ class ReadUnits(UnitLog):
 
     # ------------------------------------------------------------ writing
 
-    def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
+    def reserve(self, numbers: Ints, units: Rows) -> Callable[[], None]:
         def publish() -> None:
             if not len(numbers):
                 return
@@ -89,7 +87,7 @@ class ReadUnits(UnitLog):
                 yield begin, stop
                 at = stop
 
-    def _block(self, block: int) -> Units:
+    def _block(self, block: int) -> Rows:
         """Return a block, which its owner cannot change any more, with what fills it where the check point knows of no unit."""
         known = self._own.get(block, self._recent.get(block))
         if known is not None:
@@ -107,7 +105,7 @@ class ReadUnits(UnitLog):
         self._recent[block] = units
         return units
 
-    def _copy_into(self, units: Units, begin: int) -> None:
+    def _copy_into(self, units: Rows, begin: int) -> None:
         """Copy units from number ``begin`` on out of the files; what fills them stays where none is."""
         room, size = units.view(np.uint8).data, self.unit.itemsize
         at, end = begin, begin + len(units)
@@ -125,7 +123,7 @@ class ReadUnits(UnitLog):
         block = number // BLOCK
         return block * BLOCK, self._block(block).view(np.uint8).data
 
-    def _raw(self, number: int, count: int) -> Units:
+    def _raw(self, number: int, count: int) -> Rows:
         pieces = [np.zeros(0, self.unit)]
         while count > 0:
             at = number % BLOCK
@@ -133,7 +131,7 @@ class ReadUnits(UnitLog):
             number, count = number + len(pieces[-1]), count - len(pieces[-1])
         return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
 
-    def gather(self, numbers: Ints) -> Units:
+    def gather(self, numbers: Ints) -> Rows:
         units = np.empty(len(numbers), self.unit)
         blocks = numbers // BLOCK
         for block in np.unique(blocks).tolist():

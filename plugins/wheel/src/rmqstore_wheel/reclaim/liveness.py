@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format, consume_queue, log_reading
-from rmqstore_wheel.formats.binary_columns import Flags, Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import journal
 from rmqstore_wheel.log.ledger import Ledger
@@ -48,7 +48,7 @@ class LiveRows(NamedTuple):
     queue: int
     rows: Ints
     offsets: Ints
-    units: np.ndarray[Any, np.dtype[np.void]]
+    units: Rows
     spare: Flags
 
 
@@ -77,7 +77,7 @@ class Liveness:
             live.append(self._live(topic, queue, rows, offsets[rows], units))
         return [each for each in live if len(each.rows)]
 
-    def _live(self, topic: str, queue: int, rows: Ints, offsets: Ints, units: np.ndarray[Any, np.dtype[np.void]]) -> LiveRows:
+    def _live(self, topic: str, queue: int, rows: Ints, offsets: Ints, units: Rows) -> LiveRows:
         """Return what is live of what a queue leads to."""
         if topic != WHEEL_TOPIC:
             return LiveRows(topic, queue, rows, offsets, units, np.zeros(len(rows), np.bool_))

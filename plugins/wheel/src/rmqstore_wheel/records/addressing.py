@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rmqstore.columns import lengths_of, pieces_of
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, join_columns, matrix_at, measure, stretches_of, taken
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, Octets, cells, join_columns, matrix_at, measure, stretches_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.records import sums
@@ -166,7 +166,7 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     return LogRecords(held, one_topic(kinds[0].topic or b"", held) if is_one else None, may_have_tags=may_have_tags)
 
 
-def _put_together(data: Any, starts: Ints, behind: Ints, kinds: list[Kind], alone: Ints, others: Encoded) -> Encoded:
+def _put_together(data: Octets, starts: Ints, behind: Ints, kinds: list[Kind], alone: Ints, others: Encoded) -> Encoded:
     """Return records of kinds, from ``starts`` to ``behind`` and what their kind has for them then, and those that go ``alone``."""
     behind = behind.copy()
     behind[alone] = starts[alone]
@@ -197,13 +197,13 @@ class Kind(NamedTuple):
     """
 
     rows: Ints
-    tails: Any
+    tails: Octets
     queue_ids: Ints
     topic: bytes | None
     may_have_tags: bool
 
 
-def _kinds(data: Any, starts: Ints, behind: Ints, ends: Ints) -> Iterator[Kind]:
+def _kinds(data: Octets, starts: Ints, behind: Ints, ends: Ints) -> Iterator[Kind]:
     """Yield the kinds of which there are many; what is behind the bodies starts at ``behind``."""
     widths = np.where(cells(data, ">i4")[starts + 4] == log.MAGIC_V1, ends - behind, 0)
     for width in np.unique(widths[widths > len(_WHEEL_FIELD)]).tolist():
@@ -266,7 +266,7 @@ def _layout_of(tail: bytes) -> Layout | None:
     return Layout(kept, entries, sum_at)
 
 
-def _alike(tails: Any, layout: Layout) -> tuple[Flags, Ints]:
+def _alike(tails: Octets, layout: Layout) -> tuple[Flags, Ints]:
     """Say which timers have the parts that the first one has, where that has them; and their queues.
 
     Compared is all that says so: the wheel's topic, the length of the properties, and the names of those that are not kept, with what ends
@@ -298,7 +298,7 @@ def _alike(tails: Any, layout: Layout) -> tuple[Flags, Ints]:
     return alike & are_numbers, queue_ids
 
 
-def _cut(rows: Ints, tails: Any, queue_ids: Ints, layout: Layout) -> Kind | None:
+def _cut(rows: Ints, tails: Octets, queue_ids: Ints, layout: Layout) -> Kind | None:
     """Return timers of one kind as they go to their topics; None when there is none, or some keep what only one that waits has use for."""
     if not len(rows):
         return None

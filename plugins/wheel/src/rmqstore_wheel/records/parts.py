@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from rmqstore.message import (
     PROPERTY_PARKED_REASON,
 )
 from rmqstore_wheel.formats import commit_log as log, properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Octets, cells
 
 HOST_BITS: Final = log.BORN_HOST_V6 | log.STORE_HOST_V6
 V6_MORE: Final = log.HOST_V6_BYTES - log.HOST_V4_BYTES
@@ -70,7 +70,7 @@ def new_head(record: Bytes, body: int, size: int) -> bytearray:
 # ---------------------------------------------------------------- many records
 
 
-def body_places(data: Any, starts: Ints) -> Ints:
+def body_places(data: Octets, starts: Ints) -> Ints:
     """Return where the bodies are; their lengths are what is before them."""
     flags = data[starts + 39] & HOST_BITS
     at = starts + log.FIXED_BYTES
@@ -79,13 +79,13 @@ def body_places(data: Any, starts: Ints) -> Ints:
     return at
 
 
-def topic_places(data: Any, starts: Ints) -> Ints:
+def topic_places(data: Octets, starts: Ints) -> Ints:
     """Return where the lengths of the topics are, right behind the bodies."""
     at = body_places(data, starts)
     return at + cells(data, ">i4")[at - 4]  # type: ignore[no-any-return]
 
 
-def topic_bounds(data: Any, starts: Ints) -> tuple[Ints, Ints]:
+def topic_bounds(data: Octets, starts: Ints) -> tuple[Ints, Ints]:
     """Return where the topics start and end."""
     at = topic_places(data, starts)
     wide = data[starts + 7] == V2_BYTE
@@ -96,12 +96,12 @@ def topic_bounds(data: Any, starts: Ints) -> tuple[Ints, Ints]:
     return at, at + lengths
 
 
-def text_places(data: Any, starts: Ints) -> Ints:
+def text_places(data: Octets, starts: Ints) -> Ints:
     """Return where the properties start, behind their length."""
     return topic_bounds(data, starts)[1] + 2
 
 
-def store_ms_places(data: Any, starts: Ints) -> Ints:
+def store_ms_places(data: Octets, starts: Ints) -> Ints:
     """Return where the store times are."""
     flags = data[starts + 39] & log.BORN_HOST_V6
     return starts + (log.STORE_MS_AT + np.where(flags, V6_MORE, 0) if flags.any() else log.STORE_MS_AT)

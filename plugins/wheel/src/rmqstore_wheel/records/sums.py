@@ -14,13 +14,13 @@ A record that has no place yet ends with :data:`ROOM`. It is given its digits to
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, crcs_of, matrix_at
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, Octets, cells, crcs_of, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.records.parts import HOST_BITS, V6_MORE, text_places
 
@@ -112,25 +112,25 @@ def fill(records: Encoded) -> None:
         cells(data, "u8")[places + DIGITS_AT] = _digits(data, starts, text_places(data, starts), places)
 
 
-def good_rows(data: Any, starts: Ints, texts: Ints, ends: Ints) -> Flags:
+def good_rows(data: Octets, starts: Ints, texts: Ints, ends: Ints) -> Flags:
     """Say which records of a buffer, whose parts add up, have their sums, as :func:`is_good` does."""
     places = places_of(data, texts, ends)
     return (places >= 0) & _are_right(data, starts, texts, np.where(places < 0, ends - PROPERTY_BYTES, places))
 
 
-def wrong_rows(data: Any, starts: Ints, sizes: Ints) -> Flags:
+def wrong_rows(data: Octets, starts: Ints, sizes: Ints) -> Flags:
     """Say which records of a buffer, whose parts add up, have sums that are not their own; those of a broker have none."""
     texts, ends = text_places(data, starts), starts + sizes
     places = places_of(data, texts, ends)
     return (places >= 0) & ~_are_right(data, starts, texts, np.where(places < 0, ends - PROPERTY_BYTES, places))
 
 
-def _are_right(data: Any, starts: Ints, texts: Ints, places: Ints) -> Flags:
+def _are_right(data: Octets, starts: Ints, texts: Ints, places: Ints) -> Flags:
     right: Flags = cells(data, "u8")[places + DIGITS_AT] == _digits(data, starts, texts, places)
     return right
 
 
-def places_of(data: Any, texts: Ints, ends: Ints) -> Ints:
+def places_of(data: Octets, texts: Ints, ends: Ints) -> Ints:
     """Return where the properties start, as :func:`place_in` does; -1 as well for one that ends nowhere, or starts before ``texts``."""
     places: Ints = ends - PROPERTY_BYTES
     framed = np.flatnonzero(~_stands_at(data, places))
@@ -142,26 +142,26 @@ def places_of(data: Any, texts: Ints, ends: Ints) -> Ints:
     return places
 
 
-def _are_frames(data: Any, ends: Ints) -> Any:
+def _are_frames(data: Octets, ends: Ints) -> Flags:
     """Say what of a buffer is the property of a frame, up to ``ends``, as :func:`_is_frame` does; nothing ends before one could."""
     texts = matrix_at(data, ends - FRAME_BYTES, FRAME_BYTES)
     is_named = (texts[:, : len(FRAME)] == np.frombuffer(FRAME, np.uint8)).all(axis=1)
-    return is_named & (texts[:, -1] == _END) & (texts[:, :-1] != _END).all(axis=1)
+    return is_named & (texts[:, -1] == _END) & (texts[:, :-1] != _END).all(axis=1)  # type: ignore[no-any-return]
 
 
-def _stands_at(data: Any, places: Ints) -> Flags:
+def _stands_at(data: Octets, places: Ints) -> Flags:
     found: Flags = (cells(data, "u8")[places] == _NAME_WORD) & (data[places + (DIGITS_AT - 1)] == PROPERTY[-1])
     return found
 
 
-def _digits(data: Any, starts: Ints, texts: Ints, ends: Ints) -> Ints:
+def _digits(data: Octets, starts: Ints, texts: Ints, ends: Ints) -> Ints:
     """Return the digits of sums, eight of them as one number, of properties from ``texts`` to ``ends``."""
     crcs = crcs_of(data, texts, ends, _head_crcs(data, starts))
     digits: Ints = _PAIRS[crcs.astype(">u4").view(np.uint8)].view("u8")
     return digits
 
 
-def _head_crcs(data: Any, starts: Ints) -> Ints | int:
+def _head_crcs(data: Octets, starts: Ints) -> Ints | int:
     """Return the CRCs of what goes before the properties into the sum: one number, when they are all alike."""
     hosts = data[starts + _HOSTS_AT] & HOST_BITS
     if hosts.any():

@@ -17,11 +17,11 @@ from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore.message import Message
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Ints, Rows
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import TimerIndex
-from rmqstore_wheel.timers.table import TIMER, Due, FactRows, joined
+from rmqstore_wheel.timers.table import TIMER, Due, joined
 
 _MOST_SLOT: Final = 2**62
 
@@ -100,7 +100,7 @@ class TimerAnswers:
             return False
         return tick >= index.answered_from or not (index.cancelled.get(seq) or index.forgotten.covers(tick, seq))
 
-    def _found(self, columns: _Columns) -> tuple[Ints, FactRows]:
+    def _found(self, columns: _Columns) -> tuple[Ints, Rows]:
         """Return which of some places are those of timers that were put here and are answered for, and what is known of these."""
         facts, index = self._index.facts, self._index
         _, ticks, seqs, epochs = columns

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log_format, log_reading, properties as texts
-from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells, stretches_of
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows, cells, stretches_of
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.log.commit_log import CommitLog
@@ -39,25 +39,22 @@ _NONE: Final = LogRecords([])
 _TOPIC: Final = WHEEL_TOPIC.encode()
 
 
-Units = np.ndarray[Any, np.dtype[np.void]]
-
-
 class Fetcher:
     """Reads messages of the wheel's topic."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def units(self, seqs: Ints) -> Units:
+    def units(self, seqs: Ints) -> Rows:
         """Return what the consume queue has of the messages of timers."""
         return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
 
-    def _locate(self, seqs: Ints, units: Units | None = None) -> tuple[Ints, Ints]:
+    def _locate(self, seqs: Ints, units: Rows | None = None) -> tuple[Ints, Ints]:
         """Return where the messages of timers are in the log, and how long they are."""
         units = self.units(seqs) if units is None else units
         return units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
 
-    def messages(self, seqs: Ints, units: Units | None = None) -> MessageBatch:
+    def messages(self, seqs: Ints, units: Rows | None = None) -> MessageBatch:
         """Return the messages of timers, in the order of ``seqs``, as they go to their topics; ``units`` are theirs, if they are known."""
         if not len(seqs):
             return MessageBatch(source=_NONE)
@@ -71,14 +68,14 @@ class Fetcher:
             for file_start, rows in _by_file(log, offsets)
         ]
         if all(part.sound.all() for _, part in parts):
-            found = [for_delivery(part.data, part.starts, sizes[rows]) for rows, part in parts]
+            found = [for_delivery(part.data.data, part.starts, sizes[rows]) for rows, part in parts]
             return MessageBatch(
                 source=found[0] if len(found) == 1 else LogRecords.merged(found, np.concatenate([rows for rows, _ in parts]))
             )
         made: list[bytes] = [b""] * len(seqs)
         for rows, (data, starts, sound) in parts:
             good = rows[sound]
-            for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
+            for row, record in zip(good.tolist(), for_delivery(data.data, starts[sound], sizes[good]).records, strict=True):
                 made[row] = record
             for row in rows[~sound].tolist():
                 made[row] = self._message(int(seqs[row]), int(offsets[row]), int(sizes[row]))
@@ -105,7 +102,7 @@ class Fetcher:
             data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
             if not sound.all():
                 raise self._damage(int(seqs[rows[sound.argmin()]]))
-            found = log_reading.decode_columns(data, starts, sizes[rows], verify=False)
+            found = log_reading.decode_columns(data.data, starts, sizes[rows], verify=False)
             places.append(rows)
             pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
         if len(pieces) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rmqstore.engine.schema import META, U64
 from rmqstore_wheel.files.bitmap import Bits
 from rmqstore_wheel.files.units import Sums
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.formats.binary_columns import Flags, Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.wheel import SLOTS, Ring
 from rmqstore_wheel.log.check_point import TimerSection
@@ -259,7 +259,7 @@ class TimerIndex:
         waiting = len(self._rolling(np.array([slot]))[0]) if self.wheel.has_rolls(slot) else 0
         return self.wheel.count_in(slot) - waiting + sum(each == tick for each in self.aside.values())
 
-    def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
+    def queue_units(self, seqs: Ints) -> Rows:
         """Return where the messages of timers are in the log."""
         return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
 
@@ -400,7 +400,7 @@ class TimerIndex:
         self._ledger.queues.trim(WHEEL_TOPIC, 0, self.first_kept)
         return True
 
-    def is_gone(self, seqs: Ints, ticks: Ints) -> Any:
+    def is_gone(self, seqs: Ints, ticks: Ints) -> Flags:
         """Say which timers are cancelled or forgotten."""
         return self.cancelled.get_many(seqs) | self.forgotten.covers_each(ticks, seqs)
 

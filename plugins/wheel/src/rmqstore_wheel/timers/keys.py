@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise, repeat
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -25,7 +25,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import RebuildReason
 from rmqstore_wheel.formats import index_file as codec
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Ints, Rows
 from rmqstore_wheel.formats.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
 from rmqstore_wheel.log.check_point import KeyFileSums
 
@@ -505,7 +505,7 @@ class KeyFile:
         self._opened().read_into(HEADER_BYTES + low * SLOT_BYTES, slots.view(np.uint8).data)
         return slots
 
-    def _entry_view(self) -> Any:
+    def _entry_view(self) -> Rows:
         return codec.entries_of(self._opened().view()[self._entries_at :])
 
     # ------------------------------------------------------------ the end

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -263,8 +263,8 @@ def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, ep
     )
 
 
-def _numbers(column: pa.Array, absent: int) -> Any:
-    return pc.fill_null(texts.integers(column), absent).to_numpy()
+def _numbers(column: pa.Array, absent: int) -> Ints:
+    return pc.fill_null(texts.integers(column), absent).to_numpy()  # type: ignore[no-any-return]
 
 
 def read_keys(found: Columns) -> tuple[Ints, Ints]:

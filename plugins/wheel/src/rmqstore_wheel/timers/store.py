@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -52,17 +52,17 @@ from rmqstore.errors import IllegalArgumentError, LostCallsError, StoreFullError
 from rmqstore.late import pa
 from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import LogBatch, Messages, One
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.answers import Ending, PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
-from rmqstore_wheel.timers.fetching import Fetcher, Units
+from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
-from rmqstore_wheel.timers.table import TIMER, Due, FactRows, joined
+from rmqstore_wheel.timers.table import TIMER, Due, joined
 
 if TYPE_CHECKING:
     from rmqstore_wheel.timers.transfer import TimerExport
@@ -263,7 +263,7 @@ class WheelTimers(TimerSide):
         tick, _, _, kind, _ = facts.read_one(seq - 1)
         return kind == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(tick, seq)
 
-    def _pending_of(self, seqs: Ints) -> tuple[Ints, FactRows]:
+    def _pending_of(self, seqs: Ints) -> tuple[Ints, Rows]:
         """Return which seqs are those of timers that are neither cancelled nor forgotten, and what is known of these."""
         facts = self._index.facts
         rows = np.flatnonzero((seqs > facts.first) & (seqs <= facts.count))
@@ -409,7 +409,7 @@ class WheelTimers(TimerSide):
                 self._rest = self._windows(low, self._until_ms)
                 self._waiting = None
             pieces: list[Due] = []
-            places: list[Units] = []
+            places: list[Rows] = []
             taken = size = 0
             more = False
             while (waiting := self._next_waiting(after)) is not None:
@@ -447,7 +447,7 @@ class WheelTimers(TimerSide):
             self._waiting = due.select(self._is_due(due, after))
         return self._waiting
 
-    def _is_due(self, due: Due, after: TimerCursor) -> Any:
+    def _is_due(self, due: Due, after: TimerCursor) -> Flags:
         return self._sealed.covers_each(due.ticks, due.seqs) & ~after.covers_each(due.ticks, due.seqs)
 
     def _find_closed(self, from_tick: int, after: TimerCursor) -> int | None:

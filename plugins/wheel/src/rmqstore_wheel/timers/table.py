@@ -17,14 +17,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 
 FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
 encode_one: Final = struct.Struct("<qIHBx").pack
@@ -36,28 +36,26 @@ NOTHING, TIMER, CANCEL, COPY = range(4)
 
 _PAGE: Final = 256 * 1024
 
-FactRows = np.ndarray[Any, np.dtype[np.void]]
-
 
 def new_log(disk: Disk, directory: Path, ask_rebuild: Callable[[RebuildReason], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
     """Return the facts of an engine directory."""
     return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, ask_rebuild=ask_rebuild)
 
 
-def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: Ints | int = TIMER) -> FactRows:
+def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: Ints | int = TIMER) -> Rows:
     """Return facts as they are stored; tick and due time of what is no timer are 0."""
     rows = np.zeros(len(ticks), FACT)
     rows["tick"], rows["epoch"], rows["early_ms"], rows["kind"] = ticks, epoch, ticks - dues, kind
     return rows
 
 
-def dues_of(facts: FactRows) -> Ints:
+def dues_of(facts: Rows) -> Ints:
     """Return the due times of timers."""
     found: Ints = facts["tick"] - facts["early_ms"]
     return found
 
 
-def pages(log: UnitLog, first: int) -> Iterator[tuple[int, FactRows]]:
+def pages(log: UnitLog, first: int) -> Iterator[tuple[int, Rows]]:
     """Yield (number of the first, facts) of all that may be something from ``first`` on, in pieces of moderate size."""
     for begin, behind in log.held(first):
         for at in range(begin, behind, _PAGE):
@@ -77,7 +75,7 @@ class Due(msgspec.Struct, frozen=True, gc=False):
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def select(self, rows: Any) -> Due:
+    def select(self, rows: Ints | Flags | slice) -> Due:
         """Return some of them."""
         return Due(self.ticks[rows], self.seqs[rows], self.dues[rows])
 

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -30,8 +30,8 @@ from rmqstore.errors import NO_ROOM, CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Numbers, RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
-from rmqstore_wheel.formats.binary_columns import Flags, Ints, put_rows
-from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows, put_rows
+from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring
 from rmqstore_wheel.timers.slot_chains import walk
 
 ROLL_WINDOW_SLOTS: Final = 172_800
@@ -62,7 +62,7 @@ class SlotUnits(msgspec.Struct, gc=False):
 
     data: memoryview
     places: Ints
-    rows: Any
+    rows: Rows
     begins: Ints
     counts: Ints | int
     marks: Ints
@@ -382,7 +382,7 @@ class WheelIndex:
         left = used["tick"][used["magic"] & ROLLS > 0]
         self.first_roll = int(left.min()) if len(left) else None
 
-    def _used(self) -> Slots:
+    def _used(self) -> Rows:
         """Return the slots of the pages that were ever used: all that may hold something."""
         if self._pages.all():
             return self.slots
@@ -499,7 +499,7 @@ class WheelSnapshot:
         self._ring = ring
         self.is_named = False
 
-    def read(self, crc: int) -> tuple[Slots, Flags]:
+    def read(self, crc: int) -> tuple[Rows, Flags]:
         """Return the slots that have this CRC-32, and which pages of them were ever used.
 
         Raises:
@@ -518,7 +518,7 @@ class WheelSnapshot:
                     raise
         raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
 
-    def _filled(self, file: FileIO) -> tuple[Slots, Flags]:
+    def _filled(self, file: FileIO) -> tuple[Rows, Flags]:
         """Read the slots, and find out which pages hold any; holes, most of the file as a rule, are not read."""
         slots, pages = np.zeros(self._ring.length, wheel.SLOT), np.zeros(-(-self._ring.length // PAGE_SLOTS), np.bool_)
         data, stop = slots.view(np.uint8).data, 0
@@ -538,7 +538,7 @@ class WheelSnapshot:
             pages[first:behind] = _filled_pages(slots[first * PAGE_SLOTS : behind * PAGE_SLOTS])
         return slots, pages
 
-    def write(self, slots: Slots, pages: Flags) -> int:
+    def write(self, slots: Rows, pages: Flags) -> int:
         """Write a snapshot, the last one that a check point names being kept; returns its CRC-32."""
         new = self._path.with_suffix(".new")
         used = np.flatnonzero(pages)
@@ -557,13 +557,13 @@ class WheelSnapshot:
         return _crc_of(slots, pages)
 
 
-def _filled_pages(slots: Slots) -> Flags:
+def _filled_pages(slots: Rows) -> Flags:
     words = slots.view(np.uint64)
     pages: Flags = np.bitwise_or.reduceat(words, np.arange(0, len(words), PAGE_SLOTS * SLOT_BYTES // 8)) != 0
     return pages
 
 
-def _crc_of(slots: Slots, pages: Flags) -> int:
+def _crc_of(slots: Rows, pages: Flags) -> int:
     """Return the CRC-32 of the pages that are not empty, with their numbers."""
     crc = 0
     for page in np.flatnonzero(pages).tolist():

@@ -248,7 +248,7 @@ def test_a_cold_drain_that_fails_is_refused_but_for_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, is_refused: bool
 ) -> None:
     monkeypatch.setattr(aside, "limited_group", lambda name, limit: nullcontext())
-    monkeypatch.setattr(aside, "_child", lambda *_: subprocess.CompletedProcess([], code, "", said))
+    monkeypatch.setattr(aside, "_child", lambda *_: subprocess.CompletedProcess([], code, b"", said.encode()))
     outcome = run_shard(task(tmp_path, phases=("fill", "cold_drain")))
     told = f"cold_drain ended with {code} in"
     assert (told in outcome.wrong, any(told in note for note in outcome.notes)) == (is_refused, not is_refused)

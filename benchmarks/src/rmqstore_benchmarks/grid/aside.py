@@ -1,7 +1,8 @@
 """The phases that need a process of their own: the open after ``kill -9``, and the drain with little memory.
 
-That process is ``python -m rmqstore_benchmarks.grid.aside '<JSON of a ChildJob>'``. A control group of its own, version 2 or 1, limits its
-memory, page cache included. The group is made below the one that this process is in, and goes when it is empty; nothing else is changed.
+That process is ``python -m rmqstore_benchmarks.grid.aside``, which is given a pickled call and gives what it returns. A control group of
+its own, version 2 or 1, limits its memory, page cache included. The group is made below the one that this process is in, and goes when it
+is empty; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 
 import rmqstore
@@ -27,7 +27,7 @@ from rmqstore_benchmarks.grid.calls import Calls, are
 from rmqstore_benchmarks.grid.load import Ids, Load, Made, ticks_of
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.phases import next_step_ms
-from rmqstore_benchmarks.grid.recording import Phase, measured, sync_files
+from rmqstore_benchmarks.grid.recording import Phase, Tables, measured, sync_files
 from rmqstore_benchmarks.grid.stores import ShardTask, open_store
 
 if TYPE_CHECKING:
@@ -40,34 +40,13 @@ _STEPS: Final = 256
 _NO_MEMORY: Final = ("MemoryError", "Cannot allocate memory", "std::bad_alloc")
 
 
-class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told.
-
-    Attributes:
-        what: "die" or "drain".
-        now_ms: where simulated time stands.
-        made, batches: what the load of the shard has made already.
-        count: messages to send before it dies, or to drain.
-        answer: the file for its answer.
-    """
-
-    what: str
-    task: ShardTask
-    now_ms: int
-    made: int
-    batches: int
-    count: int
-    limit_bytes: int
-    answer: str
-
-
 def recover(shard: _Shard) -> None:
     """Let a child add timers and be killed; then time the open, and compare what is there with what was acknowledged."""
     calls, load = shard.calls, shard.load
     count = max(min(_TAIL_MESSAGES, _TAIL_BYTES // load.message_bytes), 1)
-    ended = _child(shard, "die", count, None)
+    ended = _child(partial(die, shard.task, shard.clock.now_ms(), load.made, load.batches, count))
     if ended.returncode != -signal.SIGKILL:
-        raise RuntimeError(f"the child that was to be killed ended with {ended.returncode}: {ended.stderr[-500:]}")
+        raise RuntimeError(f"the child that was to be killed ended with {ended.returncode}: {ended.stderr.decode()[-500:]}")
     acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
     for made in tail_batches(load, shard.clock.now_ms(), acknowledged):
         calls.account.make(made.ids, ticks_of(made.due_ms), 0)
@@ -96,22 +75,23 @@ def cold_drain(shard: _Shard) -> None:
     sync_files(shard.directory, forget=True)
     try:
         with limited_group(shard.task.directory, limit) as group:
-            ended = _child(shard, "drain", len(expected), group, limit)
+            ended = _child(partial(drain, shard.task, shard.clock.now_ms(), len(expected), limit), group)
     except NoLimitError as error:
         shard.notes.append(f"cold_drain was not run: {error}")
         return
     except subprocess.TimeoutExpired:
         shard.notes.append(f"cold_drain was not done after {_CHILD_PATIENCE_S:.0f} s in {limit:,} bytes of memory")
         return
-    answer = Path(shard.task.directory, "answer")
-    if ended.returncode or not answer.is_file():
-        failure = f"cold_drain ended with {ended.returncode} in {limit:,} bytes of memory: {ended.stderr.strip()[-300:]}"
-        if _lacked_memory(ended):
+    if ended.returncode or not ended.stdout:
+        said = ended.stderr.decode(errors="replace")
+        failure = f"cold_drain ended with {ended.returncode} in {limit:,} bytes of memory: {said.strip()[-300:]}"
+        # Killed by the kernel, or refused an allocation: that says nothing of the engine.
+        if ended.returncode == -signal.SIGKILL or any(words in said for words in _NO_MEMORY):
             shard.notes.append(failure)
         else:
             calls.account.fail(failure)
         return
-    parts, popped, acked = pickle.loads(answer.read_bytes())
+    parts, popped, acked = pickle.loads(ended.stdout)
     calls.note_pops(*popped.T)
     calls.account.ack(acked)
     calls.account.settle(np.zeros(0, np.int64), shard.clock.now_ms())
@@ -133,26 +113,11 @@ def tail_batches(load: Load, now_ms: int, count: int) -> Iterator[Made]:
         count -= len(made.ids)
 
 
-def _lacked_memory(ended: subprocess.CompletedProcess[str]) -> bool:
-    """Say whether a child ended for want of memory, which says nothing of its engine: killed by the kernel, or refused an allocation."""
-    return ended.returncode == -signal.SIGKILL or any(words in ended.stderr for words in _NO_MEMORY)
-
-
-def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes: int = 0) -> subprocess.CompletedProcess[str]:
-    job = ChildJob(
-        what=what,
-        task=shard.task,
-        now_ms=shard.clock.now_ms(),
-        made=shard.load.made,
-        batches=shard.load.batches,
-        count=count,
-        limit_bytes=limit_bytes,
-        answer=str(Path(shard.task.directory, "answer")),
-    )
-    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.aside", msgspec.json.encode(job).decode()]
+def _child(call: Callable[[], object], group: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.aside"]
     if group is not None:  # entered before the child is, so that all of its memory counts
         command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CHILD_PATIENCE_S)
+    return subprocess.run(command, input=pickle.dumps(call), capture_output=True, check=False, timeout=_CHILD_PATIENCE_S)
 
 
 # ---------------------------------------------------------------- a limit on its memory
@@ -236,41 +201,41 @@ def _remove_group(group: Path) -> None:
 # ---------------------------------------------------------------- the child
 
 
-def die(job: ChildJob) -> None:
-    """Send timers, say after each call how many were acknowledged, and be killed."""
-    load = load_of(job.task)
-    load.made, load.batches = job.made, job.batches
-    store = open_store(job.task, rmqstore.ManualClock(job.now_ms))
+def die(task: ShardTask, now_ms: int, made: int, batches: int, count: int) -> None:
+    """Send so many timers more than its load has made, say after each call how many were acknowledged, and be killed."""
+    load = load_of(task)
+    load.made, load.batches = made, batches
+    store = open_store(task, rmqstore.ManualClock(now_ms))
     sent = 0
-    for made in tail_batches(load, job.now_ms, job.count):
-        store.send_batch(made.columns)
-        sent += len(made.ids)
+    for each in tail_batches(load, now_ms, count):
+        store.send_batch(each.columns)
+        sent += len(each.ids)
         print(sent, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def drain(job: ChildJob) -> None:
+def drain(task: ShardTask, now_ms: int, count: int, limit_bytes: int) -> tuple[list[Tables], Ids, Ids]:
     """Let simulated time pass until all is handed over, then pop and ack all, so that what was written last is not read from the cache.
 
-    The file ``answer`` then has the tables of both phases, what was popped (a row of five for each message, in order: number, attempt,
-    length and last word of its body, and the simulated time, ms), and the numbers that were acked.
+    Returns:
+        The tables of both phases, what was popped (a row of five for each message, in order: number, attempt, length and last word of its
+        body, and the simulated time, ms), and the numbers that were acked.
     """
-    load = load_of(job.task)
-    clock = rmqstore.ManualClock(job.now_ms)
+    load = load_of(task)
+    clock = rmqstore.ManualClock(now_ms)
     parts = []
-    with open_store(job.task, clock) as store:
-        calls = _Told(store, clock, load, job.task.run.seed)
-        for name, act, kept in (("cold_hand_over", _hand_all_over, job.count), ("cold_pop_ack", _Told.drain_ready, 0)):
-            phase = Phase(job.task.run.run_id, job.task.shard, name)
-            columns = measured(phase, Path(job.task.directory), partial(act, calls)) | {
-                "messages": job.count,
-                "user_bytes": job.count * load.message_bytes,
+    with open_store(task, clock) as store:
+        calls = _Told(store, clock, load, task.run.seed)
+        for name, act, kept in (("cold_hand_over", _hand_all_over, count), ("cold_pop_ack", _Told.drain_ready, 0)):
+            phase = Phase(task.run.run_id, task.shard, name)
+            columns = measured(phase, Path(task.directory), partial(act, calls)) | {
+                "messages": count,
+                "user_bytes": count * load.message_bytes,
                 "live_bytes": kept * load.message_bytes,
-                "memory_limit_bytes": job.limit_bytes,
+                "memory_limit_bytes": limit_bytes,
             }
             parts.append(phase.tables(columns))
-    popped, acked = np.concatenate([np.zeros((0, 5), np.int64), *calls.popped]), np.concatenate([np.zeros(0, np.int64), *calls.acked])
-    Path(job.answer).write_bytes(pickle.dumps((parts, popped, acked)))
+    return parts, np.concatenate([np.zeros((0, 5), np.int64), *calls.popped]), np.concatenate([np.zeros(0, np.int64), *calls.acked])
 
 
 def _hand_all_over(calls: Calls, phase: Phase) -> None:
@@ -297,5 +262,4 @@ class _Told(Calls):
 
 
 if __name__ == "__main__":
-    given = msgspec.json.decode(sys.argv[1], type=ChildJob)
-    {"die": die, "drain": drain}[given.what](given)
+    sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)()))

@@ -1,4 +1,4 @@
-"""Running the command line in this process, under a clock that stands still, in UTC."""
+"""Running the command line in this process, under a clock that stands still, in UTC; or in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,9 @@ from rmqstore import ManualClock, Store
 from rmqstore.cli import main, stores
 from rmqstore_conformance.stores import START_MS, directory
 from tests.pairs import DURABLE_PAIRS
+
+RMQSTORE = [sys.executable, "-m", "rmqstore"]
+PATIENCE_S = 60
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -136,6 +141,52 @@ def cli() -> Iterator[Command]:
     """The command line, for a store that is not there yet."""
     with command_line() as command:
         yield command
+
+
+# ---------------------------------------------------------------- processes
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory, which is that of this process."""
+    with directory() as made, monkeypatch.context() as patch:
+        patch.chdir(made)
+        yield made
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command beside the test; it is gone afterwards."""
+    command = [*RMQSTORE, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[bytes], holds: str) -> str:
+    """Return the next line on stderr that holds this."""
+    assert process.stderr is not None
+    while read := process.stderr.readline().decode():
+        if holds in read:
+            return read.strip()
+    raise AssertionError(f"the command ended without {holds!r}")
+
+
+def printed(process: subprocess.Popen[bytes]) -> str:
+    """Return the next line on stdout."""
+    assert process.stdout is not None
+    return process.stdout.readline().decode().rstrip("\n")
+
+
+def ended(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> int:
+    """End a command; returns its exit code."""
+    process.send_signal(number)
+    return process.wait(PATIENCE_S)
+
+
+# ---------------------------------------------------------------- terminals
 
 
 @pytest.fixture

@@ -22,8 +22,7 @@ from rmqstore import Message, Store
 from rmqstore.cli import top
 from rmqstore.server.serving import ServerThread
 from rmqstore.store.directory import SOCKET_NAME
-from tests.cli.conftest import ENGINE, Command
-from tests.cli.test_processes import _PATIENCE_S, RMQSTORE
+from tests.cli.conftest import ENGINE, PATIENCE_S, RMQSTORE, Command
 
 HOUR = timedelta(hours=1)
 
@@ -164,7 +163,7 @@ def test_it_goes_on_until_it_is_ended(busy: Command) -> None:
                 seen(main, b"7,527")
                 process.send_signal(signal.SIGINT)
                 assert process.stderr is not None
-                assert (process.wait(_PATIENCE_S), process.stderr.read()) == (0, b"")
+                assert (process.wait(PATIENCE_S), process.stderr.read()) == (0, b"")
             finally:
                 process.kill()
                 os.close(main)
@@ -173,7 +172,7 @@ def test_it_goes_on_until_it_is_ended(busy: Command) -> None:
 def seen(terminal: int, text: bytes) -> None:
     """Read what a terminal shows until it shows this."""
     shown = b""
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + PATIENCE_S
     while text not in shown:
         assert select.select([terminal], [], [], max(until_s - time.monotonic(), 0))[0], shown
         shown += os.read(terminal, 65_536)

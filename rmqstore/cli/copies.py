@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import typer
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 PrecisionOption = Annotated[str | None, typer.Option("--precision", metavar="DURATION", help="Width of a tick in the new store, as 100ms.")]
 
+_Report = TypeVar("_Report")
 _Told: TypeAlias = Callable[[str, int, int], None]
 
 
@@ -40,7 +42,7 @@ def snapshot(
     The copy opens like any store. Where the store is shared or served, its owner writes it, and goes on meanwhile. That of a data set is
     one as well: each shard is as of its own moment, and no job is half done in it.
     """
-    path = _copied(store, dest, "copying", _take_snapshot) if stores.shards_at(store) else _take_snapshot(store, dest)
+    path, _ = _copied(store, dest, "copying", _take_snapshot)
     show.line(str(path))
     show.note(f"`rmqstore restore {path} DEST` makes a store of it.")
 
@@ -50,19 +52,26 @@ def _take_snapshot(store: Path, dest: Path) -> Path:
         return opened.snapshot(dest)
 
 
-def _copied(source: Path, dest: Path, doing: str, copy_shard: Callable[[Path, Path], object], **changes: object) -> Path:
-    """Copy a data set, or make one of a copy; ``changes`` are those of its manifest."""
-    from rmqstore.spark.copies import copied
-    from rmqstore.spark.dataset import Dataset
+def _copied(source: Path, dest: Path, doing: str, copy: Callable[[Path, Path], _Report], **changes: object) -> tuple[Path, list[_Report]]:
+    """Copy a store, or a data set shard by shard, or make one of a copy; returns where it is, and the report on each store.
 
-    dataset = Dataset.open(source)
-    return copied(dataset, dest, doing, copy_shard, msgspec.structs.replace(dataset.manifest, **changes))
+    Args:
+        changes: of the manifest of a data set.
+    """
+    reports = []
 
+    def copy_one(one: Path, to: Path) -> None:
+        reports.append(copy(one, to))
 
-def _is_dataset(path: Path) -> bool:
-    from rmqstore.spark.dataset import is_dataset
+    if stores.is_dataset(source):
+        from rmqstore.spark.copies import copied
+        from rmqstore.spark.dataset import Dataset
 
-    return not stores.is_store(path) and is_dataset(path)
+        dataset = Dataset.open(source)
+        dest = copied(dataset, dest, doing, copy_one, msgspec.structs.replace(dataset.manifest, **changes))
+    else:
+        copy_one(source, dest)
+    return dest, reports
 
 
 @examples("rmqstore restore backup-2026-12-01 data")
@@ -75,7 +84,7 @@ def restore(
     It is the store that the snapshot was taken from, as of then: its receipts and handles count. Do not use both at the same time: each
     would deliver the same messages. An interrupted restore leaves no store, and is simply run again.
     """
-    path = _copied(snapshot, dest, "restoring", restore_snapshot) if _is_dataset(snapshot) else restore_snapshot(snapshot, dest)
+    path, _ = _copied(snapshot, dest, "restoring", restore_snapshot)
     show.line(str(path))
     show.note(f"`rmqstore doctor {path} --deep` looks it over.")
 
@@ -116,24 +125,14 @@ def dump(
     from rmqstore import transfer  # it brings Parquet along
     from rmqstore.transfer.dumps import MANIFEST, PROGRESS
 
-    if shards := stores.shards_at(store):
-        if resume:
-            raise typer.BadParameter("an interrupted dump of a data set leaves nothing to go on with", param_hint="--resume")
-    else:
+    if not stores.is_dataset(store):
         stores.require(store)
+    elif resume:
+        raise typer.BadParameter("an interrupted dump of a data set leaves nothing to go on with", param_hint="--resume")
     if not resume and (dest / PROGRESS).exists() and not (dest / MANIFEST).exists():
         raise TransferError(f"{dest} holds an interrupted dump; --resume goes on with it, or choose another directory")
-    path = dest
-    reports: list[DumpReport] = []
     with _progress("dumping") as told:
-
-        def take(source: Path, to: Path) -> None:
-            reports.append(transfer.dump(source, to, progress=told))
-
-        if shards:
-            path = _copied(store, dest, "dumping", take)
-        else:
-            take(store, dest)
+        path, reports = _copied(store, dest, "dumping", functools.partial(transfer.dump, progress=told))
     tables, written, reused = _summed(reports), sum(each.bytes for each in reports), sum(each.reused_files for each in reports)
     if as_json:
         show.document({"path": str(path), "tables": tables, "bytes": written, "reused_files": reused})
@@ -170,17 +169,10 @@ def load(
     given = stores.parsed_settings(settings or ())
     if precision is not None:
         given["precision_ms"] = _precision_ms(precision)
-    path = store
-    reports: list[LoadReport] = []
+    changes = _changes(dump, engine, given) if stores.is_dataset(dump) else {}
     with _progress("loading") as told:
-
-        def take(source: Path, to: Path) -> None:
-            reports.append(transfer.load(source, to, engine=engine, clock=stores.clock_factory(), progress=told, **given))
-
-        if _is_dataset(dump):
-            path = _copied(dump, store, "loading", take, **_changes(dump, engine, given))
-        else:
-            take(dump, store)
+        take = functools.partial(transfer.load, engine=engine, clock=stores.clock_factory(), progress=told, **given)
+        path, reports = _copied(dump, store, "loading", take, **changes)
     _report(path, _summed(reports), None, as_json)
 
 
@@ -249,8 +241,7 @@ def _show_tables(tables: Mapping[str, int]) -> None:
 def _progress(what: str) -> Iterator[_Told]:
     """Show a bar for each table; gives what the transfer tells the table, its rows done and in all."""
     tasks: dict[str, TaskID] = {}
-    columns = (TextColumn(f"{what} {{task.description}}"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    with show.progress(*columns) as progress:
+    with show.progress(f"{what} {{task.description}}", "{task.completed:,} rows") as progress:
 
         def tell(table: str, done: int, total: int) -> None:
             if table not in tasks:

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from typing import Annotated, Final
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_ERROR
@@ -82,8 +82,7 @@ def demo(
     failed: list[str] = []
     with _directory(keep, names) as root:
         rows: list[list[Cell]] = []
-        columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TextColumn("orders and payments"))
-        with show.progress(*columns, TimeElapsedColumn()) as progress:
+        with show.progress("{task.description:10}", MofNCompleteColumn(), "orders and payments") as progress:
             for name in names:
                 counts, problems = _play(name, root / name, day, progress)
                 rows.append([name, *counts])
@@ -168,8 +167,7 @@ def _live(path: Path, engine: str, timers: int) -> tuple[list[int], list[str]]:
     """
     rng = np.random.default_rng(_SEED)
     late_ms: list[int] = []
-    seen: set[str] = set()
-    problems: list[str] = []
+    seen: Counter[str] = Counter()
     clock = SystemClock()
     with open_store(path, engine=engine, precision_ms=_LIVE_PRECISION_MS) as store:
         start_ms = clock.now_ms() + _LIVE_LEAD_MS
@@ -179,16 +177,14 @@ def _live(path: Path, engine: str, timers: int) -> tuple[list[int], list[str]]:
         while len(late_ms) < timers and time.monotonic() < until_s:
             popped = store.pop(_LIVE_TOPIC, _LIVE_GROUP, max_messages=128, wait_ms=500)
             now_ms = clock.now_ms()
-            for message in popped:
-                late_ms.append(now_ms - (message.deliver_at_ms or 0))
-                if message.keys[0] in seen:
-                    problems.append(f"timer {message.keys[0]} came twice")
-                seen.add(message.keys[0])
+            late_ms += [now_ms - (message.deliver_at_ms or 0) for message in popped]
+            seen.update(message.keys[0] for message in popped)
             store.ack(popped)
-        if len(seen) < timers:
-            problems.append(f"{timers - len(seen)} of {timers} timers did not come within {_LIVE_PATIENCE_S:.0f} s")
-        if any(late < 0 for late in late_ms):
-            problems.append(f"{sum(late < 0 for late in late_ms)} timers came early, by up to {-min(late_ms)} ms")
+    problems = [f"timer {key} came {times} times" for key, times in seen.items() if times > 1]
+    if len(seen) < timers:
+        problems.append(f"{timers - len(seen)} of {timers} timers did not come within {_LIVE_PATIENCE_S:.0f} s")
+    if early := sum(late < 0 for late in late_ms):
+        problems.append(f"{early} timers came early, by up to {-min(late_ms)} ms")
     return late_ms, problems
 
 
@@ -253,6 +249,10 @@ def make_orders(count: int, seed: int) -> list[Order]:
     return orders
 
 
+def _end_of_minute(ms: int) -> int:
+    return ms - ms % MINUTE_MS + MINUTE_MS
+
+
 class OrderDay:
     """Plays the day against one store, minute by minute, and keeps what it saw by order number."""
 
@@ -261,8 +261,14 @@ class OrderDay:
         self._clock = clock
         self._orders = orders
         self._receipts: dict[str, SendReceipt] = {}
-        self._payments = sorted((order.paid_ms, order.number) for order in orders if order.paid_ms is not None)
-        self._paid = 0
+        self._arrivals: dict[int, list[Order]] = defaultdict(list)
+        self._payments: dict[int, list[str]] = defaultdict(list)
+        for order in orders:
+            self._arrivals[_end_of_minute(order.created_ms)].append(order)
+        payments = sorted((order.paid_ms, order.number) for order in orders if order.paid_ms is not None)
+        for paid_ms, number in payments:
+            self._payments[_end_of_minute(paid_ms)].append(number)
+        self._by_key = {number for _, number in payments[::BY_KEY_EVERY]}
         self._deliveries: Counter[str] = Counter()
         self._acks: Counter[str] = Counter()
         self._cancelled: set[str] = set()
@@ -270,31 +276,21 @@ class OrderDay:
         self._lost_leases = 0  # held by the consumer that hangs and dies
 
     def play(self, progress: Callable[[int], None]) -> None:
-        """Play it through; ``progress`` is told the orders that arrived and the payments that came in each minute."""
-        for now_ms, arrived in self._minutes():
+        """Play it minute by minute until all is closed and expired leases are back; ``progress`` is told what came in each."""
+        for now_ms in range(START_MS + MINUTE_MS, START_MS + DAY_MS + CLOSE_AFTER_MS + _SETTLE_MINUTES * MINUTE_MS, MINUTE_MS):
             self._clock.set(now_ms)
-            before = self._paid
-            self._schedule(arrived)
+            self._schedule(self._arrivals[now_ms])
             self._cancel_paid(now_ms)
             self._store.tick()
             self._consume(now_ms)
             if (now_ms - START_MS) % FLUSH_EVERY_MS == 0:
                 self._store.flush()
-            progress(len(arrived) + self._paid - before)
+            progress(len(self._arrivals[now_ms]) + len(self._payments[now_ms]))
 
     def counts(self) -> tuple[int, int, int, int, int]:
         """Return how many messages were sent, cancelled, delivered, delivered again and acked."""
         delivered = len(self._deliveries)
         return len(self._orders), len(self._cancelled), delivered, self._deliveries.total() - delivered, self._acks.total()
-
-    def _minutes(self) -> Iterator[tuple[int, list[Order]]]:
-        """Yield the end of each minute with the orders that came in it; goes on until all are closed and expired leases are back."""
-        at = 0
-        for now_ms in range(START_MS + MINUTE_MS, START_MS + DAY_MS + CLOSE_AFTER_MS + _SETTLE_MINUTES * MINUTE_MS, MINUTE_MS):
-            first = at
-            while at < len(self._orders) and self._orders[at].created_ms < now_ms:
-                at += 1
-            yield now_ms, list(self._orders[first:at])
 
     def _schedule(self, orders: list[Order]) -> None:
         if orders:
@@ -304,15 +300,10 @@ class OrderDay:
             self._receipts.update(zip((order.number for order in orders), sent, strict=True))
 
     def _cancel_paid(self, now_ms: int) -> None:
-        by_handle: dict[str, str] = {}
-        while self._paid < len(self._payments) and self._payments[self._paid][0] < now_ms:
-            number = self._payments[self._paid][1]
-            receipt = self._receipts.pop(number)
-            if self._paid % BY_KEY_EVERY == 0:
-                self._note_cancel(number, self._store.cancel_key(TOPIC, number))
-            else:
-                by_handle[number] = receipt.handle or ""
-            self._paid += 1
+        paid = self._payments[now_ms]
+        for number in self._by_key.intersection(paid):
+            self._note_cancel(number, self._store.cancel_key(TOPIC, number))
+        by_handle = {number: str(self._receipts[number].handle) for number in paid if number not in self._by_key}
         for number, outcome in zip(by_handle, self._store.cancel(list(by_handle.values())), strict=True):
             self._note_cancel(number, [outcome])
 
@@ -427,82 +418,60 @@ def leave_store(path: Path, engine: str, now_ms: int) -> None:
     (path / _FILE).write_text(_SETTINGS, encoding="utf-8")
     clock = ManualClock(now_ms - _HISTORY_MS)
     with open_store(path, engine=engine, clock=clock, services=False, flush="async") as store:
-        _Shop(store, clock, now_ms).live()
+        store.topics.create("parcels", 2)
+        _order_timeouts(store, clock)
+        _invoices(store, clock)
+        _parcels(store)
+        while clock.now_ms() < now_ms:
+            clock.set(min(clock.now_ms() + 10 * MINUTE_MS, now_ms))
+            store.tick()
+            store.ack(store.pop("orders", "closers", max_messages=1024))
+        # What is under way at this moment.
+        store.pop("invoices", "archive", max_messages=8, invisible_ms=30 * MINUTE_MS)
+        store.pop("parcels", "shipping", max_messages=6, invisible_ms=15 * MINUTE_MS, order=True)
+        store.retry_later(store.pop("invoices", "printing", max_messages=3, invisible_ms=1000))
 
 
-class _Shop:
-    """Three hours of a shop: orders that time out, invoices that one consumer cannot digest, parcels that must keep their order."""
+def _order_timeouts(store: Store, clock: ManualClock) -> None:
+    """Timers from now on, most of them soon; one in seven is cancelled again, as if paid."""
+    delays = np.random.default_rng(_LEFT_SEED).gamma(1.4, 2.2 * HOUR_MS, _TIMERS).astype(np.int64)
+    rows = [
+        Message(
+            "orders",
+            f'{{"order": {row}, "action": "close"}}'.encode(),
+            tag="close",
+            keys=(f"order-{row}",),
+            properties={"amount": str(10 + row % 490), "region": ("eu", "us", "asia")[row % 3]},
+            message_id=f"close-{row}",
+            deliver_at_ms=clock.now_ms() + delay + MINUTE_MS,
+        )
+        for row, delay in enumerate(delays.tolist())
+    ]
+    store.cancel([str(each.handle) for each in store.send_batch(rows)[::_PAID_EVERY]])
 
-    def __init__(self, store: Store, clock: ManualClock, now_ms: int) -> None:
-        self._store = store
-        self._clock = clock
-        self._now_ms = now_ms
-        self._rng = np.random.default_rng(_LEFT_SEED)
 
-    def live(self) -> None:
-        """Live through the hours up to now."""
-        self._store.topics.create("parcels", 2)
-        self._order_timeouts()
-        self._invoices()
-        self._parcels()
-        while self._clock.now_ms() < self._now_ms:
-            self._clock.set(min(self._clock.now_ms() + 10 * MINUTE_MS, self._now_ms))
-            self._store.tick()
-            self._store.ack(self._store.pop("orders", "closers", max_messages=1024))
-        self._consumers_now()
+def _invoices(store: Store, clock: ManualClock) -> None:
+    """Invoices for two groups; one of them fails on what it cannot read, until its attempts are used up."""
+    rows = [
+        Message("invoices", f"invoice {row}".encode(), "pdf" if row % 5 else "scan", (f"invoice-{row}",), message_id=f"inv-{row}")
+        for row in range(500)
+    ]
+    store.send_batch(rows)
+    bad = {"inv-40", "inv-121", "inv-305"}
+    for _ in range(4):
+        while popped := store.pop("invoices", "billing", max_messages=64, invisible_ms=MINUTE_MS):
+            store.ack([each for each in popped if each.message_id not in bad])
+        clock.advance(MINUTE_MS)
+        store.tick()
+    store.ack(store.pop("invoices", "archive", max_messages=160))
 
-    def _order_timeouts(self) -> None:
-        """Timers from now on, most of them soon; one in seven is cancelled again, as if paid."""
-        delays = self._rng.gamma(1.4, 2.2 * HOUR_MS, _TIMERS).astype(np.int64)
-        rows = [
-            Message(
-                "orders",
-                f'{{"order": {row}, "action": "close"}}'.encode(),
-                tag="close",
-                keys=(f"order-{row}",),
-                properties={"amount": str(10 + row % 490), "region": ("eu", "us", "asia")[row % 3]},
-                message_id=f"close-{row}",
-                deliver_at_ms=self._clock.now_ms() + int(delay) + MINUTE_MS,
-            )
-            for row, delay in enumerate(delays.tolist())
+
+def _parcels(store: Store) -> None:
+    """Parcels in the order of their customers."""
+    steps = [(f"parcel-{number}", step) for number in range(12) for step in ("packed", "labelled", "shipped")]
+    store.send_batch(
+        [
+            Message("parcels", f"step {step} of {name.replace('-', ' ')}".encode(), message_group=name, message_id=f"{name}-{step}")
+            for name, step in steps
         ]
-        receipts = self._store.send_batch(rows)
-        self._store.cancel([str(each.handle) for each in receipts[::_PAID_EVERY]])
-
-    def _invoices(self) -> None:
-        """Invoices for two groups; one of them fails on what it cannot read, until its attempts are used up."""
-        rows = [
-            Message(
-                "invoices", f"invoice {row}".encode(), tag="pdf" if row % 5 else "scan", keys=(f"invoice-{row}",), message_id=f"inv-{row}"
-            )
-            for row in range(500)
-        ]
-        self._store.send_batch(rows)
-        bad = {"inv-40", "inv-121", "inv-305"}
-        for _ in range(4):
-            while popped := self._store.pop("invoices", "billing", max_messages=64, invisible_ms=MINUTE_MS):
-                self._store.ack([each for each in popped if each.message_id not in bad])
-            self._clock.advance(MINUTE_MS)
-            self._store.tick()
-        self._store.ack(self._store.pop("invoices", "archive", max_messages=160))
-
-    def _parcels(self) -> None:
-        """Parcels in the order of their customers."""
-        rows = [
-            Message(
-                "parcels",
-                f"step {step} of parcel {parcel}".encode(),
-                message_group=f"parcel-{parcel}",
-                message_id=f"parcel-{parcel}-{step}",
-            )
-            for parcel in range(12)
-            for step in ("packed", "labelled", "shipped")
-        ]
-        self._store.send_batch(rows)
-
-    def _consumers_now(self) -> None:
-        """What is under way at this moment."""
-        self._store.pop("invoices", "archive", max_messages=8, invisible_ms=30 * MINUTE_MS)
-        self._store.pop("parcels", "shipping", max_messages=6, invisible_ms=15 * MINUTE_MS, order=True)
-        failed = self._store.pop("invoices", "printing", max_messages=3, invisible_ms=1000)
-        self._store.retry_later(failed)
+    )

@@ -117,9 +117,7 @@ def _repair(path: Path, *, finish: bool, undo: bool, drop_job: str | None) -> No
 
 def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
     """Do every check that makes sense for what ``path`` is."""
-    from rmqstore.spark.dataset import is_dataset
-
-    if is_dataset(path):
+    if stores.is_dataset(path):
         yield from _dataset(path, deep=deep)
         return
     in_use = _engines_of(path)
@@ -414,9 +412,7 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
         raise StorePathError(f"{directory} {what}; name the directory of a store")
     manifest = stores.manifest(path)
     if manifest is None:
-        from rmqstore.spark.dataset import is_dataset
-
-        if is_dataset(path):
+        if stores.is_dataset(path):
             stores.require(path)
         asked: dict[str, tuple[Inspector | None, Path]] = {engine: (inspector, path) for engine, inspector in _inspectors().items()}
     else:

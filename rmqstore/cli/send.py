@@ -14,7 +14,7 @@ from typing import IO, Annotated, TypeAlias
 
 import msgspec
 import typer
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import DownloadColumn, MofNCompleteColumn
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_INTERRUPTED, Interrupt
@@ -233,7 +233,7 @@ def _send_rows(
 ) -> None:
     tally = Tally()
     amount = MofNCompleteColumn() if reader.counts_rows else DownloadColumn()
-    progress = show.progress(TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    progress = show.progress("{task.description}", amount)
     task = progress.add_task("sending", total=reader.total)
     try:
         with Interrupt() as interrupt, owning() as opened, progress:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
 from rich.text import Text
 
 from rmqstore.cli.times import iso
@@ -77,10 +77,10 @@ def stdin() -> TextIO:
     return sys.stdin
 
 
-def progress(*columns: ProgressColumn) -> Progress:
-    """Return bars on stderr, which are there on a terminal only and gone at the end."""
+def progress(text: str, *amounts: ProgressColumn | str) -> Progress:
+    """Return bars on stderr, which are there on a terminal only and gone at the end; a column that is a text may name parts of the task."""
     out = console(stderr=True)
-    return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+    return Progress(text, BarColumn(), *amounts, TimeElapsedColumn(), console=out, transient=True, disable=not out.is_terminal)
 
 
 def line(cell: str | Text = "") -> None:

@@ -57,6 +57,13 @@ def is_store(path: Path) -> bool:
     return (checked_path(path) / MANIFEST_NAME).is_file()
 
 
+def is_dataset(path: Path) -> bool:
+    """Say whether there is a data set of stores in the directory ``path``, and no store."""
+    from rmqstore.spark.dataset import is_dataset as found  # it brings columns along
+
+    return not is_store(path) and found(path)
+
+
 def manifest(path: Path) -> dict[str, Any] | None:
     """Return what a store says of itself, read without opening it; None when there is no store.
 
@@ -87,8 +94,6 @@ def require(path: Path) -> None:
         StorePathError: there is none; the message says how to make one.
     """
     if not is_store(path):
-        from rmqstore.spark.dataset import is_dataset  # it brings columns along
-
         if is_dataset(path):
             raise StorePathError(f"{path} is a data set of stores; name one of its shards, such as {path / 'shard-00000'}")
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
@@ -103,12 +108,10 @@ def shards_at(path: Path) -> list[Path]:
     Raises:
         StorePathError: a shard is missing.
     """
-    if is_store(path):
-        return []
-    from rmqstore.spark.dataset import Dataset, is_dataset  # as in require
-
     if not is_dataset(path):
         return []
+    from rmqstore.spark.dataset import Dataset  # as in is_dataset
+
     dataset = Dataset.open(path)
     for shard in dataset.shards:
         dataset.engines(shard)

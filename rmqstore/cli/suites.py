@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Annotated, Any, Final, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.text import Text
 
 from rmqstore.cli import show
@@ -133,8 +133,7 @@ def run(
     if not place.is_dir():
         raise IllegalArgumentError(f"--stores: {place} is no directory")
     command = shlex.join(["rmqstore", *sys.argv[1:]])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with show.progress(*columns) as progress:
+    with show.progress("{task.description}", MofNCompleteColumn(), TimeRemainingColumn()) as progress:
         bar = progress.add_task("Spark starts", total=checked.runs)
 
         def tell(told: Any) -> None:
@@ -276,8 +275,7 @@ def _arguments() -> list[str]:
 
 def _played(command: ModuleType, request: Any) -> list[Any]:
     """Run a request and show how far it is."""
-    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with show.progress(*columns) as progress:
+    with show.progress("{task.description:28}", MofNCompleteColumn()) as progress:
         task = progress.add_task("starting Spark", total=None)
 
         def told(engine: str, job: str, number: int, jobs: int) -> None:

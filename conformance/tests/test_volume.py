@@ -91,13 +91,6 @@ def test_the_sync_of_a_file_may_take_its_name_along(names_follow: bool) -> None:
     assert set(volume.image({})) == {"a", "b", "e"}
 
 
-def test_a_disk_whose_syncs_do_nothing_keeps_nothing_for_sure() -> None:
-    volume = Volume(syncs=False)
-    for call in [Call("make", "a", file=1), Call("write", file=1, data=ONES), Call("sync", file=1), Call("names")]:
-        volume.do(call)
-    assert len(volume.pending()) == 2
-
-
 def test_fates_hold_every_simple_case() -> None:
     writes = [Call("write", file=1, offset=number * SECTOR, data=bytes([50 + number]) * SECTOR) for number in range(3)]
     volume = volume_of(*writes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from rmqstore_conformance.power.content import Content, Image
 
@@ -58,51 +58,67 @@ class Change(NamedTuple):
     data: bytes | None = None
 
 
-class File:
-    """A file: what is durable, what is there, and the changes between the two."""
+Names: TypeAlias = "dict[str, File | Directory | None]"
+"""A change of the names in a directory: each leads elsewhere, or nowhere, at once."""
 
-    def __init__(self, content: Content | None = None) -> None:
-        self.durable = Content() if content is None else content
-        self.live = self.durable.copy()
-        self.pending: dict[int, Change] = {}
+_Content = TypeVar("_Content", Content, "dict[str, File | Directory]")
+_Change = TypeVar("_Change", Change, Names)
+
+
+class _Node(Generic[_Content, _Change]):
+    """What is durable of a file or a directory, what is there, and the changes between the two."""
+
+    def __init__(self, durable: _Content) -> None:
+        self.durable: _Content = durable
+        self.live: _Content = durable.copy()
+        self.pending: dict[int, _Change] = {}
         self._settled: set[int] = set()
 
-    def change(self, number: int, change: Change) -> None:
-        _do(self.live, change, Fate.KEPT)
-        self.pending[number] = change
+    @staticmethod
+    def _do(content: _Content, change: _Change, fate: Fate) -> None:
+        raise NotImplementedError
 
-    def settle(self) -> None:
-        """Make the last change durable, and no other."""
-        if self.pending:
-            self._settled.add(max(self.pending))
+    def change(self, number: int, change: _Change) -> None:
+        self._do(self.live, change, Fate.KEPT)
+        self.pending[number] = change
 
     def sync(self) -> None:
         self.durable = self.live.copy()
         self.pending.clear()
         self._settled.clear()
 
-    def not_durable(self) -> dict[int, Change]:
+    def not_durable(self) -> dict[int, _Change]:
         return {number: change for number, change in self.pending.items() if number not in self._settled}
 
-    def content(self, fates: Mapping[int, Fate]) -> Content:
+    def content(self, fates: Mapping[int, Fate]) -> _Content:
+        """Return what is left."""
         met = [Fate.KEPT if number in self._settled else fates.get(number, Fate.KEPT) for number in self.pending]
         if all(fate is Fate.KEPT for fate in met):
             return self.live.copy()
         left = self.durable.copy()
         for change, fate in zip(self.pending.values(), met, strict=True):
-            _do(left, change, fate)
+            self._do(left, change, fate)
         return left
 
 
-def _do(content: Content, change: Change, fate: Fate) -> None:
-    if fate is Fate.DROPPED:
-        return
-    if change.data is None:
-        content.resize(change.offset)
-        return
-    data = memoryview(change.data)
-    for begin, end in _kept(change.offset, len(data), fate):
-        content.write(begin, data[begin - change.offset : end - change.offset])
+class File(_Node[Content, Change]):
+    """A file."""
+
+    def settle(self) -> None:
+        """Make the last change durable, and no other."""
+        if self.pending:
+            self._settled.add(max(self.pending))
+
+    @staticmethod
+    def _do(content: Content, change: Change, fate: Fate) -> None:
+        if fate is Fate.DROPPED:
+            return
+        if change.data is None:
+            content.resize(change.offset)
+            return
+        data = memoryview(change.data)
+        for begin, end in _kept(change.offset, len(data), fate):
+            content.write(begin, data[begin - change.offset : end - change.offset])
 
 
 def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
@@ -125,56 +141,25 @@ def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
 
 def can_tear(change: Change | Names) -> bool:
     """Say whether a change is more than one sector."""
-    if isinstance(change, Names) or not change.data:
+    if isinstance(change, dict) or not change.data:
         return False
     return change.offset // SECTOR != (change.offset + len(change.data) - 1) // SECTOR
 
 
-class Names(NamedTuple):
-    """A change of the names in a directory: each leads elsewhere, or nowhere, at once."""
-
-    names: tuple[tuple[str, File | Directory | None], ...]
-
-
-class Directory:
-    """A directory: names that are durable, names that are there, and the changes between the two."""
-
-    def __init__(self) -> None:
-        self.durable: dict[str, File | Directory] = {}
-        self.live: dict[str, File | Directory] = {}
-        self.pending: dict[int, Names] = {}
-        self._settled: set[int] = set()
-
-    def change(self, number: int, *names: tuple[str, File | Directory | None]) -> None:
-        _let(self.live, Names(names))
-        self.pending[number] = Names(names)
-
-    def sync(self) -> None:
-        self.durable = dict(self.live)
-        self.pending.clear()
-        self._settled.clear()
+class Directory(_Node["dict[str, File | Directory]", Names]):
+    """A directory."""
 
     def settle(self, file: File) -> None:
         """Make the name durable that a file was made with, and no other."""
-        self._settled.update(number for number, change in self.pending.items() if len(change.names) == 1 and change.names[0][1] is file)
+        self._settled.update(number for number, change in self.pending.items() if [*change.values()] == [file])
 
-    def not_durable(self) -> dict[int, Names]:
-        return {number: change for number, change in self.pending.items() if number not in self._settled}
-
-    def content(self, fates: Mapping[int, Fate]) -> dict[str, File | Directory]:
-        left = dict(self.durable)
-        for number, change in self.pending.items():
-            if number in self._settled or fates.get(number, Fate.KEPT) is not Fate.DROPPED:
-                _let(left, change)
-        return left
-
-
-def _let(content: dict[str, File | Directory], change: Names) -> None:
-    for name, node in change.names:
-        if node is None:
-            content.pop(name, None)
-        else:
-            content[name] = node
+    @staticmethod
+    def _do(content: dict[str, File | Directory], change: Names, fate: Fate) -> None:
+        for name, node in change.items() if fate is not Fate.DROPPED else ():
+            if node is None:
+                content.pop(name, None)
+            else:
+                content[name] = node
 
 
 class Volume:
@@ -182,7 +167,6 @@ class Volume:
 
     Args:
         image: what is there, durably, to begin with.
-        syncs: False for a disk whose syncs do nothing.
         names_follow: whether the sync of a file makes the name durable that it was made with.
 
     Attributes:
@@ -190,20 +174,16 @@ class Volume:
         call_of: by the number of a change, that of the call that made it.
     """
 
-    def __init__(self, image: Image | None = None, *, syncs: bool = True, names_follow: bool = False) -> None:
+    def __init__(self, image: Image | None = None, *, names_follow: bool = False) -> None:
         self.calls = 0
         self.call_of: list[int] = []
-        self._syncs = syncs
         self._names_follow = names_follow
-        self._root = Directory()
+        self._root = Directory({})
         self._nodes: list[File | Directory] = [self._root]
         self._open: dict[int, File] = {}
         for path, content in sorted((image or {}).items()):
             folder, name = self._place(path)
-            if content is None:
-                made: File | Directory = Directory()
-            else:
-                made = File(content.copy())
+            made = Directory({}) if content is None else File(content.copy())
             self._nodes.append(made)
             folder.durable[name] = folder.live[name] = made
 
@@ -234,9 +214,9 @@ class Volume:
         folder, name = self._place(call.path)
         file = folder.live.get(name)
         if file is None:
-            file = File()
+            file = File(Content())
             self._nodes.append(file)
-            folder.change(self._number(), (name, file))
+            folder.change(self._number(), {name: file})
         assert isinstance(file, File)
         if file.live.length:
             file.change(self._number(), Change(0))
@@ -256,25 +236,21 @@ class Volume:
         self._open[call.file].change(self._number(), Change(call.offset))
 
     def _do_sync(self, call: Call) -> None:
-        if self._syncs:
-            file = self._open[call.file]
-            file.sync()
-            for node in self._nodes if self._names_follow else ():
-                if isinstance(node, Directory):
-                    node.settle(file)
+        file = self._open[call.file]
+        file.sync()
+        for node in self._nodes if self._names_follow else ():
+            if isinstance(node, Directory):
+                node.settle(file)
 
     def _do_settle(self, call: Call) -> None:
-        if self._syncs:
-            self._open[call.file].settle()
+        self._open[call.file].settle()
 
     def _do_names(self, call: Call) -> None:
-        if self._syncs:
-            self._find(call.path).sync()
+        self._find(call.path).sync()
 
     def _do_everything(self, call: Call) -> None:
-        if self._syncs:
-            for node in self._nodes:
-                node.sync()
+        for node in self._nodes:
+            node.sync()
 
     def _do_forgotten(self, call: Call) -> None:
         """A call that a disk does not do, which is broken on purpose."""
@@ -284,25 +260,25 @@ class Volume:
         onto, new = self._place(call.target)
         node, number = folder.live[name], self._number()
         if onto is folder:
-            folder.change(number, (name, None), (new, node))
+            folder.change(number, {name: None, new: node})
         else:
             # Both names change at once, by one entry of the file system's journal; either directory makes its own part durable.
-            folder.change(number, (name, None))
-            onto.change(number, (new, node))
+            folder.change(number, {name: None})
+            onto.change(number, {new: node})
 
     def _do_link(self, call: Call) -> None:
         onto, new = self._place(call.target)
-        onto.change(self._number(), (new, self._find(call.path)))
+        onto.change(self._number(), {new: self._find(call.path)})
 
     def _do_remove(self, call: Call) -> None:
         folder, name = self._place(call.path)
-        folder.change(self._number(), (name, None))
+        folder.change(self._number(), {name: None})
 
     def _do_directory(self, call: Call) -> None:
         folder, name = self._place(call.path)
-        made = Directory()
+        made = Directory({})
         self._nodes.append(made)
-        folder.change(self._number(), (name, made))
+        folder.change(self._number(), {name: made})
 
     # ------------------------------------------------------------ what is there
 

@@ -28,14 +28,6 @@ def _cancel_by_key(session: EngineSession, place: Path) -> bool:
     return [[each.name for each in found] for found in outcomes] == [["CANCELLED"]]
 
 
-def _fifo(session: EngineSession, place: Path) -> bool:
-    return _popped(session, order=True)
-
-
-def _sql92_filter(session: EngineSession, place: Path) -> bool:
-    return _popped(session, filter="n BETWEEN 1 AND 2")
-
-
 def _popped(session: EngineSession, **asked: Any) -> bool:
     session.pops().apply(PopTxn(appends=_batch()), _NOW_MS)
     result, _ = session.pops().pop(PopRequest("t", "g", **asked), _NOW_MS)
@@ -49,8 +41,8 @@ def _snapshot(session: EngineSession, place: Path) -> bool:
 
 _PROBES: Final[dict[str, Callable[[EngineSession, Path], bool]]] = {
     "cancel_by_key": _cancel_by_key,
-    "fifo": _fifo,
-    "sql92_filter": _sql92_filter,
+    "fifo": lambda session, place: _popped(session, order=True),
+    "sql92_filter": lambda session, place: _popped(session, filter="n BETWEEN 1 AND 2"),
     "snapshot": _snapshot,
 }
 """What can be seen below the store; the rest shows only in the cases."""
@@ -63,8 +55,7 @@ def probe(engine: str) -> dict[str, bool]:
 
 def _did(engine: str, flag: str) -> bool:
     with directory() as place:
-        home = place / "home"
-        home.mkdir()
+        (home := place / "home").mkdir()
         session = get_plugins().load_engine(engine)[1].open(home, _OPTIONS)
         try:
             return _PROBES[flag](session, place)

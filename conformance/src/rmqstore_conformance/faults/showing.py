@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,11 @@ _WHOLE_ROWS: Final = 48
 """So many rows are shown as they are; of more, their ids and a digest of all their fields."""
 
 _WHOLE_BODY: Final = 64
+
+_OF_LEASE: Final = attrgetter(
+    "topic", "group", "queue_id", "queue_offset", "message_id", "attempt", "expiry_ms", "is_backing_off", "reason"
+)
+_OF_LETTER: Final = attrgetter("group", "reason", "attempts", "origin_topic", "origin_message_id", "died_ms")
 
 
 def row_of(message: Message | PoppedMessage) -> dict[str, Any]:
@@ -75,8 +81,8 @@ def show(store: Store) -> Shown:
             [group, msgspec.to_builtins(store.groups.settings(group)), msgspec.to_builtins(store.groups.offsets(group))] for group in groups
         ],
         "subscriptions": msgspec.to_builtins(store.groups.subscriptions()),
-        "letters": _short([_letter(each) for each in letters]),
-        "leases": _short(sorted(map(_lease, leases))),
+        "letters": _short([[*_OF_LETTER(each), row_of(each.message)] for each in letters]),
+        "leases": _short(sorted(map(_OF_LEASE, leases))),
         "notes": [[name, _digest(value)] for name, value in sorted(store.engine.pops.notes().items())],
         "parked": rows_of(each.message for each in store.dead_letters.parked()),
         "contradictions": _contradictions(store, topics, letters, leases, len(timers)),
@@ -118,23 +124,6 @@ def _timers_of(store: Store) -> list[PendingTimer]:
         found += page.timers
         page = store.scan(limit=_PAGE, after=page.next_after)
     return [*found, *page.timers]
-
-
-def _lease(lease: LeaseInfo) -> list[Any]:
-    place = [lease.topic, lease.group, lease.queue_id, lease.queue_offset, lease.message_id]
-    return [*place, lease.attempt, lease.expiry_ms, lease.is_backing_off, lease.reason]
-
-
-def _letter(letter: DeadLetter) -> list[Any]:
-    return [
-        letter.group,
-        letter.reason,
-        letter.attempts,
-        letter.origin_topic,
-        letter.origin_message_id,
-        letter.died_ms,
-        row_of(letter.message),
-    ]
 
 
 def _contradictions(store: Store, topics: list[TopicInfo], letters: list[DeadLetter], leases: list[LeaseInfo], timers: int) -> list[str]:

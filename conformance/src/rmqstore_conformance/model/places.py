@@ -28,10 +28,8 @@ class Place(NamedTuple):
     reason: str = ""
 
     def differences(self, found: Whereabouts) -> list[str]:
-        lines = []
-        for name in ("state", "group", "until_ms", "handle", "receipt", "attempt", "reason"):
-            if getattr(found, name) != getattr(self, name):
-                lines.append(f"{name}: expected {getattr(self, name)!r}, seen {getattr(found, name)!r}")
+        told = [(name, getattr(self, name), getattr(found, name)) for name in self._fields if name not in ("message", "lying")]
+        lines = [f"{name}: expected {expected!r}, seen {seen!r}" for name, expected, seen in told if expected != seen]
         return lines + differences(self.message, found.message, **self.lying)
 
 
@@ -55,21 +53,10 @@ def places_of(oracle: Oracle, *, message_id: str | None = None, key: str | None 
 
 def copies_of(oracle: Oracle, message_id: str) -> list[tuple[Message, dict[str, Any]]]:
     """Return every copy of a message that is in a queue, with what is known of it there, the newest ones only."""
-    copies = [(message, lying) for _, message, lying in _lying(oracle) if message.message_id == message_id]
+    # Of all places those of pending timers alone are in no queue.
+    copies = [(each.message, each.lying) for each in _all_places(oracle, None) if each.lying and each.message.message_id == message_id]
     newest = max((lying["store_ms"] for _, lying in copies), default=0)
     return [(message, lying) for message, lying in copies if lying["store_ms"] == newest]
-
-
-def _lying(oracle: Oracle) -> Iterator[tuple[str, Message, dict[str, Any]]]:
-    for name, number, offset, entry in _in_topics(oracle):
-        yield name, entry.message, entry.lying(name, number, offset)
-    for (name, group), at in oracle.standings.items():
-        for offset, entry in list(enumerate(at.retry.entries))[at.retry.first :]:
-            yield name, entry.message, entry.lying(retry_topic(group, name), 0, offset)
-    for group, letters in oracle.letters.items():
-        for letter in letters:
-            lying = Entry(letter.entry.message, letter.died_ms).lying(dlq_topic(group), 0, letter.offset or 0)
-            yield letter.origin, letter.entry.message, {**lying, "properties": letter.properties}
 
 
 def _in_topics(oracle: Oracle) -> Iterator[tuple[str, int, int, Entry]]:

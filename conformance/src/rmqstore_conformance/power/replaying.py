@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from rmqstore_conformance.power.content import Image
-from rmqstore_conformance.power.tracing import LENGTHS, MARKS, NAMES, OPENS, SYNCS, WRITES, SystemCall, strings_of
+from rmqstore_conformance.power.tracing import COPIES, DESCRIPTORS, LENGTHS, MARKS, NAMES, OPENS, SYNCS, WRITES, SystemCall, strings_of
 from rmqstore_conformance.power.volume import Call, Mark, Recording, Volume
 
 MARK: Final = "/rmqs-mark-"
@@ -71,24 +71,7 @@ class _Replay:
         self._files = 0
 
     def take(self, call: SystemCall) -> None:
-        if call.name in MARKS:
-            self._mark(call)
-        elif call.name in OPENS:
-            self._opened(call)
-        elif call.name in WRITES:
-            self._written(call)
-        elif call.name in SYNCS:
-            self._synced(call)
-        elif call.name in LENGTHS:
-            self._resized(call)
-        elif call.name in NAMES:
-            self._renamed(call)
-        elif call.name == "mmap":
-            self._is_mapped(call)
-        elif call.name in ("copy_file_range", "sendfile"):
-            self._copied(call)
-        else:
-            self._descriptor(call)
+        _TAKEN_BY[call.name](self, call)
 
     def _do(self, kind: str, path: str = "", **fields: object) -> None:
         call = Call(kind, path, **fields)  # type: ignore[arg-type]
@@ -265,3 +248,16 @@ class _Replay:
         number = int(pieces[2 if call.name == "copy_file_range" else 0])
         if number in self._open:
             self.unknown.add(f"{call.name} to {self._open[number].path}")
+
+
+_TAKEN_BY: Final[dict[str, Callable[[_Replay, SystemCall], None]]] = {
+    **dict.fromkeys(MARKS, _Replay._mark),
+    **dict.fromkeys(OPENS, _Replay._opened),
+    **dict.fromkeys(WRITES, _Replay._written),
+    **dict.fromkeys(SYNCS, _Replay._synced),
+    **dict.fromkeys(LENGTHS, _Replay._resized),
+    **dict.fromkeys(NAMES, _Replay._renamed),
+    **dict.fromkeys(COPIES, _Replay._copied),
+    **dict.fromkeys(DESCRIPTORS, _Replay._descriptor),
+    "mmap": _Replay._is_mapped,
+}

@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ from rmqstore_conformance.proving.judging import (
     wrong_engines,
 )
 from rmqstore_conformance.proving.operators import KIT, MEMORY, modules_of, sample
+
+T = TypeVar("T")
 
 _GROUNDS: Final = ("memory", "lmdb")
 
@@ -194,7 +196,7 @@ def _engines(options: argparse.Namespace) -> None:
             options.jobs,
             _tell,
         )
-    for name, by in (("kind", lambda each: each.kind or each.plugin.rpartition(".")[2]), ("clauses", _letter)):
+    for name, by in (("kind", _kind), ("clauses", _letter)):
         for tally in _of_engines(judged.verdicts, by):
             _tell(f"{name} {tally.name}: {tally.caught} of {tally.engines} caught, {tally.within} within their clause")
     for verdict in judged.verdicts:
@@ -222,7 +224,8 @@ def _rates(options: argparse.Namespace) -> None:
 def rates_of(mutations: Sequence[MutationVerdict], engines: Sequence[EngineVerdict], known: Sequence[Survivor], seed: int) -> Rates:
     """Return the figures; ``known`` says what was found out about survivors."""
     triaged = {each.id: each for each in known}
-    survivors = [triaged.get(each.id) or _survivor(each) for each in mutations if each.verdict == "survived"]
+    survived = [each.mutation for each in mutations if each.verdict == "survived"]
+    survivors = [triaged.get(each.id) or msgspec.convert(each, Survivor, from_attributes=True) for each in survived]
     return Rates(
         seed=seed,
         stillborn=sum(each.verdict == "stillborn" for each in mutations),
@@ -231,19 +234,21 @@ def rates_of(mutations: Sequence[MutationVerdict], engines: Sequence[EngineVerdi
         survivors=survivors,
         level=max((each.level for each in engines), default=""),
         plugins=list(dict.fromkeys(each.plugin for each in engines)),
-        kinds=_of_engines(engines, lambda each: each.kind or each.plugin.rpartition(".")[2]),
+        kinds=_of_engines(engines, _kind),
         clauses=_of_engines(engines, _letter),
-        loose=[
-            Loose(engine=each.engine, plugin=each.plugin, clause=each.clause, what=each.what, outside=each.outside)
-            for each in engines
-            if not each.within
-        ],
+        loose=[msgspec.convert(each, Loose, from_attributes=True) for each in engines if not each.within],
     )
 
 
-def _survivor(verdict: MutationVerdict) -> Survivor:
-    mutation = verdict.mutation
-    return Survivor(id=mutation.id, function=mutation.function, before=mutation.before, after=mutation.after)
+def _grouped(verdicts: Iterable[T], by: Callable[[T], str]) -> list[tuple[str, list[T]]]:
+    groups: dict[str, list[T]] = defaultdict(list)
+    for each in verdicts:
+        groups[by(each)].append(each)
+    return sorted(groups.items())
+
+
+def _kind(verdict: EngineVerdict) -> str:
+    return verdict.kind or verdict.plugin.rpartition(".")[2]
 
 
 def _letter(verdict: EngineVerdict) -> str:
@@ -251,11 +256,8 @@ def _letter(verdict: EngineVerdict) -> str:
 
 
 def _by(verdicts: Iterable[MutationVerdict], by: Callable[[MutationVerdict], str], triaged: dict[str, Survivor]) -> list[Tally]:
-    groups: dict[str, list[MutationVerdict]] = defaultdict(list)
-    for each in verdicts:
-        groups[by(each)].append(each)
     tallies = []
-    for name, group in sorted(groups.items()):
+    for name, group in _grouped(verdicts, by):
         counts = Counter(each.verdict for each in group)
         found_out = Counter(triaged[each.id].triage for each in group if each.verdict == "survived" and each.id in triaged)
         tallies.append(
@@ -273,9 +275,6 @@ def _by(verdicts: Iterable[MutationVerdict], by: Callable[[MutationVerdict], str
 
 
 def _of_engines(verdicts: Iterable[EngineVerdict], by: Callable[[EngineVerdict], str]) -> list[EngineTally]:
-    groups: dict[str, list[EngineVerdict]] = defaultdict(list)
-    for each in verdicts:
-        groups[by(each)].append(each)
     return [
         EngineTally(
             name=name,
@@ -285,7 +284,7 @@ def _of_engines(verdicts: Iterable[EngineVerdict], by: Callable[[EngineVerdict],
             core=sum(each.core for each in group),
             core_within=sum(each.core_within for each in group),
         )
-        for name, group in sorted(groups.items())
+        for name, group in _grouped(verdicts, by)
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from rmqstore import Message
@@ -111,58 +110,51 @@ class Chance:
         return self._random.getrandbits(32)
 
 
-@dataclass(frozen=True)
 class Plan:
     """What one history has, apart from its steps.
 
-    Attributes:
+    Args:
         support: the optional capabilities that both engines declare.
         plain: parts that have their plainest value: names of settings, data, names, times.
     """
 
-    seed: str
-    support: frozenset[str]
-    precisions_ms: tuple[int, ...] = (1000, 500, 200, 100)
-    plain: frozenset[str] = frozenset()
-    data: Data = field(init=False)
-    settings: dict[str, Any] = field(init=False)
-    topics: dict[str, int] = field(init=False)
-    groups: tuple[str, ...] = field(init=False)
-    attempts: tuple[str, ...] = field(init=False)
-    in_order: frozenset[tuple[str, str]] = field(init=False)
-    tags: tuple[str | None, ...] = field(init=False)
-    keys: tuple[str, ...] = field(init=False)
-    filters: dict[str, Passes] = field(init=False)
-    delays_ms: tuple[int, ...] = field(init=False)
-    moves_ms: tuple[int, ...] = field(init=False)
-    look_every: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        found: dict[str, Any] = {"settings": self._drawn_settings()}
-        data = found["data"] = Data(f"{self.seed} data")
-        if _DATA in self.plain:
-            data.families.update(_PLAIN_FAMILIES)
-        found.update(self._drawn_names(data))
-        found.update(self._drawn_words(data))
+    def __init__(
+        self,
+        seed: str,
+        support: frozenset[str],
+        precisions_ms: tuple[int, ...] = (1000, 500, 200, 100),
+        plain: frozenset[str] = frozenset(),
+    ) -> None:
+        self.seed = seed
+        self.support = support
+        self.precisions_ms = precisions_ms
+        self.plain = plain
+        self.settings = self._drawn_settings()
+        self.data = Data(f"{seed} data")
+        if _DATA in plain:
+            self.data.families.update(_PLAIN_FAMILIES)
+        self._draw_names()
+        self._draw_words()
         chance = self._chance("times")
-        is_far = _TIMES not in self.plain and chance.one_in(3)
-        found["delays_ms"] = NEAR_MS + FAR_MS * is_far
-        found["moves_ms"] = MOVES_MS + FAR_MOVES_MS * (is_far and chance.one_in(2))
-        found["look_every"] = 1 if _TIMES in self.plain else chance.pick((1, 3, 8))
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        is_far = _TIMES not in plain and chance.one_in(3)
+        self.delays_ms = NEAR_MS + FAR_MS * is_far
+        self.moves_ms = MOVES_MS + FAR_MOVES_MS * (is_far and chance.one_in(2))
+        self.look_every = 1 if _TIMES in plain else chance.pick((1, 3, 8))
 
     def _chance(self, part: str) -> Chance:
         return Chance(f"{self.seed} {part}")
 
+    def _choices(self) -> dict[str, tuple[Any, ...]]:
+        return {**_SETTINGS, **(_OF_RETENTION if "retention" in self.support else {})}
+
     def _drawn_settings(self) -> dict[str, Any]:
-        choices = {**_SETTINGS, **(_OF_RETENTION if "retention" in self.support else {})}
+        choices = self._choices()
         choices["precision_ms"] = tuple(each for each in choices["precision_ms"] if each in self.precisions_ms)
         drawn = {name: found[0] if name in self.plain else self._chance(name).pick(found) for name, found in choices.items()}
         return {"reclaim": "age", **drawn, "fifo_queues": FIFO_QUEUES}
 
-    def _drawn_names(self, data: Data) -> dict[str, Any]:
-        chance = self._chance("names")
+    def _draw_names(self) -> None:
+        chance, data = self._chance("names"), self.data
         topics = [data.topic("t"), data.topic("u")]
         groups = [data.group("g"), data.group("h"), data.group("f")]
         attempts = [data.id("attempt x"), data.id("attempt y")]
@@ -177,11 +169,11 @@ class Plan:
         modes = chance.pick(((), ("f",), ("f", "h b"), ("all",))) if "fifo" in self.support else ()
         in_order = {(topic, groups[-1]) for topic in topics if "f" in modes} | {(topics[1], groups[1]) for _ in modes if "h b" in modes}
         in_order |= {(topic, group) for topic in topics for group in groups if "all" in modes}
-        found = {"groups": tuple(groups), "attempts": tuple(attempts), "in_order": frozenset(in_order)}
-        return {**found, "topics": dict(zip(topics, chance.pick(((1, 2), (1, 1), (2, 3))), strict=True))}
+        self.groups, self.attempts, self.in_order = tuple(groups), tuple(attempts), frozenset(in_order)
+        self.topics = dict(zip(topics, chance.pick(((1, 2), (1, 1), (2, 3))), strict=True))
 
-    def _drawn_words(self, data: Data) -> dict[str, Any]:
-        chance = self._chance("words")
+    def _draw_words(self) -> None:
+        chance, data = self._chance("words"), self.data
         tags: tuple[str | None, ...] = (None, data.tag("red"), data.tag("blue"))
         # A tag expression cannot spell every tag, so it gets plain ones; SQL92 can.
         expressions = _DATA in self.plain or chance.one_in(2)
@@ -197,11 +189,11 @@ class Plan:
             filters[f"TAGS = '{spelled}' OR n BETWEEN 5 AND 12"] = lambda message: (
                 message.tag == red or 5 <= int(message.properties["n"]) <= 12
             )
-        return {"tags": tags, "filters": filters, "keys": (data.key("k1"), data.key("k2"), data.key("k3"))}
+        self.tags, self.filters, self.keys = tags, filters, (data.key("k1"), data.key("k2"), data.key("k3"))
 
     def changed(self, chance: Chance) -> dict[str, Any]:
         """Return some settings with which a store is opened the next time."""
-        choices = {**_SETTINGS, **(_OF_RETENTION if "retention" in self.support else {})}
+        choices = self._choices()
         names = chance.some([name for name in CHANGEABLE if name in choices], 3, least=0)
         return {name: choices[name][0] if name in self.plain else chance.pick(choices[name]) for name in names}
 

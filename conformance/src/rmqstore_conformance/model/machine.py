@@ -72,18 +72,7 @@ class Machine:
         self.clock = self.stores.clock
         self.transcript = Transcript(pair, self.stores, self.settings)
         self.store: Store = self.transcript.watched("store", self.settings)
-        self.oracle = Oracle(
-            precision_ms=self.settings["precision_ms"],
-            limit=self.settings["hand_over_limit"],
-            cancel_memory_ms=self.settings["cancel_memory_ms"],
-            mark_memory_ms=self.settings["mark_memory_ms"],
-            max_retries=self.settings["max_retries"],
-            max_in_flight=self.settings["max_in_flight"],
-            outcome_memory_ms=self.settings["outcome_memory_ms"],
-            starts_at_end=self.settings["init"] == "max",
-            group_expiry_ms=self.settings.get("group_expiry_ms", 0),
-            retry_share=self.settings["retry_share"],
-        )
+        self.oracle = Oracle(self.settings)
         self.sent = 0
         self.copies = 0
         self.lives: list[str] = ["open"]

@@ -156,22 +156,9 @@ class Offer:
 
 
 class PopOracle:
-    def __init__(
-        self,
-        *,
-        max_retries: int = 16,
-        max_in_flight: int = 0,
-        outcome_memory_ms: int = 600_000,
-        starts_at_end: bool = False,
-        group_expiry_ms: int = 0,
-        retry_share: float = 0.2,
-    ) -> None:
-        self.max_retries = max_retries
-        self.max_in_flight = max_in_flight
-        self.outcome_memory_ms = outcome_memory_ms
-        self.starts_at_end = starts_at_end
-        self.group_expiry_ms = group_expiry_ms
-        self.retry_share = retry_share
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        """Those of the store that is open; another open may change them."""
         self.queues: dict[str, list[Queue]] = {}
         self.standings: dict[Place, Standing] = {}
         self.leases: dict[str, Held] = {}
@@ -186,6 +173,10 @@ class PopOracle:
         self.last_pop_ms = -1
 
     # ------------------------------------------------------------ what there is
+
+    @property
+    def group_expiry_ms(self) -> int:
+        return int(self.settings.get("group_expiry_ms", 0))
 
     def create_topic(self, name: str, queues: int) -> None:
         known = self.queues.setdefault(name, [])
@@ -268,10 +259,10 @@ class PopOracle:
     # ------------------------------------------------------------ pops
 
     def _room(self, topic: str, group: str, source: int, *, ordered: bool) -> int:
-        held = len(self.held_by(topic, group, source))
+        held, most = len(self.held_by(topic, group, source)), self.settings["max_in_flight"] or 10**9
         if ordered and source != RETRY:
-            return 0 if held else self.max_in_flight or 10**9
-        return max(self.max_in_flight - held, 0) if self.max_in_flight else 10**9
+            return 0 if held else most
+        return max(most - held, 0)
 
     def repeated(self, topic: str, group: str, attempt_id: str, now: int) -> list[str] | None:
         """Return the receipts that a repeat of this attempt must give again; None when it is no repeat."""
@@ -285,8 +276,9 @@ class PopOracle:
         self.create_topic(topic, 1)
         at = self.standing(topic, group)
         assert at.ordered in (None, order)
+        starts_at_end = at.ordered is None and self.settings["init"] == "max"
         for number, queue in enumerate(self.queues[topic]):
-            at.offsets.setdefault(number, len(queue.entries) if at.ordered is None and self.starts_at_end else 0)
+            at.offsets.setdefault(number, len(queue.entries) if starts_at_end else 0)
         at.last_ms = now if at.ordered is None else max(at.last_ms, now)
         at.ordered = order
 
@@ -372,7 +364,8 @@ class PopOracle:
             return
         is_first = of_retry == min(most, retry)
         assert is_first or got - of_retry == min(most, queues), f"{of_retry} of {got} from the retry topic, of {retry} beside {queues}"
-        period = round(1 / self.retry_share) if self.retry_share else None
+        share = self.settings["retry_share"]
+        period = round(1 / share) if share else None
         if is_first:
             assert period is not None, "the retry topic comes first, and its share is 0"
             assert at.since_first is None or at.since_first >= period, f"the retry topic comes first again after {at.since_first} pops"
@@ -432,7 +425,7 @@ class PopOracle:
             return {done}
         gone = {kind["STALE"], kind["UNKNOWN"]}
         known = {"acked": {kind["ALREADY_ACKED"]}, "moved": {kind["STALE"]}, "erased": gone}[held.ended]
-        return known | gone if self.latest_ms >= held.expiry + self.outcome_memory_ms else known
+        return known | gone if self.latest_ms >= held.expiry + self.settings["outcome_memory_ms"] else known
 
     def ack(self, receipt: str) -> set[AckOutcome]:
         held = self.leases[receipt]
@@ -474,7 +467,7 @@ class PopOracle:
         at = self.standing(held.topic, held.group)
         entry = Entry(held.entry.message, now, held.entry.counted + counted, held.entry.first_pop_ms)
         run = at.unacked[held.source] if at.ordered and held.source != RETRY else None
-        if rejected or (counted and may_die and entry.counted > self.retries_of.get(held.group, self.max_retries)):
+        if rejected or (counted and may_die and entry.counted > self.retries_of.get(held.group, self.settings["max_retries"])):
             said = f": {held.reason}" if held.reason else ""
             why = rejected or f"delivered {entry.counted} time{'s' * (entry.counted > 1)} without an ack{said}"
             self.letters.setdefault(held.group, []).append(Letter(entry, held.topic, now, why))
@@ -599,7 +592,7 @@ class PopOracle:
 
     # ------------------------------------------------------------ retention
 
-    def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int, *, retention_ms: int, by_consumption: bool) -> int:
+    def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int) -> int:
         """Check where each queue begins after upkeep, and take it over (Q1–Q3).
 
         What went was too old or consumed, and not pinned; what is at the head and may go by one of the two rules alone is gone. Attempts
@@ -607,6 +600,7 @@ class PopOracle:
         popped it, added up over the groups.
         """
         expired = 0
+        retention_ms, by_consumption = self.settings.get("retention_ms", 0), self.settings.get("reclaim") == "consumed"
         self.attempts = {key: each for key, each in self.attempts.items() if each[0] > now}
         for topic, queues in self.queues.items():
             for number, queue in enumerate(queues):

@@ -346,9 +346,7 @@ class SendingMachine(Machine):
         assert (report.retried, report.dead, report.parked) == (revived["retried"], revived["dead"], 0)
         self.take_over_retries()
         begins = {(topic.name, queue): first for topic in self.store.topics.list() for queue, first in enumerate(topic.min_offsets)}
-        expired = self.oracle.reclaimed(
-            begins, self.now, retention_ms=self.settings.get("retention_ms", 0), by_consumption=self.settings.get("reclaim") == "consumed"
-        )
+        expired = self.oracle.reclaimed(begins, self.now)
         assert report.expired == expired
         for outcome, count in (("handed over", moved), ("expired", expired), *revived.items()):
             if count:
@@ -379,7 +377,7 @@ class SendingMachine(Machine):
             if step == "seal":
                 self.oracle.seal(self.now)
             elif isinstance(step, tuple):
-                moved += self.oracle.hand_over(self.oracle.limit, self.now)
+                moved += self.oracle.hand_over(self.settings["hand_over_limit"], self.now)
                 assert step[0] == moved
             if number == most:
                 self.saw("tick that breaks off", "in the middle", f"{min(moved, 1)} moved")

@@ -38,14 +38,9 @@ class WholeMachine(OperatedMachine):
         self.settle_some(chance, list(self.oracle.live))
 
     def _settings_of_the_next(self, chance: Chance) -> dict[str, Any]:
-        """Return the settings of the next open, some of them other ones than before, and take over what they change."""
+        """Return the settings of the next open, some of them other ones than before; the oracle goes by them as well."""
         if chance.one_in(2):
             self.settings |= self.plan.changed(chance)
-            self.oracle.limit = self.settings["hand_over_limit"]
-            self.oracle.max_retries = self.settings["max_retries"]
-            self.oracle.max_in_flight = self.settings["max_in_flight"]
-            self.oracle.retry_share = self.settings["retry_share"]
-            self.oracle.starts_at_end = self.settings["init"] == "max"
         return self.settings
 
     @operation(2, when=lambda machine: machine.pair.durable)

@@ -6,7 +6,7 @@ Timers and the hand-over are here, what becomes of the messages then in :mod:`rm
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -49,22 +49,10 @@ class MarkedCall:
 
 
 class Oracle(PopOracle):
-    def __init__(
-        self,
-        *,
-        precision_ms: int = 1000,
-        limit: int = 4096,
-        cancel_memory_ms: int = 86_400_000,
-        mark_memory_ms: int = 7 * 86_400_000,
-        **pops: Any,
-    ) -> None:
-        super().__init__(**pops)
-        self.mark_memory_ms = mark_memory_ms
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
         self.marked: dict[tuple[bool, bytes], MarkedCall] = {}
         self.made_ids: set[str] = set()
-        self.precision_ms = precision_ms
-        self.limit = limit
-        self.cancel_memory_ms = cancel_memory_ms
         self.timers: list[Timer] = []
         self.until_ms = -1
 
@@ -75,7 +63,7 @@ class Oracle(PopOracle):
             self.marked[call.is_timers, mark] = call
 
     def may_be_forgotten(self, call: MarkedCall) -> bool:
-        return self.latest_ms > call.made_ms + self.mark_memory_ms
+        return self.latest_ms > call.made_ms + int(self.settings["mark_memory_ms"])
 
     def answers_to(self, marks: Sequence[bytes], *, is_timers: bool) -> list[MarkedCall | None]:
         """Return the calls that a call with these marks may repeat, and None when it may be a new one."""
@@ -92,7 +80,8 @@ class Oracle(PopOracle):
 
     def tick_of(self, deliver_at_ms: int | None, now: int) -> int:
         due = now if deliver_at_ms is None else deliver_at_ms
-        rounded = -(-due // self.precision_ms) * self.precision_ms
+        precision_ms: int = self.settings["precision_ms"]
+        rounded = -(-due // precision_ms) * precision_ms
         return min(rounded, now) if due <= now else rounded
 
     @staticmethod
@@ -117,7 +106,7 @@ class Oracle(PopOracle):
 
     def cancel(self, timer: Timer) -> set[CancelOutcome]:
         """Cancel, and return the answers that are true; more than one only when the store may have forgotten."""
-        forgettable = self.latest_ms >= timer.due + self.cancel_memory_ms
+        forgettable = self.latest_ms >= timer.due + self.settings["cancel_memory_ms"]
         if timer.delivered or (timer.sealed and not timer.cancelled):
             answers = {CancelOutcome.ALREADY_DELIVERED}
             return answers | {CancelOutcome.UNKNOWN} if timer.delivered and forgettable else answers

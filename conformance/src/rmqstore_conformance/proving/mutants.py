@@ -10,7 +10,6 @@ from rmqstore.hookspecs import hookimpl
 from rmqstore_conformance.proving import (
     mutants_of_pairs,
     mutants_of_pops,
-    mutants_of_queues,
     mutants_of_races,
     mutants_of_rules,
     mutants_of_timers,
@@ -21,7 +20,6 @@ from rmqstore_conformance.proving.planting import MEMORY, WrongEngine, mutants_i
 PARTS: Final[tuple[ModuleType, ...]] = (
     mutants_of_timers,
     mutants_of_pops,
-    mutants_of_queues,
     mutants_of_races,
     mutants_of_pairs,
     mutants_of_values,

@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import (
-    AckOutcome,
-    CancelOutcome,
-    EngineInfo,
-    PopTxn,
-    Ticket,
-    TimerHandle,
-    WriteStatus,
-)
+from rmqstore.contract import AckOutcome, CancelOutcome, EngineInfo, PopTxn, Ticket, TimerHandle, WriteStatus
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, find_mark
 from rmqstore.engine.pops.store import OrderedPops

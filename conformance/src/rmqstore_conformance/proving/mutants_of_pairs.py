@@ -8,17 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import (
-    CancelOutcome,
-    GroupSettings,
-    InitMode,
-    PendingCounts,
-    PopRequest,
-    PopTxn,
-    PopTxnResult,
-    Ticket,
-    TimerCursor,
-)
+from rmqstore.contract import CancelOutcome, GroupSettings, InitMode, PendingCounts, PopRequest, PopTxn, PopTxnResult, Ticket, TimerCursor
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping

@@ -9,12 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from rmqstore.contract import (
-    CancelOutcome,
-    PopRequest,
-    PopTxn,
-    TimerHandle,
-)
+from rmqstore.contract import CancelOutcome, PopRequest, PopTxn, TimerHandle
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.kv_queue_log import RunQueueLog
 from rmqstore.engine.pops.lease import Popping

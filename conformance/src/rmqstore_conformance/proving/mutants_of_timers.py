@@ -6,17 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rmqstore import MessageBatch
-from rmqstore.contract import (
-    EMPTY_CURSOR,
-    CancelOutcome,
-    DueBatch,
-    PendingCounts,
-    ScanPage,
-    Support,
-    TimerCursor,
-    TimerHandle,
-    WriteStatus,
-)
+from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, DueBatch, PendingCounts, ScanPage, Support, TimerCursor, TimerHandle, WriteStatus
 from rmqstore.engine.timers.rows import TimerRuns
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.store import OrderedTimers

@@ -13,15 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import (
-    GroupProgress,
-    LeaseInfo,
-    MessageState,
-    PopRequest,
-    PopResult,
-    PopTxn,
-    TimerCursor,
-)
+from rmqstore.contract import GroupProgress, LeaseInfo, MessageState, PopRequest, PopResult, PopTxn, TimerCursor
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping

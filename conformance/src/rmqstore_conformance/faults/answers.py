@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
 from rmqstore.contract import Change, GroupSettings, PopRequest, PopTxn, Reject, Removal, TimerHandle
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.faults.script import START_MS, Answer, Notes, Script, done, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import START_MS, Answer, Notes, Script, messages_of, outcomes_of
 
 UNSYNCED: Final = "unsynced "
 FAR_MS: Final = 500_000
@@ -88,7 +88,7 @@ class Answers(Script):
             rests_on = self._first(
                 f"a send {side} to be flushed", self._below(messages_of(f"behind-{side}", 1, "t", due_ms=(due_ms,)), [], due_ms)
             )
-            self.add(f"flush of a send {side}", "flush", done(self.store.flush), "DONE", "DONE", rests_on)
+            self.add(f"flush of a send {side}", "flush", self.store.flush, "DONE", "DONE", rests_on)
 
     def _send(self, name: str, messages: list[Message], marks: list[bytes], outcome: str, rests_on: str = "") -> None:
         def make() -> Answer:
@@ -117,7 +117,7 @@ class Answers(Script):
         return self._below(messages_of(note, 2, "t", due_ms=(due_ms,), keys=(key,)), [], due_ms)
 
     def _cancel(self, name: str, note: str, outcome: str, rests_on: str = "") -> None:
-        self.add(name, "cancel", lambda: outcomes_of(self.store.cancel(self.notes[note])), outcome, outcome, rests_on, "some")
+        self.add(name, "cancel", lambda: self.store.cancel(self.notes[note]), outcome, outcome, rests_on, "some")
 
     def _cancels(self) -> None:
         timers = self.store.engine.timers
@@ -128,7 +128,7 @@ class Answers(Script):
         self._first("another put", self._put_below("q", FAR_MS))
         cancel = self._first("a cancel is on its way", lambda: timers.cancel(self._handles("q0"), self._now_ms))
         self._cancel("cancel what is being cancelled", "q0", "CANCELLED", cancel)
-        self.add("cancel what is no handle", "cancel", lambda: outcomes_of([self.store.cancel("no handle")]), "UNKNOWN", "UNKNOWN")
+        self.add("cancel what is no handle", "cancel", lambda: self.store.cancel("no handle"), "UNKNOWN", "UNKNOWN")
         if self.has("cancel_by_key"):
             self._first("a put with a key is on its way", self._put_below("r", FAR_MS, "r"))
             self._cancel_key(
@@ -140,7 +140,7 @@ class Answers(Script):
             self._cancel("cancel what was cancelled by its key", "s0", "CANCELLED", keyed)
 
     def _cancel_key(self, name: str, key: str, outcome: str, rests_on: str, again: str) -> None:
-        self.add(name, "cancel_key", lambda: outcomes_of(self.store.cancel_key("t", key)), outcome, again, rests_on, "some")
+        self.add(name, "cancel_key", lambda: self.store.cancel_key("t", key), outcome, again, rests_on, "some")
 
     # ------------------------------------------------------------ pops
 
@@ -187,13 +187,13 @@ class Answers(Script):
         self._pop("pop with the attempt on its way", "w", "g", 2, "GIVEN", rests_on, attempt_id="b")
         self._pop("pop one", "w", "g", 1, "GIVEN", again=False)
 
-    def _created(self, name: str, queues: int) -> Answer:
-        return Answer(str(self.store.topics.create(name, queues).queues))
+    def _created(self, name: str, queues: int) -> int:
+        return self.store.topics.create(name, queues).queues
 
     # ------------------------------------------------------------ receipts
 
     def _settle(self, name: str, operation: str, note: str, outcome: str, rests_on: str = "", again: str = "STALE") -> None:
-        def make() -> Answer:
+        def make() -> object:
             return self.settled(name, operation, self.notes[note], LONG_MS + 1, f"{name} – grund")
 
         self.add(name, operation, make, outcome, again if outcome in _DONE else outcome, rests_on)
@@ -237,7 +237,7 @@ class Answers(Script):
         self.add(
             "ack of two groups",
             "ack",
-            lambda: outcomes_of(self.store.ack([receipt for note in notes for receipt in self.notes[note]])),
+            lambda: self.store.ack([receipt for note in notes for receipt in self.notes[note]]),
             "ACKED",
             "ALREADY_ACKED",
             notes[1],
@@ -267,13 +267,12 @@ class Answers(Script):
         )
         popped: list[PoppedMessage] = []
 
-        def pop() -> object:
+        def pop() -> None:
             result, _ = self.store.engine.pops.pop(self._request("w", "g", 1), self._now_ms)
             popped[:] = result.messages.messages()
-            return popped
 
-        def retry_later() -> Answer:
-            return outcomes_of([each.outcome for each in self.store.retry_later(popped, timedelta(seconds=200), reason="später")])
+        def retry_later() -> object:
+            return [each.outcome for each in self.store.retry_later(popped, timedelta(seconds=200), reason="später")]
 
         rests_on = self._first("a pop to retry later", pop)
         self.add("retry_later", "retry_later", retry_later, "CHANGED", None, rests_on)
@@ -324,11 +323,11 @@ class Answers(Script):
             # Made again after a crash, the call is about what is there.
             return found or self.store.dead_letters.list("x")
 
-        def resent() -> Answer:
-            return Answer(str(self.store.dead_letters.resend(letters()[:1])))
+        def resent() -> int:
+            return self.store.dead_letters.resend(letters()[:1])
 
-        def dropped() -> Answer:
-            return Answer(str(self.store.dead_letters.drop(letters()[1:2] if found else letters())))
+        def dropped() -> int:
+            return self.store.dead_letters.drop(letters()[1:2] if found else letters())
 
         self._first("a look at the letters", lambda: found.extend(self.store.dead_letters.list("x")))
         self._first("a resend is on its way", remove_below(0, retry_topic("x", "d")))
@@ -337,12 +336,10 @@ class Answers(Script):
         self.add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
         self._pop("pop what was resent", "d", "x", 1, "GIVEN", again=False)
         self._settle("reject what was resent", "reject", "pop what was resent", "REJECTED", "a resend")
-        self.add(
-            "resend_dead", "resend_dead", lambda: Answer(str(self.store.dead_letters.resend(self.store.dead_letters.list("x")))), "1", "0"
-        )
+        self.add("resend_dead", "resend_dead", lambda: self.store.dead_letters.resend(self.store.dead_letters.list("x")), "1", "0")
         self._pop("pop what was resent again", "d", "x", 1, "GIVEN", again=False)
         self._settle("reject again", "reject", "pop what was resent again", "REJECTED", "resend_dead")
-        self.add("drop_dead", "drop_dead", lambda: Answer(str(self.store.dead_letters.drop(self.store.dead_letters.list("x")))), "1", "0")
+        self.add("drop_dead", "drop_dead", lambda: self.store.dead_letters.drop(self.store.dead_letters.list("x")), "1", "0")
 
     # ------------------------------------------------------------ topics and groups
 
@@ -353,15 +350,15 @@ class Answers(Script):
 
         def both(name: str, below: Callable[[], object], public: Callable[[], object]) -> None:
             rests_on = self._first(f"{name} is on its way", below)
-            self.add(f"{name} what is on its way", name, done(public), "DONE", "DONE", rests_on)
+            self.add(f"{name} what is on its way", name, public, "DONE", "DONE", rests_on)
 
-        self.add("set_group", "set_group", done(lambda: self.store.groups.set("y", max_retries=2)), "DONE", "DONE")
+        self.add("set_group", "set_group", lambda: self.store.groups.set("y", max_retries=2), "DONE", "DONE")
         both("set_group", lambda: pops.set_group("y", settings), lambda: self.store.groups.set("y", max_retries=3, backoff=backoff))
         rests_on = self._first("create_topic is on its way", lambda: pops.create_topic("made", 3))
         self.add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
         self.add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")
         self._pop("pop before a reset", "e", "z", 2, "GIVEN", again=False)
-        self.add("reset_offset", "reset_offset", done(lambda: self.store.groups.reset_offset("e", "z", InitMode.MAX)), "DONE", "DONE")
+        self.add("reset_offset", "reset_offset", lambda: self.store.groups.reset_offset("e", "z", InitMode.MAX), "DONE", "DONE")
         self._settle("ack behind a reset", "ack", "pop before a reset", "STALE", "reset_offset")
         self._pop("pop before another reset", "w", "z", 2, "GIVEN", again=False)
         both(
@@ -372,9 +369,9 @@ class Answers(Script):
         for operation in SETTLED:
             self._settle(f"{operation} behind a reset on its way", operation, "pop before another reset", "STALE", UNSYNCED + "a reset")
         both("delete_group", lambda: pops.delete_group("z"), lambda: self.store.groups.delete("z"))
-        self.add("delete_group", "delete_group", done(lambda: self.store.groups.delete("y")), "DONE", "DONE")
+        self.add("delete_group", "delete_group", lambda: self.store.groups.delete("y"), "DONE", "DONE")
         both("delete_topic", lambda: pops.delete_topic("w"), lambda: self.store.topics.delete("w"))
-        self.add("delete_topic", "delete_topic", done(lambda: self.store.topics.delete("e")), "DONE", "DONE")
+        self.add("delete_topic", "delete_topic", lambda: self.store.topics.delete("e"), "DONE", "DONE")
 
     # ------------------------------------------------------------ runs in order
 
@@ -398,20 +395,17 @@ class Answers(Script):
     def _schedules(self) -> None:
         message = Message("t", b"again", queue_id=0, born_ms=START_MS)
 
-        def put() -> Answer:
+        def put() -> int:
             self.at(4_000)
-            return Answer(str(self.store.schedules.put("s", timedelta(seconds=1), message).next_ms - START_MS))
+            return self.store.schedules.put("s", timedelta(seconds=1), message).next_ms - START_MS
 
-        def delete() -> Answer:
-            return Answer(str(self.store.schedules.delete("s")))
-
-        def note_below() -> object:
-            return self.store.engine.pops.apply(PopTxn(notes={"n": b"n"}), self._now_ms)
+        def delete() -> bool:
+            return self.store.schedules.delete("s")
 
         self.add("put a schedule", "schedules.put", put, "5000", "5000")
         self.add_tick("tick that sends for a schedule", 5_000, "MOVED")
         self.add("delete a schedule", "schedules.delete", delete, "True", "False")
-        rests_on = self._first("a note is on its way", note_below)
+        rests_on = self._first("a note is on its way", lambda: self.store.engine.pops.apply(PopTxn(notes={"n": b"n"}), self._now_ms))
         self.add("delete no schedule", "schedules.delete", delete, "False", "False", rests_on)
 
     # ------------------------------------------------------------ hand-over
@@ -434,7 +428,7 @@ class Answers(Script):
         self._cancel("cancel behind a seal alone", "send what is sealed", "ALREADY_DELIVERED", sealed)
         self.add_tick("tick that hands over", 7_000, "MOVED")
         self._cancel("cancel behind a hand-over", "u0", "ALREADY_DELIVERED", "tick that hands over")
-        self.add("flush of nothing", "flush", done(self.store.flush), "DONE", "DONE")
+        self.add("flush of nothing", "flush", self.store.flush, "DONE", "DONE")
 
 
 _DONE_BY: Final = {"ack": "ACKED", "change_invisible": "CHANGED", "release": "RELEASED", "reject": "REJECTED"}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from rmqstore import CancelOutcome, InitMode, ManualClock, Message, MessageBatch, Store
 from rmqstore.contract import Receipt, TimerHandle
 from rmqstore.store.dead_letters import DeadLetter
-from rmqstore_conformance.faults.script import Answer, Call, Notes, Script, messages_of, outcomes_of, take
+from rmqstore_conformance.faults.script import Answer, Notes, Script, messages_of, take
 from rmqstore_conformance.model.chance import Chance
 
 PREFIX: Final = "random "
@@ -117,19 +117,19 @@ class RandomScript(Script):
         self._add_send(step, "send_batch", lambda: self.store.send_batch(given, marks=marks), marks)
 
     def _cancel(self, step: str, chance: Chance) -> None:
-        def make() -> Answer:
+        def make() -> object:
             handles = [text for text in self._given_before(step) if TimerHandle.parse(text) is not None]
-            return outcomes_of(self.store.cancel(chance.some(handles[-12:], 4)) if handles else [])
+            return self.store.cancel(chance.some(handles[-12:], 4)) if handles else []
 
         self.add(step, "cancel", make)
 
     def _cancel_key(self, step: str, chance: Chance) -> None:
         topic, keys = chance.pick(_TOPICS), chance.some(_KEYS, 2)
 
-        def make() -> Answer:
+        def make() -> object:
             # What was handed over is found as long as it is not reclaimed, which is not promised.
             found = chain.from_iterable(self.store.cancel_keys(topic, keys))
-            return outcomes_of([each for each in found if each is CancelOutcome.CANCELLED])
+            return [each for each in found if each is CancelOutcome.CANCELLED]
 
         self.add(step, "cancel_key", make)
 
@@ -165,10 +165,10 @@ class RandomScript(Script):
     def _settle(self, step: str, operation: str, chance: Chance) -> None:
         invisible_ms, reason = chance.pick(_INVISIBLE_MS), chance.pick(("", "no answer"))
 
-        def make() -> Answer:
+        def make() -> object:
             held = [text for text in self._given_before(step) if Receipt.parse(text) is not None]
             if not held:
-                return Answer("NOTHING")
+                return "NOTHING"
             chosen = chance.some(held[-10:], 4)
             return self.settled(step, operation, chosen, invisible_ms, reason)
 
@@ -177,28 +177,35 @@ class RandomScript(Script):
     # ------------------------------------------------------------ what operators do
 
     def _remove(self, step: str, operation: str, chance: Chance) -> None:
-        def make() -> Answer:
+        def make() -> int:
             letters: list[DeadLetter] = [each for group in (*_GROUPS, _ORDERED) for each in self.store.dead_letters.list(group)]
             chosen = chance.some(letters, 3) if letters else []
             remove = self.store.dead_letters.resend if operation == "resend_dead" else self.store.dead_letters.drop
-            return Answer(str(remove(chosen)))
+            return remove(chosen)
 
         self.add(step, operation, make)
 
     def _reset_offset(self, step: str, chance: Chance) -> None:
         topic, group, to = chance.pick(_TOPICS), chance.pick(_GROUPS), chance.pick((InitMode.MIN, InitMode.MAX))
-        self.add(step, "reset_offset", lambda: self._done(topic, lambda: self.store.groups.reset_offset(topic, group, to)))
+
+        def make() -> str | None:
+            if all(each.name != topic for each in self.store.topics.list()):
+                return "NOTHING"
+            self.store.groups.reset_offset(topic, group, to)
+            return None
+
+        self.add(step, "reset_offset", make)
 
     def _create_topic(self, step: str, chance: Chance) -> None:
         topic, queues = chance.pick(_TOPICS), chance.pick((2, 3))
-        self.add(step, "create_topic", lambda: Answer(str(self.store.topics.create(topic, queues).queues)))
+        self.add(step, "create_topic", lambda: self.store.topics.create(topic, queues).queues)
 
     def _delete_topic(self, step: str, chance: Chance) -> None:
         topic = chance.pick((*_TOPICS, _ORDERED))
 
-        def drop_letters() -> Answer:
+        def drop_letters() -> int:
             letters = [each for group in (*_GROUPS, _ORDERED) for each in self.store.dead_letters.list(group) if each.origin_topic == topic]
-            return Answer(str(self.store.dead_letters.drop(letters)))
+            return self.store.dead_letters.drop(letters)
 
         # Letters of a deleted topic are listed, and not counted under its name; what a store shows does not tell them from later ones.
         self.add(f"{step} letters", "drop_dead", drop_letters)
@@ -211,21 +218,14 @@ class RandomScript(Script):
     def _set_group(self, step: str, chance: Chance) -> None:
         group, retries = chance.pick((*_GROUPS, _ORDERED)), chance.pick((None, 0, 2))
         backoff = [timedelta(milliseconds=each) for each in chance.pick(((), (200,), (100, 900)))]
-        self.add(step, "set_group", lambda: self._done("", lambda: self.store.groups.set(group, max_retries=retries, backoff=backoff)))
-
-    def _done(self, topic: str, make: Callable[[], object]) -> Answer:
-        if topic and all(each.name != topic for each in self.store.topics.list()):
-            return Answer("NOTHING")
-        make()
-        return Answer("DONE")
+        self.add(step, "set_group", lambda: self.store.groups.set(group, max_retries=retries, backoff=backoff))
 
     def _add_deletion(self, step: str, operation: str, delete: Callable[[str], object], takes: tuple[str, str]) -> None:
-        def make() -> Answer:
+        def make() -> None:
             delete(takes[1])
-            take(call, self.notes)
-            return Answer("DONE")
+            take(self.calls[step], self.notes)
 
-        call = self.calls[step] = Call(operation, make, size="some", takes=takes)
+        self.add(step, operation, make, takes=takes)
 
 
 def _needs(operation: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -126,22 +127,22 @@ class Script:
         self.notes[note] = [each.handle or "" for each in receipts]
         return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
 
-    def settled(self, note: str, operation: str, held: Sequence[str], invisible_ms: int, reason: str = "") -> Answer:
+    def settled(self, note: str, operation: str, held: Sequence[str], invisible_ms: int, reason: str = "") -> object:
         """End leases, or change them and note what holds them then."""
         if operation == "ack":
-            return outcomes_of(self.store.ack(held))
+            return self.store.ack(held)
         if operation == "release":
-            return outcomes_of(self.store.release(held))
+            return self.store.release(held)
         if operation == "reject":
-            return outcomes_of(self.store.reject(held, reason=reason))
+            return self.store.reject(held, reason=reason)
         if operation == "change_invisible":
             return self.changed(note, self.store.change_invisible(held, invisible_ms=invisible_ms))
         return self.changed(note, self.store.retry_later([_held_by(each) for each in held], delay_ms=invisible_ms, reason=reason))
 
-    def tick(self, ms: int) -> Answer:
+    def tick(self, ms: int) -> str:
         self.at(ms)
         report = self.store.tick()
-        return Answer("MOVED" if report.moved or report.expired else "NOTHING")
+        return "MOVED" if report.moved or report.expired else "NOTHING"
 
     # ------------------------------------------------------------ how calls are added
 
@@ -149,18 +150,18 @@ class Script:
         self,
         name: str,
         operation: str,
-        make: Callable[[], Answer],
+        make: Callable[[], object],
         outcome: str = "",
         again: str | None = None,
         rests_on: str = "",
         size: str = "",
         **more: Any,
     ) -> None:
-        """Add a call; the arguments are the attributes of :class:`Call`."""
+        """Add a call; the arguments are the attributes of :class:`Call`, and what it gives is made an answer."""
         assert name not in self.calls, name
         if operation in POPS and self.store.engine.config.pop_flush is Flush.ASYNC:
             more.setdefault("is_promised", False)
-        self.calls[name] = Call(operation, make, outcome, again, rests_on, size or self.usual_size, **more)
+        self.calls[name] = Call(operation, lambda: answer_of(make()), outcome, again, rests_on, size or self.usual_size, **more)
 
     def add_tick(self, name: str, ms: int, outcome: str = "", **more: Any) -> None:
         self.add(name, "tick", lambda: self.tick(ms), outcome, may_halt=True, **more)
@@ -171,14 +172,15 @@ def _held_by(receipt: str) -> PoppedMessage:
     return PoppedMessage("", b"", None, (), {}, None, None, "", 0, 0, 0, 0, 1, None, Receipt.parse(receipt))
 
 
-def done(make: Callable[[], object]) -> Callable[[], Answer]:
-    """Return a call of one that answers nothing but that it is done."""
-
-    def made() -> Answer:
-        make()
-        return Answer("DONE")
-
-    return made
+def answer_of(given: object) -> Answer:
+    """Return what a call gave as an answer: outcomes by their names, DONE when it gave nothing, and anything else as a word."""
+    if isinstance(given, Answer):
+        return given
+    if isinstance(given, Enum):
+        return outcomes_of([given])
+    if isinstance(given, list | tuple):
+        return outcomes_of(given)
+    return Answer("DONE" if given is None else str(given))
 
 
 def outcomes_of(outcomes: Sequence[Any]) -> Answer:

@@ -1,7 +1,8 @@
-"""What a figure depends on besides the code: versions, machine, disk; and how figures get into a page."""
+"""What a figure depends on besides the code: versions, machine, disk; how figures get into a page; and commands that print a table."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import platform
@@ -10,7 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -65,6 +66,26 @@ def default_directory() -> Path:
     """Return a directory on a disk: /var/tmp, since /tmp is memory on many machines."""
     place = Path("/var/tmp")
     return place if os.access(place, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def measure_engines(about: str | None, heading: str, measure: Callable[[str, Path, int], None], **timers: int) -> None:
+    """Be a command that prints a table with the rows of each engine that is named, which ``measure`` prints, all on one disk.
+
+    Args:
+        measure: is given the engine, a directory, and a number of timers.
+        timers: the option for this number, and its default.
+    """
+    ((name, number),) = timers.items()
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--engines", nargs="+", default=["wheel", "rocksdb", "lmdb"])
+    parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--stores", type=Path, default=default_directory(), help="the disk to measure")
+    given = vars(parser.parse_args())
+    with tempfile.TemporaryDirectory(dir=given["stores"]) as root:
+        print(heading)
+        for engine in given["engines"]:
+            measure(engine, Path(root), given[name])
+        print(f"\n{sentence(described(Path(root)))}")
 
 
 def _version(name: str) -> str:

@@ -5,16 +5,15 @@ In process and served take turns, so their ratio holds when the machine's speed 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import pyarrow as pa
 
 import rmqstore
 from rmqstore import Message, MessageBatch, Store, aio
-from rmqstore_benchmarks.machine import described, sentence
+from rmqstore_benchmarks.machine import measure_engines
 
 BODY = b"x" * 256
 LATER = timedelta(hours=1)
@@ -31,29 +30,24 @@ ROUNDS = 12
 CALLS = 300
 
 
-def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Return how long each of some calls took, seconds."""
+def timed(call: Callable[[], object], count: int) -> float:
+    """Return the median time of some calls, seconds."""
     taken = []
     for _ in range(count):
         begun = time.perf_counter()
         call()
         taken.append(time.perf_counter() - begun)
-    return taken
+    return float(np.median(taken))
 
 
 def sends(store: Store) -> Callable[[], object]:
     """Return a send of one message for later."""
-    message = Message("t", BODY)
-    return lambda: store.send(message, delay=LATER)
+    return partial(store.send, Message("t", BODY), delay=LATER)
 
 
 def batches(store: Store) -> Callable[[], object]:
     """Return a send of 1000 messages for later, as Arrow."""
-    columns = MessageBatch.of([Message("t", BODY)] * 1000).columns
-    return lambda: store.send_batch(columns, delay=LATER)
-
-
-CALLED = {"sends": (sends, CALLS), "batches": (batches, 30)}
+    return partial(store.send_batch, MessageBatch.of([Message("t", BODY)] * 1000).columns, delay=LATER)
 
 
 _served: Any = None
@@ -67,11 +61,11 @@ def connect(path: Path, together: Any) -> None:
     _served, _together = rmqstore.connect(path), together
 
 
-def made(what: str, count: int) -> float:
+def made(call_of: Callable[[Store], Callable[[], object]], count: int) -> float:
     """Make a round of calls in another process; returns the median of their times, seconds."""
-    call = CALLED[what][0](_served)
+    call = call_of(_served)
     _together.wait()
-    return float(np.median(timed(call, count)))
+    return timed(call, count)
 
 
 def woken() -> float:
@@ -88,14 +82,13 @@ def clients(path: Path, number: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(number, context, connect, (path, context.Barrier(number, timeout=60)))
 
 
-def beside(store: Store, path: Path, what: str) -> str:
+def beside(store: Store, path: Path, call_of: Callable[[Store], Callable[[], object]], number: int) -> str:
     """Return the median time of a call in process, served, and their ratio."""
-    make, number = CALLED[what]
-    call = make(store)
+    call = call_of(store)
     timed(call, 20)
     with clients(path, 1) as other:
-        other.submit(made, what, 20).result()
-        pairs = [(np.median(timed(call, number)), other.submit(made, what, number).result()) for _ in range(ROUNDS)]
+        other.submit(made, call_of, 20).result()
+        pairs = [(timed(call, number), other.submit(made, call_of, number).result()) for _ in range(ROUNDS)]
     here, there = np.array(pairs).T
     return f"{np.median(here) * 1e6:.0f} µs | {np.median(there) * 1e6:.0f} µs | {np.median(there / here):.2f}"
 
@@ -103,9 +96,9 @@ def beside(store: Store, path: Path, what: str) -> str:
 def crowd(path: Path, number: int) -> float:
     """Return the sends a second of so many processes together."""
     with clients(path, number) as others:
-        list(others.map(made, ["sends"] * number, [20] * number))
+        list(others.map(made, [sends] * number, [20] * number))
         begun = time.perf_counter()
-        list(others.map(made, ["sends"] * number, [CALLS] * number))
+        list(others.map(made, [sends] * number, [CALLS] * number))
         return number * CALLS / (time.perf_counter() - begun)
 
 
@@ -113,7 +106,7 @@ def wakes(store: Store, path: Path) -> list[float]:
     """Return how long after a send another process has the message that it waits for, seconds."""
     taken = []
     with clients(path, 1) as other:
-        other.submit(made, "sends", 1).result()
+        other.submit(made, sends, 1).result()
         for _ in range(CALLS):
             waiting = other.submit(woken)
             time.sleep(0.01)  # until it waits
@@ -182,8 +175,8 @@ def measure(engine: str, root: Path, pending: int) -> None:
     """Print the rows of one engine."""
     path = root / engine
     with rmqstore.open(path, share=True, engine=engine) as store:
-        print(f"| {engine}: send one | {beside(store, path, 'sends')} |")
-        print(f"| {engine}: send 1000 as Arrow | {beside(store, path, 'batches')} |")
+        print(f"| {engine}: send one | {beside(store, path, sends, CALLS)} |")
+        print(f"| {engine}: send 1000 as Arrow | {beside(store, path, batches, 30)} |")
         one, many = crowd(path, 1), crowd(path, 16)
         print(f"| {engine}: sends of one process, of 16 | {one:,.0f}/s | {many:,.0f}/s | {many / one:.1f} |")
         half, most = np.quantile(wakes(store, path), (0.5, 0.99)) * 1e3
@@ -195,19 +188,10 @@ def measure(engine: str, root: Path, pending: int) -> None:
     print(f"| {engine}: take-over with {pending:,} pending | {taken_over(root / f'{engine}-2', engine, pending):.2f} s | | |", flush=True)
 
 
-def main() -> None:
-    """Measure the engines named, all on one disk."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engines", nargs="+", default=["wheel", "rocksdb", "lmdb"])
-    parser.add_argument("--pending", type=int, default=1_000_000)
-    parser.add_argument("--stores", type=Path, default=Path("/var/tmp"), help="the disk to measure")
-    options: Any = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.stores, prefix="rmqstore-served-") as root:
-        print("| | in process, or the first | served, or the second | ratio |\n| --- | ---: | ---: | ---: |")
-        for engine in options.engines:
-            measure(engine, Path(root), options.pending)
-        print(f"\n`python -m rmqstore_benchmarks.served`: {sentence(described(Path(root)))}")
-
-
 if __name__ == "__main__":
-    main()
+    measure_engines(
+        __doc__,
+        "| | in process, or the first | served, or the second | ratio |\n| --- | ---: | ---: | ---: |",
+        measure,
+        pending=1_000_000,
+    )

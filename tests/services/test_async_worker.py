@@ -296,7 +296,7 @@ def test_what_is_done_while_a_pop_waits_is_acked_at_once(served: Served, monkeyp
     monkeypatch.setattr("rmqstore.services.consuming.WAIT", MINUTE)
 
     async def work(store: AsyncStore) -> None:
-        await store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(6)])
+        await store.send_batch(bodies(6, fifo="m"))
         handled = Handled(lambda message: asyncio.sleep(0.001))
         async with store.consume("t", "g", handled, at_once=2, batch=2, order=True):
             await soon(lambda: nothing_left(served.store))
@@ -355,7 +355,7 @@ def test_what_is_behind_a_failed_message_waits_for_it(served: Served, at_once: i
             raise ValueError("not yet")
 
     async def work(store: AsyncStore) -> None:
-        await store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(5)])
+        await store.send_batch(bodies(5, fifo="m"))
         handled = Handled(fail_once)
         async with store.consume("t", "g", handled, order=True, at_once=at_once) as worker:
             await soon(lambda: worker.stats.retried == 1)
@@ -377,7 +377,7 @@ def test_what_is_behind_a_failed_message_waits_for_it(served: Served, at_once: i
 
 def test_what_is_behind_a_rejected_message_goes_on(served: Served) -> None:
     async def work(store: AsyncStore) -> None:
-        await store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
+        await store.send_batch(bodies(3, fifo="m"))
         handled = Handled(only({b"1": raising(Reject("no"))}))
         async with store.consume("t", "g", handled, order=True):
             await soon(handled.seen(3))

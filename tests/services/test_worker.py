@@ -63,8 +63,8 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
         yield opened
 
 
-def bodies(count: int, topic: str = "t") -> list[Message]:
-    return [Message(topic, str(number).encode()) for number in range(count)]
+def bodies(count: int, topic: str = "t", fifo: str | None = None) -> list[Message]:
+    return [Message(topic, str(number).encode(), message_group=fifo) for number in range(count)]
 
 
 def lose_answer(served: Served, call: str, meanwhile: Callable[[], object] = lambda: None) -> threading.Event:
@@ -99,6 +99,20 @@ class Handled:
 
     def seen(self, count: int) -> Callable[[], bool]:
         return lambda: len(self.messages) >= count
+
+
+class Gate:
+    """A handler that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, message: PoppedMessage) -> None:
+        self.begun.set()
+        self.go_on.wait(10)
+
+    def wait_for_begin(self) -> None:
+        assert self.begun.wait(10)
 
 
 def nothing_left(store: Store, topic: str = "t", group: str = "g") -> bool:
@@ -173,18 +187,13 @@ def test_a_handler_may_give_up(store: Store) -> None:
 
 
 def test_a_stop_gives_back_what_was_not_begun(store: Store) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(8))
-    worker = store.consume("t", "g", wait, batch=8)
-    assert begun.wait(10)
+    worker = store.consume("t", "g", gate, batch=8)
+    gate.wait_for_begin()
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    go_on.set()
+    gate.go_on.set()
     stopping.join(10)
     assert worker.stats.done == 1
     lag = store.lag("t", "g")
@@ -203,35 +212,25 @@ def test_a_stop_acks_what_is_done(store: Store) -> None:
 
 
 def test_leases_are_extended_while_a_handler_runs(store: Store, clock: ManualClock) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(3))
-    with store.consume("t", "g", wait, invisible=MINUTE) as worker:
-        assert begun.wait(10)
+    with store.consume("t", "g", gate, invisible=MINUTE) as worker:
+        gate.wait_for_begin()
         for _ in range(5):
             clock.advance(40_000)
             worker.keep(ahead_s=1000)
             store.tick()
         assert store.lag("t", "g").in_flight == 3
-        go_on.set()
+        gate.go_on.set()
         soon(lambda: nothing_left(store))
     assert (worker.stats.done, worker.stats.lost) == (3, 0)
 
 
 def test_a_handler_that_takes_too_long_keeps_nothing_from_others(store: Store, clock: ManualClock) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(3))
-    with store.consume("t", "g", wait, invisible=MINUTE, timeout=timedelta(milliseconds=1)) as worker:
-        assert begun.wait(10)
+    with store.consume("t", "g", gate, invisible=MINUTE, timeout=timedelta(milliseconds=1)) as worker:
+        gate.wait_for_begin()
         soon(lambda: worker._is_overrun(worker._hands[0]))
         worker.keep(ahead_s=1000)
         lag = store.lag("t", "g")
@@ -240,7 +239,7 @@ def test_a_handler_that_takes_too_long_keeps_nothing_from_others(store: Store, c
         clock.advance(61_000)
         assert store.tick().retried == 3
         worker._ended.set()
-        go_on.set()
+        gate.go_on.set()
     assert (worker.stats.done, worker.stats.lost) == (0, 1)
 
 
@@ -262,7 +261,7 @@ def test_what_is_behind_a_failed_message_waits_for_it(store: Store, clock: Manua
         if message.body == b"1" and message.attempt == 1:
             raise ValueError("not yet")
 
-    store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(5)])
+    store.send_batch(bodies(5, fifo="m"))
     handled = Handled(fail_once)
     with store.consume("t", "g", handled, order=True) as worker:
         soon(lambda: worker.stats.retried == 1)
@@ -285,7 +284,7 @@ def test_what_is_behind_a_rejected_message_goes_on(store: Store) -> None:
         if message.body == b"1":
             raise Reject("no")
 
-    store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
+    store.send_batch(bodies(3, fifo="m"))
     handled = Handled(refuse)
     with store.consume("t", "g", handled, order=True):
         soon(handled.seen(3))
@@ -294,21 +293,16 @@ def test_what_is_behind_a_rejected_message_goes_on(store: Store) -> None:
 
 
 def test_what_others_have_is_not_handled(store: Store, clock: ManualClock) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(3))
-    handled = Handled(wait)
+    handled = Handled(gate)
     worker = store.consume("t", "g", handled, invisible=MINUTE)
-    assert begun.wait(10)
+    gate.wait_for_begin()
     clock.advance(61_000)
     assert store.tick().retried == 3
     assert len(store.pop("t", "g", invisible=MINUTE)) == 3
     worker.keep(ahead_s=1000)
-    go_on.set()
+    gate.go_on.set()
     worker.stop()
     assert len(handled.messages) == 1
     assert (worker.stats.done, worker.stats.lost) == (0, 3)
@@ -316,114 +310,93 @@ def test_what_others_have_is_not_handled(store: Store, clock: ManualClock) -> No
 
 @pytest.mark.parametrize("is_again", [False, True])
 @pytest.mark.parametrize("order", [False, True])
-def test_leases_whose_extension_was_not_answered_are_kept(tmp_path: Path, order: bool, is_again: bool) -> None:
+def test_leases_whose_extension_was_not_answered_are_kept(served: Served, order: bool, is_again: bool) -> None:
     """The server has extended them, and the receipts that count were in the answer that was lost."""
-    served = Served(tmp_path)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
-    served.store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
+    gate = Gate()
+    served.store.send_batch(bodies(3, fifo="m"))
     if is_again:
         served.store.pop("t", "g", order=order)
         served.clock.advance(61_000)
         assert served.store.tick().retried == 3
-    handled = Handled(wait)
+    handled = Handled(gate)
     with served.connect().consume("t", "g", handled, invisible=MINUTE, order=order) as worker:
-        assert begun.wait(10)
+        gate.wait_for_begin()
         for _ in range(3):
             lost = lose_answer(served, "change_invisible")
             worker.keep(ahead_s=1000)
             assert lost.is_set()
             served.clock.advance(40_000)
-        go_on.set()
+        gate.go_on.set()
         soon(lambda: worker.stats.done == 3)
     assert [(each.body, each.attempt) for each in handled.messages] == [(b"%d" % number, 1 + is_again) for number in range(3)]
     assert worker.stats.lost == 0
     assert nothing_left(served.store)
-    served.close()
 
 
 @pytest.mark.parametrize("does", ["acks", "pops", "retries", "releases"])
-def test_leases_are_kept_when_an_extension_and_its_repeat_were_not_answered(tmp_path: Path, does: str) -> None:
+def test_leases_are_kept_when_an_extension_and_its_repeat_were_not_answered(served: Served, does: str) -> None:
     """What comes next may be anything that needs the receipts that count."""
-    served = Served(tmp_path)
-    begun, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
     def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
+        gate(message)
         if does == "retries" and message.attempt == 1:
             raise Retry(timedelta(seconds=1))
 
     served.store.send_batch(bodies(3))
     with served.connect().consume("t", "g", wait, invisible=MINUTE, batch=1 if does == "pops" else 3) as worker:
-        assert begun.wait(10)
+        gate.wait_for_begin()
         lose_answer(served, "change_invisible", lambda: lose_answer(served, "change_invisible"))
         with pytest.raises(StoreUnavailableError):
             worker.keep(ahead_s=1000)
         if does == "releases":
             worker._ended.set()
-        go_on.set()
+        gate.go_on.set()
         soon(lambda: worker.stats.done + worker.stats.retried + worker.stats.lost == (1 if does == "releases" else 3))
     assert worker.stats.lost == 0
     lag = served.store.lag("t", "g")
     assert lag.in_flight == 0
     assert (lag.ready + lag.retry, lag.backing_off) == {"retries": (0, 3), "releases": (2, 0)}.get(does, (0, 0))
-    served.close()
 
 
-def test_the_lease_of_another_is_not_taken_for_one_whose_extension_was_not_answered(tmp_path: Path) -> None:
+def test_the_lease_of_another_is_not_taken_for_one_whose_extension_was_not_answered(served: Served) -> None:
     """In a FIFO queue its message is at the same place."""
-    served = Served(tmp_path)
-    begun, go_on = threading.Event(), threading.Event()
+    gate = Gate()
     others: list[PoppedMessage] = []
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
 
     def take() -> None:
         served.clock.advance(61_000)
         assert served.store.tick().retried == 3
         others.extend(served.store.pop("t", "g", order=True, invisible=MINUTE))
 
-    served.store.send_batch([Message("t", str(number).encode(), message_group="m") for number in range(3)])
-    handled = Handled(wait)
+    served.store.send_batch(bodies(3, fifo="m"))
+    handled = Handled(gate)
     with served.connect().consume("t", "g", handled, invisible=MINUTE, order=True) as worker:
-        assert begun.wait(10)
+        gate.wait_for_begin()
         lost = lose_answer(served, "change_invisible", take)
         worker.keep(ahead_s=1000)
         assert lost.is_set()
-        go_on.set()
+        gate.go_on.set()
         soon(lambda: worker.stats.lost == 3)
     assert len(handled.messages) == 1
     assert served.store.ack(others) == [AckOutcome.ACKED] * 3
-    served.close()
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_worker_that_stood_still_begins_on_nothing_that_others_have(
     store: Store, clock: ManualClock, asleep_s: list[float], is_taken: bool
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(3))
-    handled = Handled(wait)
+    handled = Handled(gate)
     with store.consume("t", "g", handled, invisible=MINUTE) as worker:
-        assert begun.wait(10)
+        gate.wait_for_begin()
         asleep_s[0] = 61
         clock.advance(61_000)
         if is_taken:
             assert store.tick().retried == 3
             assert len(store.pop("t", "g", invisible=MINUTE)) == 3
-        go_on.set()
+        gate.go_on.set()
         soon(lambda: worker.stats.lost + worker.stats.done == 3)
     assert (worker.stats.done, worker.stats.lost, len(handled.messages)) == ((0, 3, 1) if is_taken else (3, 0, 3))
 
@@ -431,19 +404,14 @@ def test_a_worker_that_stood_still_begins_on_nothing_that_others_have(
 def test_a_worker_that_cannot_ask_whether_it_still_has_messages_leaves_them(
     store: Store, clock: ManualClock, asleep_s: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(3))
-    handled = Handled(wait)
+    handled = Handled(gate)
     monkeypatch.setattr(store, "change_invisible", raising(StoreFullError("no room")))
     with store.consume("t", "g", handled, invisible=MINUTE) as worker:
-        assert begun.wait(10)
+        gate.wait_for_begin()
         asleep_s[0] = 61
-        go_on.set()
+        gate.go_on.set()
         soon(lambda: worker.stats.done == 1)
         store.send(Message("t", b"3"))
         soon(handled.seen(2))
@@ -461,19 +429,13 @@ def test_where_no_clock_counts_the_time_asleep_the_one_that_is_there_is_asked() 
 
 
 def test_what_is_done_is_acked_while_another_handler_runs(store: Store) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(message: PoppedMessage) -> None:
-        if message.body == b"4":
-            begun.set()
-            go_on.wait(10)
-
+    gate = Gate()
     store.send_batch(bodies(5))
-    with store.consume("t", "g", wait) as worker:
-        assert begun.wait(10)
+    with store.consume("t", "g", lambda message: gate(message) if message.body == b"4" else None) as worker:
+        gate.wait_for_begin()
         worker.keep()
         assert store.lag("t", "g").in_flight == 1
-        go_on.set()
+        gate.go_on.set()
     assert worker.stats.done == 5
 
 

@@ -38,6 +38,13 @@ def _two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten rows or less at a time, when they are staged and when they are sent."""
+    for module in ("staging", "jobs"):
+        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
+
+
+@pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     """Two empty shards."""
     return Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
@@ -52,21 +53,24 @@ def committed(dataset: Dataset, job_id: str, *tasks: pa.RecordBatch) -> Job:
     return job
 
 
-@contextmanager
-def killed_after(chunks: int, kind: type[rmqstore.Store] = rmqstore.Store) -> Iterator[None]:
-    """Let the send of a chunk fail as when its process is killed before it, once so many were sent; the block must end by that."""
-    send_batch, sent = kind.send_batch, 0
+class Killed(BaseException):
+    """The end of a process."""
 
-    def dying(store: rmqstore.Store, *given: object, **named: object) -> object:
-        nonlocal sent
-        if sent == chunks:
-            raise RuntimeError("killed")
-        sent += 1
-        return send_batch(store, *given, **named)  # type: ignore[arg-type]
+
+@contextmanager
+def killed(owner: object, name: str, behind: int = 1) -> Iterator[None]:
+    """Let the process end behind so many calls, or in place of the first one; the block must end by that."""
+    call, calls = getattr(owner, name), itertools.count(1)
+
+    def dying(*given: object, **named: object) -> object:
+        answer = call(*given, **named) if behind else None
+        if next(calls) >= behind:
+            raise Killed
+        return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send_batch", dying)
-        with pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(owner, name, dying)
+        with pytest.raises(Killed):
             yield
 
 
@@ -77,13 +81,18 @@ def ingested(job: Job) -> None:
     job.finish()
 
 
-def numbers_of(path: Path, view: View, **wanted: object) -> list[int]:
-    """Read the numbers of the pending timers or the messages, part by part."""
-    asked = Wanted(view=view, **wanted)  # type: ignore[arg-type]
-    return [int(body) for part in plan(str(path), asked, 50) for batch in read(part, asked) for body in batch.column("body").to_pylist()]
+def rows_of(path: Path, view: View, **wanted: Any) -> list[dict[str, Any]]:
+    """Read a view, part by part."""
+    asked = Wanted(view=view, **wanted)
+    return [row for part in plan(str(path), asked, 50) for batch in read(part, asked) for row in batch.to_pylist()]
 
 
-def timers_of(path: Path, **wanted: object) -> list[int]:
+def numbers_of(path: Path, view: View, **wanted: Any) -> list[int]:
+    """Read the numbers of the pending timers or the messages."""
+    return [int(row["body"]) for row in rows_of(path, view, columns=("body",), **wanted)]
+
+
+def timers_of(path: Path, **wanted: Any) -> list[int]:
     """Read the numbers of the pending timers."""
     return numbers_of(path, View.TIMERS, **wanted)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rmqstore.spark import Dataset
 from rmqstore.spark.ingest import chunks, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job
 from rmqstore.store.sending import SendReceipts
-from tests.spark.datasets import ENGINES, NOW_MS, killed_after, rows, served, staged, timers_of
+from tests.spark.datasets import ENGINES, NOW_MS, killed, rows, served, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -25,10 +26,12 @@ WEEK_MS = 7 * 86_400_000
 
 
 @pytest.fixture
-def job(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(dataset: Dataset, small_chunks: None) -> Job:
     """A job of 40 timers, in chunks of ten or less, that goes by the clocks of the shards."""
-    for module in ("staging", "jobs"):
-        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
+    return job_of(dataset)
+
+
+def job_of(dataset: Dataset) -> Job:
     found = Job(dataset, "load")
     found.commit(staged(found, *(rows(first, 10) for first in range(0, 40, 10))))
     return found
@@ -41,14 +44,14 @@ def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Datase
         dataset.check_ready(is_served_too=True)
         with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
             dataset.check_ready(is_served_too=False)
-        with killed_after(1, RemoteStore):
+        with killed(RemoteStore, "send_batch"):
             ingest_shard(job, 0)
         begun = job.progress(0)
         assert begun is not None
         assert begun.begun_ms == NOW_MS
         assert 0 < store.pending().total <= 10
     # Its owner ends: the task owns the shard, and finds what came by the server. Then it is served again.
-    with killed_after(1, rmqstore.Store):
+    with killed(rmqstore.Store, "send_batch"):
         ingest_shard(job, 0)
     with served(dataset.shard_path(0)) as store:
         (first, second) = ingest_here(job)
@@ -66,7 +69,7 @@ def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Datase
 
 
 def test_who_serves_a_shard_may_have_forgotten_the_marks(dataset: Dataset, job: Job) -> None:
-    with served(dataset.shard_path(0)), killed_after(1, RemoteStore):
+    with served(dataset.shard_path(0)), killed(RemoteStore, "send_batch"):
         ingest_shard(job, 0)
     with served(dataset.shard_path(0), NOW_MS + WEEK_MS + 1000) as store:
         store.tick()
@@ -74,16 +77,23 @@ def test_who_serves_a_shard_may_have_forgotten_the_marks(dataset: Dataset, job: 
             ingest_shard(job, 0)
 
 
-def test_a_chunk_that_was_answered_and_is_gone_is_sent_again(dataset: Dataset, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server with ``flush = "async"`` that meets a full disk tells somebody, once, and goes on; that may be another client."""
+@contextmanager
+def losing() -> Iterator[list[bytes]]:
+    """Let a server lose the first chunk behind its answer; gives the marks of the chunks that it was sent."""
     send_batch, marks = RemoteStore.send_batch, list[bytes]()
 
-    def losing(store: RemoteStore, *given: Any, **named: Any) -> SendReceipts:
+    def sending(store: RemoteStore, *given: Any, **named: Any) -> SendReceipts:
         marks.extend(named["marks"])
         return SendReceipts((), None, repeated=False) if len(marks) == 1 else send_batch(store, *given, **named)
 
-    with served(dataset.shard_path(0)), monkeypatch.context() as patch:
-        patch.setattr(RemoteStore, "send_batch", losing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteStore, "send_batch", sending)
+        yield marks
+
+
+def test_a_chunk_that_was_answered_and_is_gone_is_sent_again(dataset: Dataset, job: Job) -> None:
+    """A server with ``flush = "async"`` that meets a full disk tells somebody, once, and goes on; that may be another client."""
+    with served(dataset.shard_path(0)), losing() as marks:
         assert ingest_shard(job, 0).repeated == 0
     # Sent, sent again because nobody knows, and once more, as the first one was new then.
     assert marks == marks[: len(marks) // 3] * 3
@@ -97,12 +107,7 @@ def test_a_chunk_that_finds_its_own_copy_was_not_there_before_the_flush(
     """The first answer was lost by the owner, the second one on its way; the owner may lose the chunk again before it is durable."""
     record = job.record()
     assert record is not None
-    count, send_batch, ask = len(list(chunks(job, record, 0))), RemoteStore.send_batch, Connection.ask
-    sent, asked = list[bytes](), list[str]()
-
-    def losing(store: RemoteStore, *given: Any, **named: Any) -> SendReceipts:
-        sent.extend(named["marks"])
-        return SendReceipts((), None, repeated=False) if len(sent) == 1 else send_batch(store, *given, **named)
+    count, ask, asked = len(list(chunks(job, record, 0))), Connection.ask, list[str]()
 
     def breaking(connection: Connection, call: str, *given: Any) -> object:
         answer = ask(connection, call, *given)
@@ -112,8 +117,7 @@ def test_a_chunk_that_finds_its_own_copy_was_not_there_before_the_flush(
         return answer
 
     with served(dataset.shard_path(0)):
-        with monkeypatch.context() as patch:
-            patch.setattr(RemoteStore, "send_batch", losing)
+        with losing(), monkeypatch.context() as patch:
             patch.setattr(Connection, "ask", breaking)
             with pytest.raises(rmqstore.StoreUnavailableError):
                 ingest_shard(job, 0)
@@ -133,9 +137,8 @@ with rmqstore.open(sys.argv[1], share=True, services=False, flush="async") as st
 
 
 @pytest.mark.skipif("lmdb" not in ENGINES, reason="needs lmdb, of which a killed process takes along what it has not flushed")
+@pytest.mark.usefixtures("small_chunks")
 def test_an_owner_that_is_killed_between_a_chunk_and_its_flush_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("staging", "jobs"):
-        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
     dataset = Dataset.create(tmp_path / "data", shards=1, engine="lmdb")
 
     def started() -> subprocess.Popen[bytes]:
@@ -157,9 +160,7 @@ def test_an_owner_that_is_killed_between_a_chunk_and_its_flush_loses_nothing(tmp
     try:
         with monkeypatch.context() as patch:
             patch.setattr(RemoteStore, "send_batch", killing)
-            job = Job(dataset, "load")
-            job.commit(staged(job, *(rows(first, 10) for first in range(0, 40, 10))))
-            ingest_shard(job, 0)
+            ingest_shard(job_of(dataset), 0)
     finally:
         for owner in owners:
             owner.kill()
@@ -167,13 +168,3 @@ def test_an_owner_that_is_killed_between_a_chunk_and_its_flush_loses_nothing(tmp
     assert len(owners) == 2
     # What is done must outlive the second owner, too.
     assert sorted(timers_of(dataset.path)) == list(range(40))
-
-
-def test_a_shard_that_is_open_and_not_served_is_waited_for(dataset: Dataset, job: Job) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(rmqstore.open(dataset.shard_path(0), services=False))
-        with pytest.raises(rmqstore.StoreLockedError, match=r"shard-00000.*waited 0 ms"):
-            ingest_shard(job, 0, wait_ms=0)
-        with pytest.raises(rmqstore.StoreLockedError, match="shard-00000"):
-            dataset.check_ready(is_served_too=True)
-    assert job.progress(0) is None

@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 
 from rmqstore_benchmarks.grid import recording
-from rmqstore_benchmarks.grid.aside import FLOOR_BYTES, NoLimitError, limit_for, limited_group
-from rmqstore_benchmarks.grid.recording import Phase, anon_bytes, compaction_bytes, measured, sync_files
+from rmqstore_benchmarks.grid.recording import (
+    FLOOR_BYTES,
+    NoLimitError,
+    Phase,
+    anon_bytes,
+    compaction_bytes,
+    limit_for,
+    limited_group,
+    measured,
+    sync_files,
+)
 from rmqstore_benchmarks.grid.tables import buckets_of
 
 MIB = 1024 * 1024

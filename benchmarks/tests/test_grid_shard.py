@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 import pytest
 
 import rmqstore
-from rmqstore_benchmarks.grid import aside, phases as loops
+from rmqstore_benchmarks.grid import phases as loops, shard
 from rmqstore_benchmarks.grid.calls import Calls
 from rmqstore_benchmarks.grid.load import Load, ticks_of
 from rmqstore_benchmarks.grid.named import START_MS, workload_named
 from rmqstore_benchmarks.grid.shard import Outcome, outcome_of, run_shard
-from rmqstore_benchmarks.grid.stores import RAW, Cell, Run, ShardTask, Variant, open_store
+from rmqstore_benchmarks.grid.stores import RAW, Cell, ShardTask, Variant, open_store
 
 SHORT_S = 0.1
 
@@ -30,7 +30,7 @@ def task(place: Path, engine: str = "memory", settings: dict[str, Any] | None = 
     fields: dict[str, Any] = {"workload": "order-timeout", "body_bytes": 64, "backlog": 1500, "flush": "sync", "seconds": SHORT_S}
     fields |= {"phases": ("fill", "schedule", "cancel", "hand_over", "pop_ack", "mixed", "open_80")}
     cell = Cell(variant=Variant(engine, engine, settings or {}), durability="nothing", shards=1, repeats=1, **(fields | given))
-    return ShardTask(Run(cell, 0, 1), 0, str(place / "shard"))
+    return ShardTask(cell, 0, 1, 0, str(place / "shard"))
 
 
 def rows(outcome: Outcome, table: str) -> list[dict[str, Any]]:
@@ -247,8 +247,8 @@ def test_a_wrong_store_is_refused(tmp_path: Path, fault: Any, phases: tuple[str,
 def test_a_cold_drain_that_fails_is_refused_but_for_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, is_refused: bool
 ) -> None:
-    monkeypatch.setattr(aside, "limited_group", lambda name, limit: nullcontext())
-    monkeypatch.setattr(aside, "_child", lambda *_: subprocess.CompletedProcess([], code, b"", said.encode()))
+    monkeypatch.setattr(shard, "limited_group", lambda name, limit: nullcontext())
+    monkeypatch.setattr(shard, "_child", lambda *_: subprocess.CompletedProcess([], code, b"", said.encode()))
     outcome = run_shard(task(tmp_path, phases=("fill", "cold_drain")))
     told = f"cold_drain ended with {code} in"
     assert (told in outcome.wrong, any(told in note for note in outcome.notes)) == (is_refused, not is_refused)

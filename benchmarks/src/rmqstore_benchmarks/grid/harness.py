@@ -156,7 +156,7 @@ def _is_finished(out: Path, run: Run) -> bool:
 
 def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path) -> tuple[str, str]:
     started_ms, start_s = time.time_ns() // 1_000_000, time.perf_counter()
-    tasks = tuple(ShardTask(run, shard, str(stores / f"shard-{shard:03d}")) for shard in range(run.cell.shards))
+    tasks = tuple(ShardTask(run.cell, run.repeat, run.seed, shard, str(stores / f"shard-{shard:03d}")) for shard in range(run.cell.shards))
     shards = spark.range(0, len(tasks), 1, len(tasks)).selectExpr("cast(id as int) shard")
     outcomes: list[Outcome] = []
     failed: list[str] = []

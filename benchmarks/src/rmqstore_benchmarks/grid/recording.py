@@ -1,9 +1,12 @@
-"""What one phase on one shard leaves: its row of ``phases``, its seconds, its histograms; and what it cost, read from the machine.
+"""What one phase on one shard leaves: its row of ``phases``, its seconds, its histograms; what it cost, read from the machine; and a limit.
 
 A thread looks at the memory a few times a second, and at how far a long hand-over has come, since one call may hand over millions.
 
 ``write_bytes`` of ``/proc/self/io`` is wrong where the page cache uses large folios, so the device's own sectors and ``wchar`` are read.
 Those of the device are everybody's on it. What cannot be read is None.
+
+A control group, version 2 or 1, limits the memory of a process, page cache included. It is made below the one that this process is in, and
+goes when it is empty; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import threading
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -205,3 +209,81 @@ def _proc_number(path: str, name: str) -> int | None:
             if line.startswith(name):
                 return int(line.split()[1])
     return None
+
+
+# ---------------------------------------------------------------- a limit on memory
+
+FLOOR_BYTES: Final = 384 * 1024 * 1024
+"""What Python, Arrow and an engine with its caches need to run at all; a little less, and they wait for their own code to be read."""
+
+_GROUP_PATIENCE_S: Final = 5.0
+
+
+class NoLimitError(OSError):
+    """No control group for memory can be made here; the text says why."""
+
+
+def limit_for(backlog_bytes: int) -> int:
+    """Return a quarter of the backlog, or the least that a process runs in."""
+    return max(backlog_bytes // 4, FLOOR_BYTES)
+
+
+@contextmanager
+def limited_group(name: str, limit_bytes: int) -> Iterator[Path]:
+    """Give a control group; a process that writes its id into ``cgroup.procs`` there has no more memory than this.
+
+    Args:
+        name: tells the groups of this machine apart; one of this name that an owner left when it was killed is used again.
+
+    Raises:
+        NoLimitError: none can be made.
+    """
+    parent, limit_name = _parent()
+    group = parent / f"rmqstore-bench-{zlib.crc32(name.encode()):08x}"
+    try:
+        try:
+            group.mkdir(exist_ok=True)
+            (group / limit_name).write_text(str(limit_bytes))
+        except OSError as error:
+            raise NoLimitError(f"no control group with a limit can be made in {parent}: {error.strerror}") from error
+        with suppress(OSError):  # version 2 alone has it
+            (group / "memory.swap.max").write_text("0")
+        yield group
+    finally:
+        _remove_group(group)
+
+
+def _parent() -> tuple[Path, str]:
+    """Return the memory group that this process is in, and the name of its limit."""
+    try:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError as error:
+        raise NoLimitError(f"the control groups of this process cannot be read: {error.strerror}") from error
+    # Of version 1 there is a group for each controller, of version 2 one for all, whose line names none.
+    groups = {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
+    for _, point, kind, options, *_ in mounts:
+        if kind == "cgroup" and "memory" in options.split(",") and "memory" in groups:
+            return _below(Path(point), groups["memory"]), "memory.limit_in_bytes"
+        if kind == "cgroup2":
+            group = _below(Path(point), groups.get("", "/"))
+            with suppress(OSError):
+                if "memory" in (group / "cgroup.subtree_control").read_text().split():
+                    return group, "memory.max"
+    raise NoLimitError("this machine has no control group for memory")
+
+
+def _below(mount: Path, path: str) -> Path:
+    """Return a group's folder; in a container its path may be that of the host, and the mount is the group itself."""
+    named = mount / path.lstrip("/")
+    return named if named.is_dir() else mount
+
+
+def _remove_group(group: Path) -> None:
+    """Remove the group; the kernel lets go of an ended process a moment later."""
+    until_s = time.monotonic() + _GROUP_PATIENCE_S
+    while group.is_dir() and time.monotonic() < until_s:
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.01)

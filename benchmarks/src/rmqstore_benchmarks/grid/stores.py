@@ -79,17 +79,11 @@ class Run(msgspec.Struct, frozen=True):
         return f"{self.cell.cell_id}.{self.repeat}"
 
 
-class ShardTask(msgspec.Struct, frozen=True):
+class ShardTask(Run, frozen=True):
     """One shard of one run; its store is made in ``directory`` by the task, and removed when it ends."""
 
-    run: Run
     shard: int
     directory: str
-
-    @property
-    def cell(self) -> Cell:
-        """The cell of the run."""
-        return self.run.cell
 
     @property
     def engine(self) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqstore.contract import Support
+from rmqstore.contract import Capabilities, Support
+from rmqstore_conformance.clauses import clause, clauses
 from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import Level, Target, capabilities_of, version_of
 
@@ -50,9 +51,6 @@ def case_of(item: pytest.Item, target: Target) -> Case:
     Raises:
         pytest.UsageError: it names no clause, or a capability that is none.
     """
-    from rmqstore.contract import Capabilities
-    from rmqstore_conformance.clauses import clause
-
     name = getattr(item, "originalname", item.name).removeprefix("test_")
     ids = (*clauses_in(name), *(clause(str(given)).id for mark in item.iter_markers("clause") for given in mark.args))
     needs = tuple(str(name) for mark in item.iter_markers("needs") for name in mark.args)
@@ -82,8 +80,6 @@ def case_of(item: pytest.Item, target: Target) -> Case:
 
 def clauses_in(name: str) -> tuple[str, ...]:
     """Return the clause with which the name of a case begins, as in ``t2_by_the_first_tick``."""
-    from rmqstore_conformance.clauses import clauses
-
     begin = re.match(r"[a-z]\d+(?=_)", name)
     return (begin[0].upper(),) if begin and begin[0].upper() in clauses() else ()
 

@@ -14,11 +14,10 @@ from typing import Any, ClassVar, Final
 from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
 from rmqstore.contract import Change, GroupSettings, PopRequest, PopTxn, Reject, Removal, TimerHandle
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.faults.script import START_MS, Answer, Notes, Script, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import LONG_MS, START_MS, Answer, Notes, Script, messages_of, outcomes_of
 
 UNSYNCED: Final = "unsynced "
 FAR_MS: Final = 500_000
-LONG_MS: Final = 300_000
 
 SETTLED: Final = "ack", "change_invisible", "release", "reject"
 """Calls that take a receipt and say what became of it."""
@@ -67,37 +66,27 @@ class Answers(Script):
             one, other, many = (
                 messages_of(f"{side}-{each}", count, "t", due_ms=(due_ms,)) for each, count in (("a", 1), ("b", 1), ("c", 3))
             )
-            self._send(f"send {side}", one, [f"{side} a".encode()], "APPLIED")
-            self._send(f"send {side} again", one, [f"{side} a".encode()], "REPEATED", rests_on=f"send {side}")
+            self.add_send(f"send {side}", one, [f"{side} a".encode()])
+            self.add_send(f"send {side} again", one, [f"{side} a".encode()], "REPEATED", rests_on=f"send {side}")
             rests_on = self._first(f"a send {side} is on its way", self._below(other, [b"b", b"x"], due_ms))
-            self._send(f"send {side} what is on its way", other, [b"b"], "REPEATED", rests_on)
-            self._send(f"send {side} by its second mark", other, [b"x"], "REPEATED", rests_on)
-            self._send(f"send_batch {side}", many, [f"{side} c".encode(), b"y"], "APPLIED")
-            self._send(f"send_batch {side} again", many, [b"y"], "REPEATED", rests_on=f"send_batch {side}")
+            self.add_send(f"send {side} what is on its way", other, [b"b"], "REPEATED", rests_on)
+            self.add_send(f"send {side} by its second mark", other, [b"x"], "REPEATED", rests_on)
+            self.add_send(f"send_batch {side}", many, [f"{side} c".encode(), b"y"])
+            self.add_send(f"send_batch {side} again", many, [b"y"], "REPEATED", rests_on=f"send_batch {side}")
             rests_on = self._first(
                 f"a batch {side} is on its way", self._below(messages_of(f"{side}-d", 3, "t", due_ms=(due_ms,)), [b"d"], due_ms)
             )
-            self._send(
+            self.add_send(
                 f"send_batch {side} what is on its way", messages_of(f"{side}-d", 3, "t", due_ms=(due_ms,)), [b"d"], "REPEATED", rests_on
             )
-        self._send("send_batch now and later", messages_of("mixed", 4, "t", due_ms=(None, FAR_MS)), [b"mixed"], "APPLIED")
-        plain = messages_of("plain", 1, "t")[0]
-        self.add("send without a mark", "send", lambda: self.sent("plain", [self.store.send(plain)]), "APPLIED")
+        self.add_send("send_batch now and later", messages_of("mixed", 4, "t", due_ms=(None, FAR_MS)), [b"mixed"])
+        self.add_send("send without a mark", messages_of("plain", 1, "t"))
         for side, due_ms in (("now", None), ("later", FAR_MS)):
             # One side at a time: two engines promise no order between what one and the other has not synced.
             rests_on = self._first(
                 f"a send {side} to be flushed", self._below(messages_of(f"behind-{side}", 1, "t", due_ms=(due_ms,)), [], due_ms)
             )
             self.add(f"flush of a send {side}", "flush", self.store.flush, "DONE", "DONE", rests_on)
-
-    def _send(self, name: str, messages: list[Message], marks: list[bytes], outcome: str, rests_on: str = "") -> None:
-        def make() -> Answer:
-            if len(messages) == 1:
-                return self.sent(name, [self.store.send(messages[0], marks=marks)])
-            return self.sent(name, self.store.send_batch(messages, marks=marks))
-
-        operation = ("send" if len(messages) == 1 else "send_batch") + ("" if messages[0].deliver_at_ms is None else " later")
-        self.add(name, operation, make, outcome, "REPEATED", rests_on, "one" if len(messages) == 1 else "some")
 
     def _below(self, messages: list[Message], marks: list[bytes], due_ms: int | None) -> Callable[[], object]:
         batch = MessageBatch.of(messages)
@@ -147,17 +136,6 @@ class Answers(Script):
     def _request(self, topic: str, group: str, count: int, **asked: Any) -> PopRequest:
         return PopRequest(topic, group, count, asked.pop("invisible_ms", LONG_MS), asked.pop("queue", 0), **asked)
 
-    def _pop(
-        self, name: str, topic: str, group: str, count: int, outcome: str, rests_on: str = "", *, again: bool = True, **asked: Any
-    ) -> None:
-        asked = {"invisible_ms": LONG_MS, "queue": 0, **asked}
-
-        def make() -> Answer:
-            return self.given(name, self.store.pop(topic, group, max_messages=count, **asked))
-
-        operation = "pop in order" if asked.get("order") else "pop"
-        self.add(name, operation, make, outcome, outcome if again else None, rests_on, "one" if count == 1 else "some")
-
     def _pop_and_ack(self, name: str, topic: str, note: str, outcome: str, rests_on: str, again: str | None = None, **asked: Any) -> None:
         asked = {"max_messages": 2, "invisible_ms": LONG_MS, "queue": 0, **asked}
 
@@ -176,16 +154,16 @@ class Answers(Script):
         return make
 
     def _pops(self) -> None:
-        self._send("send what is popped", messages_of("w", 40, "w"), [b"w"], "APPLIED")
+        self.add_send("send what is popped", messages_of("w", 40, "w"), [b"w"])
         self.add("create_topic", "create_topic", lambda: self._created("empty", 2), "2", "2")
-        self._pop("the first pop gives nothing", "empty", "g", 3, "NOTHING")
-        self._pop("the second pop gives nothing", "empty", "g", 3, "NOTHING", rests_on="the first pop gives nothing")
-        self._pop("pop", "w", "g", 2, "GIVEN", again=False)
-        self._pop("pop with an attempt", "w", "g", 2, "GIVEN", attempt_id="a")
-        self._pop("pop with the attempt again", "w", "g", 2, "GIVEN", "pop with an attempt", attempt_id="a")
+        self.add_pop("the first pop gives nothing", "empty", "g", 3, "NOTHING")
+        self.add_pop("the second pop gives nothing", "empty", "g", 3, "NOTHING", rests_on="the first pop gives nothing")
+        self.add_pop("pop", "w", "g", 2, again=False)
+        self.add_pop("pop with an attempt", "w", "g", 2, attempt_id="a")
+        self.add_pop("pop with the attempt again", "w", "g", 2, "GIVEN", "pop with an attempt", attempt_id="a")
         rests_on = self._first("a pop is on its way", self._pop_below("first of attempt", "w", "g", 2, attempt_id="b"))
-        self._pop("pop with the attempt on its way", "w", "g", 2, "GIVEN", rests_on, attempt_id="b")
-        self._pop("pop one", "w", "g", 1, "GIVEN", again=False)
+        self.add_pop("pop with the attempt on its way", "w", "g", 2, "GIVEN", rests_on, attempt_id="b")
+        self.add_pop("pop one", "w", "g", 1, again=False)
 
     def _created(self, name: str, queues: int) -> int:
         return self.store.topics.create(name, queues).queues
@@ -214,11 +192,11 @@ class Answers(Script):
         return make
 
     def _pops_with_acks(self) -> None:
-        self._send("send what is popped on", messages_of("on", 20, "on"), [b"on"], "APPLIED")
-        self._pop("pop to go on from", "on", "g", 2, "GIVEN", again=False)
+        self.add_send("send what is popped on", messages_of("on", 20, "on"), [b"on"])
+        self.add_pop("pop to go on from", "on", "g", 2, again=False)
         self._pop_and_ack("pop and ack", "on", "pop to go on from", "GIVEN ACKED", "pop to go on from")
         self._pop_and_ack("pop nothing and ack", "empty", "pop and ack", "NOTHING ACKED", "pop and ack", again="NOTHING ALREADY_ACKED")
-        self._pop("pop to go on from again", "on", "g", 2, "GIVEN", again=False)
+        self.add_pop("pop to go on from again", "on", "g", 2, again=False)
         acked = self._first("an ack before a pop is on its way", self._settle_below("ack", "pop to go on from again"))
         self._pop_and_ack(
             "pop nothing and ack what is on its way", "empty", "pop to go on from again", "NOTHING ALREADY_ACKED", acked,
@@ -233,7 +211,7 @@ class Answers(Script):
         self._settle("ack", "ack", "pop", "ACKED", "pop", again="ALREADY_ACKED")
         notes = [f"pop of {group} to ack together" for group in ("g", "two")]
         for note, group in zip(notes, ("g", "two"), strict=True):
-            self._pop(note, "w", group, 2, "GIVEN", again=False)
+            self.add_pop(note, "w", group, 2, again=False)
         self.add(
             "ack of two groups",
             "ack",
@@ -250,7 +228,7 @@ class Answers(Script):
             answered = _DONE_BY[operation]
             again = "ALREADY_ACKED" if operation == "ack" else "STALE"
             if operation != "ack":
-                self._pop(f"pop to {operation}", "w", "g", 1, "GIVEN", again=False)
+                self.add_pop(f"pop to {operation}", "w", "g", 1, again=False)
                 self._settle(operation, operation, f"pop to {operation}", answered, f"pop to {operation}")
             self._settle(f"{operation} of an acked one", operation, "pop", "ALREADY_ACKED", "ack")
             # A lease on its way, then ended.
@@ -281,24 +259,24 @@ class Answers(Script):
     # ------------------------------------------------------------ leases whose time ends
 
     def _ends_of_leases(self) -> None:
-        self._send("send what expires", messages_of("e", 8, "e"), [b"e"], "APPLIED")
-        self._send("send what dies", messages_of("d", 2, "d"), [b"dies"], "APPLIED")
+        self.add_send("send what expires", messages_of("e", 8, "e"), [b"e"])
+        self.add_send("send what dies", messages_of("d", 2, "d"), [b"dies"])
         for operation in SETTLED:
-            self._pop(f"pop briefly to {operation}", "e", "g", 1, "GIVEN", again=False, invisible_ms=100)
+            self.add_pop(f"pop briefly to {operation}", "e", "g", 1, again=False, invisible_ms=100)
         rests_on = "pop whose time has ended"
         self._first("time passes", lambda: self.at(1_000))
         for operation in SETTLED:
             again = "ALREADY_ACKED" if operation == "ack" else "STALE"
             self._settle(f"{operation} after its time", operation, f"pop briefly to {operation}", _DONE_BY[operation], rests_on, again)
-        self._pop("pop briefly", "d", "x", 2, "GIVEN", again=False, invisible_ms=100)
+        self.add_pop("pop briefly", "d", "x", 2, again=False, invisible_ms=100)
         self._first("more time passes", lambda: self.at(2_000))
         revive = self._first("a revive is on its way", lambda: self.store.engine.pops.revive(self._now_ms, 100))
         for operation in SETTLED:
             self._settle(f"{operation} behind a revive on its way", operation, "pop briefly", "STALE", revive)
-        self._pop("pop what was revived", "d", "x", 2, "GIVEN", again=False, invisible_ms=100)
+        self.add_pop("pop what was revived", "d", "x", 2, again=False, invisible_ms=100)
         self.add_tick("tick that buries", 3_000, "MOVED")
         self._settle("ack of what is dead", "ack", "pop what was revived", "STALE", "tick that buries")
-        self._pop("pop a third time", "e", "y", 2, "GIVEN", again=False, invisible_ms=100)
+        self.add_pop("pop a third time", "e", "y", 2, again=False, invisible_ms=100)
         self.add_tick("tick that revives", 4_000, "MOVED")
         self._settle("ack of what was revived", "ack", "pop a third time", "STALE", "tick that revives")
         self.add_tick("tick that moves nothing", 4_000, "NOTHING")
@@ -334,10 +312,10 @@ class Answers(Script):
         self.add("resend_dead what is on its way", "resend_dead", resent, "0", None, UNSYNCED + "a resend is on its way")
         self._first("a drop is on its way", remove_below(1, None))
         self.add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
-        self._pop("pop what was resent", "d", "x", 1, "GIVEN", again=False)
+        self.add_pop("pop what was resent", "d", "x", 1, again=False)
         self._settle("reject what was resent", "reject", "pop what was resent", "REJECTED", "a resend")
         self.add("resend_dead", "resend_dead", lambda: self.store.dead_letters.resend(self.store.dead_letters.list("x")), "1", "0")
-        self._pop("pop what was resent again", "d", "x", 1, "GIVEN", again=False)
+        self.add_pop("pop what was resent again", "d", "x", 1, again=False)
         self._settle("reject again", "reject", "pop what was resent again", "REJECTED", "resend_dead")
         self.add("drop_dead", "drop_dead", lambda: self.store.dead_letters.drop(self.store.dead_letters.list("x")), "1", "0")
 
@@ -357,10 +335,10 @@ class Answers(Script):
         rests_on = self._first("create_topic is on its way", lambda: pops.create_topic("made", 3))
         self.add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
         self.add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")
-        self._pop("pop before a reset", "e", "z", 2, "GIVEN", again=False)
+        self.add_pop("pop before a reset", "e", "z", 2, again=False)
         self.add("reset_offset", "reset_offset", lambda: self.store.groups.reset_offset("e", "z", InitMode.MAX), "DONE", "DONE")
         self._settle("ack behind a reset", "ack", "pop before a reset", "STALE", "reset_offset")
-        self._pop("pop before another reset", "w", "z", 2, "GIVEN", again=False)
+        self.add_pop("pop before another reset", "w", "z", 2, again=False)
         both(
             "reset_offset",
             lambda: pops.reset_offset("w", "z", None, InitMode.MIN, self._now_ms),
@@ -376,18 +354,18 @@ class Answers(Script):
     # ------------------------------------------------------------ runs in order
 
     def _runs(self) -> None:
-        self._send("send in order", messages_of("o", 8, "o", message_group="two"), [b"o"], "APPLIED")
-        self._pop("pop in order", "o", "f", 2, "GIVEN", attempt_id="o", order=True)
-        self._pop("pop in order again", "o", "f", 2, "GIVEN", "pop in order", attempt_id="o", order=True)
-        self._pop("pop in order behind a run", "o", "f", 2, "NOTHING", "pop in order", order=True)
+        self.add_send("send in order", messages_of("o", 8, "o", message_group="two"), [b"o"])
+        self.add_pop("pop in order", "o", "f", 2, attempt_id="o", order=True)
+        self.add_pop("pop in order again", "o", "f", 2, "GIVEN", "pop in order", attempt_id="o", order=True)
+        self.add_pop("pop in order behind a run", "o", "f", 2, "NOTHING", "pop in order", order=True)
         rests_on = self._first("an ack in order is on its way", self._settle_below("ack", "pop in order"))
-        self._pop("pop in order behind an ack on its way", "o", "f", 2, "GIVEN", rests_on, again=False, order=True)
+        self.add_pop("pop in order behind an ack on its way", "o", "f", 2, "GIVEN", rests_on, again=False, order=True)
         self._settle("ack in order again", "ack", "pop in order", "ALREADY_ACKED", rests_on)
         self._settle("release in order", "release", "pop in order behind an ack on its way", "RELEASED", "pop in order")
         rests_on = self._first("a pop in order is on its way", self._pop_below("below", "o", "f", 2, order=True, attempt_id="p"))
-        self._pop("pop in order what is on its way", "o", "f", 2, "GIVEN", rests_on, order=True, attempt_id="p")
+        self.add_pop("pop in order what is on its way", "o", "f", 2, "GIVEN", rests_on, order=True, attempt_id="p")
         self._settle("ack in order what is on its way", "ack", "below", "ACKED", rests_on, again="ALREADY_ACKED")
-        self._pop("pop in order to reject", "o", "f", 1, "GIVEN", again=False, order=True)
+        self.add_pop("pop in order to reject", "o", "f", 1, again=False, order=True)
         self._settle("reject in order", "reject", "pop in order to reject", "REJECTED")
 
     # ------------------------------------------------------------ schedules
@@ -423,7 +401,7 @@ class Answers(Script):
             elif self.has("cancel_by_key"):
                 self._cancel_key("cancel_key behind a seal on its way", "v", "ALREADY_DELIVERED", sealed, again="ALREADY_DELIVERED")
         # All is durable but the seal.
-        self._send("send what is sealed", messages_of("sealed", 2, "t", due_ms=(7_000,)), [b"sealed"], "APPLIED")
+        self.add_send("send what is sealed", messages_of("sealed", 2, "t", due_ms=(7_000,)), [b"sealed"])
         sealed = self._first("a seal alone is on its way", partial(timers.seal, START_MS + 7_000))
         self._cancel("cancel behind a seal alone", "send what is sealed", "ALREADY_DELIVERED", sealed)
         self.add_tick("tick that hands over", 7_000, "MOVED")

@@ -146,7 +146,7 @@ def faults_of(run: Run, failure: Failure, play: Play, opener: Opener) -> list[st
     found = [fault for entry in _by_step(run.reports) for fault in _faults_of_step(entry, failure, in_steps)]
     found += [f"a sync of {file} failed, and was asked for again" for file in run.asked_again]
     moment = _moment(run, play)
-    answer = Answer({"shown": play.steps[0].shown}) if not run.path.exists() else look_at(run.path, moment, play, opener)
+    answer = Answer(shown=play.steps[0].shown) if not run.path.exists() else look_at(run.path, moment, play, opener)
     if fault := judged(answer, moment, play):
         found.append(f"then opened again: {fault}")
     if not found:

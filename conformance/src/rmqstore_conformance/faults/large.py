@@ -13,14 +13,13 @@ import pyarrow.compute as pc
 
 from rmqstore import ManualClock, Message, Store
 from rmqstore.contract import Side
-from rmqstore_conformance.faults.script import Answer, Notes, Script, messages_of
+from rmqstore_conformance.faults.script import LONG_MS, Notes, Script, messages_of
 
 ROWS: Final = 1_100
 MOST: Final = 1_024
 """One pop gives no more."""
 
 _FAR_MS: Final = 500_000
-_LONG_MS: Final = 300_000
 _TOPIC: Final = "large"
 _IMPORTED: Final = "imported"
 _FREE_SEQ: Final = 1_000_000
@@ -41,9 +40,7 @@ class Large(Script):
         self.add("send_batch without a mark", "send_batch", lambda: len(store.send_batch(plain)), str(ROWS))
         self.add("delete what was sent without a mark", "delete_topic", lambda: store.topics.delete("plain"), "DONE", "DONE")
         later = messages_of("l", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70))
-        self.add(
-            "send_batch later without a mark", "send_batch later", lambda: self._sent("send_batch later without a mark", later), "APPLIED"
-        )
+        self.add_send("send_batch later without a mark", later)
         self.add(
             "cancel what has no mark",
             "cancel",
@@ -61,13 +58,7 @@ class Large(Script):
         self._timers()
 
     def _send(self, name: str, messages: list[Message]) -> None:
-        marks = [f"{name} {number}".encode() for number in range(2)]
-
-        later = "" if messages[0].deliver_at_ms is None else " later"
-        self.add(name, f"send_batch{later}", lambda: self._sent(name, messages, marks), "APPLIED", "REPEATED")
-
-    def _sent(self, name: str, messages: list[Message], marks: Sequence[bytes] = ()) -> Answer:
-        return self.sent(name, self.store.send_batch(messages, marks=marks))
+        self.add_send(name, messages, [f"{name} {number}".encode() for number in range(2)])
 
     def _import(self, name: str, side: Side, tables: dict[str, Callable[[pa.RecordBatch], pa.RecordBatch]]) -> None:
         """Add one step of a load: what is in the topic comes in once more, as if it were of another store."""
@@ -79,15 +70,11 @@ class Large(Script):
 
         self.add(name, "import_state", make, "DONE", "DONE")
 
-    def _pop(self, name: str, group: str, invisible_ms: int = _LONG_MS) -> None:
-        def make() -> Answer:
-            popped = self.store.pop(_TOPIC, group, max_messages=MOST, invisible_ms=invisible_ms, queue=0, attempt_id=name.replace(" ", "-"))
-            return self.given(name, popped)
-
-        self.add(name, "pop", make, "GIVEN", "GIVEN")
+    def _pop(self, name: str, group: str, invisible_ms: int = LONG_MS) -> None:
+        self.add_pop(name, _TOPIC, group, MOST, invisible_ms=invisible_ms, attempt_id=name.replace(" ", "-"))
 
     def _settle(self, name: str, operation: str, note: str, outcome: str) -> None:
-        self.add(name, operation, lambda: self.settled(name, operation, self.notes[note], _LONG_MS + 1, "x" * 1_000), outcome, "STALE")
+        self.add(name, operation, lambda: self.settled(name, operation, self.notes[note], LONG_MS + 1, "x" * 1_000), outcome, "STALE")
 
     def _settled(self) -> None:
         store, notes = self.store, self.notes

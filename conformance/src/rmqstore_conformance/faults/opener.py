@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import msgspec
+
 from rmqstore import ManualClock, RmqstoreError, Store
 from rmqstore_conformance.faults.children import Child, say
 from rmqstore_conformance.faults.script import Answer as Answered, Notes, open_script
@@ -25,7 +27,7 @@ from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
 from rmqstore_conformance.targets import announce
 
 
-class Answer:
+class Answer(msgspec.Struct):
     """What became of opening a store.
 
     Attributes:
@@ -38,14 +40,13 @@ class Answer:
         place: the file and the offset that the error names.
     """
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        self.shown: Shown | None = found.get("shown")
-        self.gone_on: Shown | None = found.get("gone_on")
-        self.again: Answered | None = Answered(*found["again"]) if "again" in found else None
-        self.unknown: list[str] = found.get("unknown", [])
-        self.error: str = found.get("error", "")
-        self.typed: bool = found.get("typed", False)
-        self.place: tuple[str, str] = tuple(found.get("place", ("", "")))
+    shown: Shown | None = None
+    gone_on: Shown | None = None
+    again: Answered | None = None
+    unknown: list[str] = []
+    error: str = ""
+    typed: bool = False
+    place: tuple[str, str] = ("", "")
 
     def __str__(self) -> str:
         return self.error or str(self.shown)
@@ -93,12 +94,12 @@ class Opener:
         self._child.tell({**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again, "known": known})
         try:
             if (found := self._child.hear()) is not None:
-                return Answer(found)
+                return msgspec.convert(found, Answer)
             error = f"died with status {self._child.status}"
         except TimeoutError as hanging:
             error = str(hanging)
         self.close()
-        return Answer({"error": f"the process that opened it {error}"})
+        return Answer(error=f"the process that opened it {error}")
 
     def close(self) -> None:
         if self._child is not None:

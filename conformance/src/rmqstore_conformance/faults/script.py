@@ -20,6 +20,9 @@ START_MS: Final = 1_700_000_000_000
 LATER_MS: Final = START_MS + 30 * DAY_MS
 """By then every timer of a script was due, and every lease is over."""
 
+LONG_MS: Final = 300_000
+"""How long a lease runs that ends with no script."""
+
 POPS: Final = ("pop", "pop in order")
 """The operations that lease; under ``pop.flush = async`` a loss of power may undo them."""
 
@@ -95,7 +98,8 @@ class Script:
     """
 
     name: ClassVar[str]
-    usual_size: ClassVar[str] = "one"
+    usual_size: ClassVar[str] = ""
+    """Of its calls; empty: one, or some where a call takes several messages."""
 
     def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         self.store = store
@@ -161,7 +165,35 @@ class Script:
         assert name not in self.calls, name
         if operation in POPS and self.store.engine.config.pop_flush is Flush.ASYNC:
             more.setdefault("is_promised", False)
-        self.calls[name] = Call(operation, lambda: answer_of(make()), outcome, again, rests_on, size or self.usual_size, **more)
+        self.calls[name] = Call(operation, lambda: answer_of(make()), outcome, again, rests_on, size or self._size(1), **more)
+
+    def _size(self, count: int) -> str:
+        return self.usual_size or ("one" if count == 1 else "some")
+
+    def add_send(
+        self, name: str, messages: list[Message], marks: Sequence[bytes] = (), outcome: str = "APPLIED", rests_on: str = ""
+    ) -> None:
+        """Add a send of one message or of a batch; with marks it can be made again."""
+        is_one = len(messages) == 1
+
+        def make() -> Answer:
+            receipts = [self.store.send(messages[0], marks=marks)] if is_one else self.store.send_batch(messages, marks=marks)
+            return self.sent(name, receipts)
+
+        operation = ("send" if is_one else "send_batch") + ("" if messages[0].deliver_at_ms is None else " later")
+        self.add(name, operation, make, outcome, "REPEATED" if marks else None, rests_on, self._size(len(messages)))
+
+    def add_pop(
+        self, name: str, topic: str, group: str, count: int, outcome: str = "GIVEN", rests_on: str = "", *, again: bool = True, **asked: Any
+    ) -> None:
+        """Add a pop, for a long time and of queue 0 if nothing else is asked."""
+        asked = {"invisible_ms": LONG_MS, "queue": 0, **asked}
+
+        def make() -> Answer:
+            return self.given(name, self.store.pop(topic, group, max_messages=count, **asked))
+
+        operation = "pop in order" if asked.get("order") else "pop"
+        self.add(name, operation, make, outcome, outcome if again else None, rests_on, self._size(count))
 
     def add_tick(self, name: str, ms: int, outcome: str = "", **more: Any) -> None:
         self.add(name, "tick", lambda: self.tick(ms), outcome, may_halt=True, **more)

@@ -11,6 +11,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +37,7 @@ from rmqstore.contract.state import StatePage
 from rmqstore.message import Message, PoppedMessage
 from rmqstore_conformance.proving.planting import Pops, Timers, Whole, in_two
 
+_Call: TypeAlias = Callable[..., Any]
 _Change: TypeAlias = Callable[[Any], Any]
 Maker: TypeAlias = Callable[[Callable[..., Any]], type]
 but = msgspec.structs.replace
@@ -57,87 +59,68 @@ def instead(side: type, call: str) -> Maker:
 def by_the_latest_clock(side: type, call: str) -> type:
     """Make a call with the latest time that it was ever told."""
 
-    def faulty(self: Any, sound: Callable[..., Any], now_ms: int, *more: Any) -> Any:
+    def faulty(self: Any, sound: _Call, now_ms: int, *more: Any) -> Any:
         self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
         return sound(self.noted["latest"], *more)
 
     return _fault(side, faulty, call, faulty)
 
 
-def asks(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Maker:
+def _kind(faulty: _Call) -> Callable[[type, str], Maker]:
+    """Make a kind of what is done in place of a call: it is given the function of the fault, then what :func:`instead` gives."""
+    return lambda side, call: lambda given: _fault(side, given, call, partial(faulty, given))
+
+
+@_kind
+def asks(change: _Change, self: Any, sound: _Call, asked: Any, *more: Any, **options: Any) -> Any:
     """Change what a call is asked: its first argument."""
-
-    def made(change: _Change) -> type:
-        return _fault(side, change, call, lambda self, sound, asked, *more, **options: sound(how(change)(asked), *more, **options))
-
-    return made
+    return sound(change(asked), *more, **options)
 
 
-def answers(side: type, call: str, how: Callable[[_Change], _Change] = lambda change: change) -> Maker:
+@_kind
+def answers(change: _Change, self: Any, sound: _Call, *args: Any, **options: Any) -> Any:
     """Change what a call answers, beside its ticket."""
-
-    def made(change: _Change) -> type:
-        def faulty(self: Any, sound: Callable[..., Any], *args: Any, **options: Any) -> Any:
-            answer = sound(*args, **options)
-            return (how(change)(answer[0]), *answer[1:]) if isinstance(answer, tuple) else how(change)(answer)
-
-        return _fault(side, change, call, faulty)
-
-    return made
+    answer = sound(*args, **options)
+    return (change(answer[0]), *answer[1:]) if isinstance(answer, tuple) else change(answer)
 
 
-def at_once(side: type, call: str) -> Maker:
+@_kind
+def at_once(when: Callable[[Any, Any], bool], self: Any, sound: _Call, asked: Any, *args: Any, **options: Any) -> Any:
     """Answer with a ticket that nobody has to wait for, where that is so by what was asked and what is answered."""
-
-    def made(when: Callable[[Any, Any], bool]) -> type:
-        def faulty(self: Any, sound: Callable[..., Any], asked: Any, *args: Any, **options: Any) -> Any:
-            result, ticket = sound(asked, *args, **options)
-            return result, Ticket(0) if when(asked, result) else ticket
-
-        return _fault(side, when, call, faulty)
-
-    return made
+    result, ticket = sound(asked, *args, **options)
+    return result, Ticket(0) if when(asked, result) else ticket
 
 
-def two_writes(side: type, call: str) -> Maker:
+@_kind
+def two_writes(is_behind: Callable[[int, bytes], bool], self: Any, sound: _Call, *args: Any, **options: Any) -> Any:
     """Make the write of a call two, the first of them durable before the second, to which belong the keys of some spaces."""
-
-    def made(is_behind: Callable[[int, bytes], bool]) -> type:
-        def faulty(self: Any, sound: Callable[..., Any], *args: Any, **options: Any) -> Any:
-            with self._lock, in_two(self._shared, is_behind):
-                return sound(*args, **options)
-
-        return _fault(side, is_behind, call, faulty)
-
-    return made
+    with self._lock, in_two(self._shared, is_behind):
+        return sound(*args, **options)
 
 
 def exports(side: type, table: str) -> Maker:
     """Change the rows of one table of the exported state."""
 
-    def made(change: _Change) -> type:
-        def faulty(self: Any, sound: Callable[..., StatePage], asked: str, *more: Any) -> StatePage:
-            page = sound(asked, *more)
-            return but(page, rows=change(page.rows)) if asked == table else page
+    def export_state(change: _Change, self: Any, sound: Callable[..., StatePage], asked: str, *more: Any) -> StatePage:
+        page = sound(asked, *more)
+        return but(page, rows=change(page.rows)) if asked == table else page
 
-        return _fault(side, change, "export_state", faulty)
-
-    return made
+    return _kind(export_state)(side, "export_state")
 
 
-def cancels_by_key(fits: Callable[[str, str, str, str], bool]) -> type:
-    """Let a cancel by key take the timers that fit: it is given the topic and the key of the cancel, and then those of a timer."""
+@_kind
+def _by_key(fits: Callable[[str, str, str, str], bool], self: Any, _: _Call, topic: str, keys: Sequence[str], now_ms: int) -> Any:
+    outcomes, ticket = [], Ticket(0)
+    for key in keys:
+        timers = self.scan(0, 2**62, limit=100_000).timers
+        found = [each.handle for each in timers if any(fits(topic, key, each.message.topic, other) for other in each.message.keys)]
+        done, ticket = self.cancel(sorted(found, key=lambda handle: handle.seq), now_ms)
+        outcomes.append(done)
+    return outcomes, ticket
 
-    def cancel_keys(self: Any, sound: Callable[..., Any], topic: str, keys: Sequence[str], now_ms: int) -> Any:
-        outcomes, ticket = [], Ticket(0)
-        for key in keys:
-            timers = self.scan(0, 2**62, limit=100_000).timers
-            found = [each.handle for each in timers if any(fits(topic, key, each.message.topic, other) for other in each.message.keys)]
-            done, ticket = self.cancel(sorted(found, key=lambda handle: handle.seq), now_ms)
-            outcomes.append(done)
-        return outcomes, ticket
 
-    return _fault(Timers, fits, "cancel_keys", cancel_keys)
+cancels_by_key: Final = _by_key(Timers, "cancel_keys")
+"""Let a cancel by key take the timers that fit: it is given the topic and the key of the cancel, and then those of a timer."""
 
 
 # ---------------------------------------------------------------- changes of the kit's source
@@ -316,18 +299,24 @@ def _of_appends(change: Callable[[MessageBatch], MessageBatch]) -> Callable[[Pop
     return lambda txn: txn if txn.appends is None or txn.timer_cursor is not None else but(txn, appends=change(txn.appends))
 
 
-def times_put(change: Callable[[int | None, int], int | None]) -> type:
-    """Change the deliver times that are put, by the time of the call."""
-
-    def put(self: Any, sound: Callable[..., Any], batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
-        delivers = [change(at, now_ms) for at in values_of(batch, "deliver_at_ms")]
-        return sound(with_column(batch, "deliver_at_ms", delivers), now_ms, marks)
-
-    return _fault(Timers, change, "put", put)
+@_kind
+def _times(
+    change: Callable[[int | None, int], int | None], self: Any, put: _Call, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()
+) -> Any:
+    delivers = [change(at, now_ms) for at in values_of(batch, "deliver_at_ms")]
+    return put(with_column(batch, "deliver_at_ms", delivers), now_ms, marks)
 
 
-ROWS_PUT: Final = asks(Timers, "put", lambda change: lambda batch: with_rows(batch, change))
-ROWS_SENT: Final = asks(Pops, "apply", lambda change: _of_appends(lambda batch: with_rows(batch, change)))
-SENT: Final = asks(Pops, "apply", _of_appends)
-ROWS_DUE: Final = answers(Timers, "due", lambda change: lambda due: holding(due, with_rows(due.messages, change)))
-ROWS_POPPED: Final = answers(Pops, "pop", lambda change: lambda result: edited(result, change))
+times_put: Final = _times(Timers, "put")
+"""Change the deliver times that are put, by the time of the call."""
+
+
+def _rows(kind: Maker, of_rows: Callable[[_Change], _Change]) -> Maker:
+    return lambda change: kind(of_rows(change))
+
+
+ROWS_PUT: Final = _rows(asks(Timers, "put"), lambda change: lambda batch: with_rows(batch, change))
+ROWS_SENT: Final = _rows(asks(Pops, "apply"), lambda change: _of_appends(lambda batch: with_rows(batch, change)))
+SENT: Final = _rows(asks(Pops, "apply"), _of_appends)
+ROWS_DUE: Final = _rows(answers(Timers, "due"), lambda change: lambda due: holding(due, with_rows(due.messages, change)))
+ROWS_POPPED: Final = _rows(answers(Pops, "pop"), lambda change: lambda result: edited(result, change))

@@ -38,7 +38,6 @@ _KNOWN = dict.fromkeys((*Message.__struct_fields__, "body_base64", "deliver_at")
 _OTHERS = (frozenset(PoppedMessage.__struct_fields__) - frozenset(_KNOWN)) | {"receipt", "handle", "lease_end_ms"}
 _IGNORED = _OTHERS | {f"{name.removesuffix('_ms')}_iso" for name in (*_KNOWN, *_OTHERS) if name.endswith("_ms")}
 """What other commands print of a message beside what it is made of."""
-_TEXTS = ("tag", "message_group", "message_id")
 _NUMBERS = ("deliver_at_ms", "born_ms", "queue_id")
 _PROPERTY = "properties."
 _CSV_FIELD_BYTES = 16 * 1024 * 1024

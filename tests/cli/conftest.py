@@ -59,19 +59,21 @@ class Command:
         self.data = root / "data"
         self.clock = clock
 
-    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Result:
-        """Run a command to its end."""
+    def __call__(self, *arguments: str, stdin: str | bytes = b"", closed: str = "") -> Result:
+        """Run a command to its end, without the stream that is closed."""
         out, err = io.BytesIO(), io.BytesIO()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), "utf-8"))
             patch.setattr(sys, "stdout", io.TextIOWrapper(out, "utf-8", write_through=True))
             patch.setattr(sys, "stderr", io.TextIOWrapper(err, "utf-8", write_through=True))
-            with pytest.raises(SystemExit) as ended:
+            if closed:
+                patch.setattr(sys, closed, None)
+            with pytest.raises(SystemExit) as stopped:
                 main([str(self.data) if each == "data" else each for each in arguments])
             texts = [stream.getvalue().decode() for stream in (out, err)]
         if "TTY_COMPATIBLE" in os.environ:
             texts = [_STYLE.sub("", text) for text in texts]
-        code = ended.value.code
+        code = stopped.value.code
         assert code is None or isinstance(code, int)
         assert "Traceback" not in texts[1]
         return Result(code or 0, *texts)
@@ -82,9 +84,9 @@ class Command:
         assert result.code == 0, result
         return result
 
-    def bad(self, code: int, *arguments: str, stdin: str | bytes = b"") -> str:
+    def bad(self, code: int, *arguments: str, stdin: str | bytes = b"", closed: str = "") -> str:
         """Run a command that must end with ``code`` and without data; returns what it said, on one line."""
-        result = self(*arguments, stdin=stdin)
+        result = self(*arguments, stdin=stdin, closed=closed)
         assert result.code == code, result
         assert result.out == ""
         return " ".join(result.err.split())
@@ -141,6 +143,12 @@ def cli() -> Iterator[Command]:
     """The command line, for a store that is not there yet."""
     with command_line() as command:
         yield command
+
+
+@pytest.fixture
+def now(cli: Command) -> None:
+    """Let the command line have the time of this machine, with which doctors compare that of files."""
+    cli.clock.set(time.time_ns() // 1_000_000)
 
 
 # ---------------------------------------------------------------- processes

@@ -25,6 +25,8 @@ READING = [
     "group {} g",
     "dlq list {} dead",
     "config",
+    "schedules list {}",
+    "top {} --once",
 ]
 READING += ["verify", "inspect", "dump {} {}.dump"]
 OWNING = [
@@ -41,6 +43,14 @@ OWNING = [
     "dlq resend {} dead --all",
 ]
 OWNING += ["dlq drop {} dead --all", "snapshot {} {}2", "migrate {} --precision 100ms"]
+
+USELESS = [
+    ("serve new --create --listen 127.0.0.1:0", "tls-cert"),
+    ("serve new --create --tls-cert data/rmqstore.json", "tls-ca"),
+    ("worker rmqstores://127.0.0.1:1 t g json:loads", "tls-cert"),
+    ("worker rmqstores://127.0.0.1:1 t g json:loads", "tls-ca"),
+]
+"""Options that take a certificate, with a file that is none."""
 
 REFUSED = [
     # options and arguments that do not fit; these end with 2
@@ -96,6 +106,20 @@ REFUSED = [
     (2, "migrate data", "say what to change: --engine, --precision, or both"),
     (2, "migrate data --precision 7ms", "'7ms' is no width of a tick; it may be 1000, 500, 200 or 100 ms"),
     (2, "inspect data --at soon", "is no time"),
+    (2, "pause data pops", "'pops' is not one of"),
+    (2, "groups reset-offset data a g --to x", "none of min, max and an offset"),
+    *((2, f"schedules put data s t x {when}", "give --cron or --every") for when in ("", "--cron '* * * * *' --every 1h")),
+    (2, "schedules put data s t x --every 1ms", "Invalid value for --every: '1ms' is too short"),
+    (2, "top data --every 1ms", "too short"),
+    (2, "top data --token-file data/rmqstore.json", "a directory is shared without a token"),
+    (2, "serve new --create --listen nonsense", "neither unix nor HOST:PORT"),
+    (2, "serve data --health 9464", "HOST:PORT"),
+    (2, "serve new --create --tls-key data/rmqstore.json", "give --tls-cert"),
+    *((2, f"worker data t g json:loads --{name} data/rmqstore.json", "directory is shared without") for name in ("tls-ca", "token-file")),
+    (2, "worker rmqstore://127.0.0.1:1 t g json:loads --tls-cert data/rmqstore.json", "of the form rmqstores://HOST:PORT"),
+    (2, "worker rmqstores://127.0.0.1:1 t g json:loads --tls-key data/rmqstore.json", "give --tls-cert"),
+    (2, "worker data t g jobs", "is not MODULE:FUNCTION"),
+    (2, "send data a -f data/rmqstore.json", "say --format"),
     (2, "completion tcsh", "tcsh"),
     (2, "no-such-command", "No such command"),
     (2, "--no-such-option", "No such option"),
@@ -120,6 +144,18 @@ REFUSED = [
     (2, "where data --id m1 --key k", "--id or --key, and not both"),
     (1, "where data --key 42 --topic latr --json", "has no topic 'latr' and no timer for one; did you mean later?"),
     (1, "load none.dump copy", "none.dump"),
+    (1, "topics delete data aa -y", "has no topic 'aa'; did you mean a?"),
+    (1, "groups delete data gg -y", "has no group 'gg'; did you mean g?"),
+    (1, "top unix:/nowhere/sock --once", "/nowhere/sock"),
+    *((1, f"worker data t g {handler}", "cannot be found") for handler in ("nojobs:x", "json:nothing")),
+    (1, "worker data t g sys:path", "is no function"),
+    (1, "worker new t g json:loads", "there is no store"),
+    # what would be removed where nobody can be asked
+    *((1, line, "Say --yes") for line in ("topics delete data a", "groups delete data g", "groups reset-offset data a g --to min")),
+    # what lets everybody in, or nobody
+    (1, "serve new --create --listen 0.0.0.0:0", "give --token-file"),
+    (1, "serve new --create --token-file /dev/null", "can be guessed"),
+    *((1, f"{line} --{name} data/rmqstore.json", f"--{name} data/rmqstore.json cannot be used") for line, name in USELESS),
     # what no store takes
     (1, "pop data a -g 'a b'", "group name 'a b' is not made of"),
     (1, "pop data a -g g --order", "pops topic 'a' out of order, as its first pop fixed; leave out --order, or use another group"),
@@ -138,13 +174,19 @@ REFUSED = [
     (1, "send new a x --create --engine no_such_engine", "no engine is called 'no_such_engine'"),
     (1, "load none.dump copy --set x=1", "setting x is unknown"),
     (1, "migrate data --engine wheelie", "no engine is called 'wheelie'"),
+    (1, "schedules put data s t x --cron '1 2 3'", "five fields"),
+    (1, "schedules put data s t x --cron '* * * * *' --zone Mars/Olympus", "tzdata"),
+    (1, "new-engine Acme", "'Acme'"),
+    (1, "new-engine memory", "already"),
+    (1, "new-engine data", "is there already"),
     (1, f"migrate data --engine {ENGINE}", f"is of engine {ENGINE!r} already"),
 ]
 
 
 def contents(store: rmqstore.Store) -> object:
     pops = store.stats().pops
-    return store.verify(), store.pending().total, pops.topics, pops.messages, pops.in_flight, store.groups.list()
+    stands = [(group, store.groups.offsets(group)) for group in store.groups.list()]
+    return store.verify(), store.pending().total, pops.topics, pops.messages, pops.in_flight, stands, store.schedules.list()
 
 
 @pytest.fixture(scope="module")

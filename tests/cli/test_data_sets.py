@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pyarrow as pa
 import pytest
 
@@ -17,11 +15,7 @@ from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command
 from tests.spark.datasets import ENGINES
 
-
-@pytest.fixture(autouse=True)
-def now(cli: Command) -> None:
-    """Doctors compare the clock with the times of files, so it is that of the machine."""
-    cli.clock.set(time.time_ns() // 1_000_000)
+pytestmark = pytest.mark.usefixtures("now")
 
 
 @pytest.fixture

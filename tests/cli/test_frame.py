@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -18,9 +17,8 @@ import pytest
 import typer
 
 import rmqstore.cli
-from rmqstore.cli import app as frame, exits, main
+from rmqstore.cli import app as frame, exits
 from rmqstore.cli.engines import _declared, _document
-from rmqstore.cli.exits import EXIT_ERROR
 from rmqstore.contract import Capabilities, Durability, EngineInfo, Flush, Operation, Setting, Support, same_durability
 from rmqstore.errors import ConfigError
 from rmqstore.plugins import BrokenPluginWarning, EngineEntry, EngineState, Plugins, get_plugins
@@ -47,22 +45,19 @@ COMMANDS = list(commands())
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_a_help_with_one_plain_sentence_first(cli: Command, command: tuple[str, ...]) -> None:
+def test_every_command_explains_itself(cli: Command, command: tuple[str, ...]) -> None:
     text = cli.good(*command, "-h").out
     assert text == cli.good(*command, "--help").out
     assert text.startswith(f"Usage: rmqstore {' '.join(command)}")
     sentence = text.split("\n\n")[1].strip()
     assert re.fullmatch(r"[A-Z][^.]*\.", sentence)
     assert len(sentence) <= 64, "the list of commands shows it on one line"
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_help_has_examples_of_its_command(cli: Command, command: tuple[str, ...]) -> None:
-    examples = cli.good(*command, "-h").out.partition("  Examples:\n")[2].splitlines()
+    examples = text.partition("  Examples:\n")[2].splitlines()
     assert examples
     for example in examples:
         assert f"rmqstore {' '.join(command)}" in example
         assert example.startswith("    ")
+    assert "No such option" in cli.bad(2, *command, "--no-such-option")
 
 
 def test_the_list_of_commands_cuts_no_sentence(cli: Command) -> None:
@@ -92,11 +87,6 @@ def test_exit_codes_are_told_in_one_place() -> None:
     assert told == defined == set(exits.MEANINGS)
     for code in defined:
         assert str(code) in (rmqstore.cli.__doc__ or "")
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_option_that_is_not_there_ends_with_2(cli: Command, command: tuple[str, ...]) -> None:
-    assert "No such option" in cli.bad(2, *command, "--no-such-option")
 
 
 def test_ctrl_c_ends_with_130_and_a_closed_store(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,17 +251,10 @@ def test_the_table_shows_the_weakest_durability_and_what_is_absent() -> None:
 # ---------------------------------------------------------------- completion
 
 
-def test_the_bash_script_completes_timers(cli: Command) -> None:
-    script = cli.good("completion", "bash").out
-    assert "complete -o default -F _rmqstore_completion rmqstore" in script
-    environment = os.environ | {"COMP_WORDS": "rmqstore ti", "COMP_CWORD": "1", "_RMQSTORE_COMPLETE": "complete_bash"}
-    offered = subprocess.run([sys.executable, "-m", "rmqstore"], capture_output=True, text=True, env=environment, check=True).stdout
-    assert offered.split() == ["timers"]
-
-
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
+        ("rmqstore ti", ["timers"]),
         ("rmqstore peek data o", ["orders"]),
         ("rmqstore lag data --topic ", ["orders"]),
         ("rmqstore pop data orders --group b", ["billing"]),
@@ -279,7 +262,7 @@ def test_the_bash_script_completes_timers(cli: Command) -> None:
         ("rmqstore conformance mem", ["memory"]),
     ],
 )
-def test_names_of_the_store_and_engines_are_completed(cli: Command, typed: str, offered: list[str]) -> None:
+def test_commands_engines_and_names_of_the_store_are_completed(cli: Command, typed: str, offered: list[str]) -> None:
     cli.send()
     cli.good("pop", "data", "orders", "-g", "billing", "--no-ack")
     words = typed.split(" ")
@@ -290,14 +273,13 @@ def test_names_of_the_store_and_engines_are_completed(cli: Command, typed: str, 
     assert (done.stdout.split(), done.stderr) == (offered, "")
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells(cli: Command, shell: str) -> None:
-    assert "_RMQSTORE_COMPLETE=complete_" in cli.good("completion", shell).out
-    assert "_RMQSTORE_COMPLETE" not in os.environ
-
-
-def test_bash_is_the_default(cli: Command) -> None:
-    assert cli.good("completion").out == cli.good("completion", "bash").out
+def test_the_scripts_of_shells(cli: Command) -> None:
+    for shell in ("zsh", "fish"):
+        assert "_RMQSTORE_COMPLETE=complete_" in cli.good("completion", shell).out
+        assert "_RMQSTORE_COMPLETE" not in os.environ
+    bash = cli.good("completion").out
+    assert "complete -o default -F _rmqstore_completion rmqstore" in bash
+    assert bash == cli.good("completion", "bash").out
 
 
 # ---------------------------------------------------------------- the page
@@ -359,38 +341,20 @@ def test_the_page_tells_every_member_of_a_message(cli: Command) -> None:
     assert [name for name in json.loads(line) if f"`{name}`" not in section] == []
 
 
-def closed(cli: Command, stream: str, *arguments: str) -> str:
-    """Run a command whose stdin or stdout is closed; returns what it said."""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stderr", said)
-        patch.setattr(sys, stream, None)
-        with pytest.raises(SystemExit) as ended:
-            main([str(cli.data) if each == "data" else each for each in arguments])
-    assert ended.value.code == EXIT_ERROR
-    return said.getvalue()
-
-
 def test_what_could_be_printed_nowhere_is_not_acked(cli: Command) -> None:
     cli.send()
     for command in (("pop", "data", "orders", "-g", "g"), ("pop", "data", "orders", "-g", "g", "--json")):
-        assert "stdout is closed" in closed(cli, "stdout", *command)
+        assert "stdout is closed" in cli.bad(1, *command, closed="stdout")
     assert len(cli.good("pop", "data", "orders", "-g", "g", "--json").lines) == 1
 
 
 def test_what_is_to_be_read_from_nowhere_is_told(cli: Command) -> None:
     cli.send()
     for command in (("send", "data", "orders"), ("send", "data", "--from-file", "-"), ("ack", "data", "-"), ("cancel", "data", "-")):
-        assert "stdin is closed" in closed(cli, "stdin", *command)
+        assert "stdin is closed" in cli.bad(1, *command, closed="stdin")
 
 
 def test_a_width_that_nobody_knows_hides_nothing(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.send()
     monkeypatch.setenv("COLUMNS", "0")
     assert "orders" in cli.good("topics", "list", "data").out
-
-
-def test_a_path_that_cannot_become_a_store_is_not_advised_to(cli: Command) -> None:
-    file = cli.file("something", "else")
-    assert "is no store, and something else is there" in cli.bad(EXIT_ERROR, "lag", file)
-    assert "--create` makes one" in cli.bad(EXIT_ERROR, "lag", str(cli.root / "nothing"))

@@ -35,10 +35,12 @@ def popped(cli: Command, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_a_directory_of_something_else_is_left_alone(cli: Command) -> None:
+    assert "--create` makes one" in cli.bad(1, "send", "data", "orders", "hi")
     cli.data.mkdir()
     assert "the directory is empty" in cli.bad(1, "send", "data", "orders", "hi")
     cli.file("data/other", "x")
-    assert "is no store" in cli.bad(1, "send", "data", "orders", "hi")
+    for path in (str(cli.data), cli.file("file", "x")):
+        assert "is no store, and something else is there" in cli.bad(1, "send", path, "orders", "hi")
     assert "is no store and not empty" in cli.bad(1, "send", "data", "orders", "hi", "--create", "--engine", ENGINE)
 
 

@@ -1,19 +1,26 @@
-"""``rmqstore send --from-file``: every format, rows at fault, and what a second run of the same command does."""
+"""``rmqstore send --from-file``: what is read from every format, rows at fault, marks, and what a second run of the same command does."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings, strategies as st
 
+from rmqstore import Message
+from rmqstore.batch import MessageBatch, columns_of
 from rmqstore.cli import rows, send
-from rmqstore.cli.exits import EXIT_ERROR
-from rmqstore.errors import StoreFullError
-from rmqstore.message import PoppedMessage
+from rmqstore.cli.rows import Batch, Format, Shape, reader_of
+from rmqstore.errors import IllegalMessageError, StoreFullError
+from rmqstore.message import SYSTEM_PROPERTIES, PoppedMessage
+from rmqstore.schemas import IN_SCHEMA
 from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
 
@@ -36,10 +43,14 @@ def jsonl(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def parquet(**columns: Any) -> bytes:
+def written(table: pa.Table) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
+    pq.write_table(table, sink)
     return sink.getvalue()
+
+
+def parquet(**columns: Any) -> bytes:
+    return written(pa.table(columns))
 
 
 def many(count: int) -> list[dict[str, Any]]:
@@ -96,10 +107,8 @@ def test_only_the_times_that_other_commands_print_are_passed_over(cli: Command) 
 
 
 def test_parquet_with_two_columns_of_one_name_is_refused(cli: Command) -> None:
-    table = pa.table([["a"], ["b"]], names=["body", "body"])
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    said = cli.bad(EXIT_ERROR, "send", "data", "orders", "-f", cli.file("rows.parquet", sink.getvalue()), "--create")
+    path = cli.file("rows.parquet", written(pa.table([["a"], ["b"]], names=["body", "body"])))
+    said = cli.bad(1, "send", "data", "orders", "-f", path, "--create")
     assert "there is more than one column 'body'; leave one" in said
 
 
@@ -109,13 +118,6 @@ def test_parquet_with_text_or_binary_bodies(cli: Command) -> None:
     cli.good("send", "data", "-f", cli.file("b.parquet", parquet(body=[b"\xff"], topic=["orders"])))
     assert [(message.body, message.keys) for message in stored(cli)] == [(b"a", ("1",)), (b"\xff", ())]
     assert [message.body for message in stored(cli, "other")] == [b"b"]
-
-
-def test_stdin_is_jsonl(cli: Command) -> None:
-    result = cli.good("send", "data", "orders", "-f", "-", "--json", *MAKE, stdin=jsonl(many(3)))
-    assert result.json == {"rows": 3, "stored": 3, "stored_before": 0, "batches": 1}
-    assert [message.message_id for message in stored(cli)] == ["m0", "m1", "m2"]
-    assert "stdin is JSONL, or CSV" in cli.bad(2, "send", "data", "-f", "-", "--format", "parquet")
 
 
 def test_what_pop_and_peek_print_can_be_sent_again(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,8 @@ GOOD = '{"body": "x"}\n'
         ('{"body": "x", "deliver_at_ms": 99999999999999999999}', "line 2: deliver_at_ms must be 0"),
         ('{"body": "x", "queue_id": 5000000000}', "line 2: queue_id must be 0"),
         ('{"body": "x", "properties": {"\\u0001": "1"}}', "line 2: property '\\x01' holds U+0001"),
-        ('{"body": "x", "tag": "\\ud800"}', "line 2: this is no JSON"),
+        ('{"body": "x", "tag": "\\ud800"}', "line 2: this is no JSON, or text that is no Unicode"),
+        ('{"body": "x", "deliver_at": "2030-01-01", "deliver_at_ms": 5}', "line 2, column 'deliver_at': deliver_at and deliver_at_ms say"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(cli: Command, line: str, said: str) -> None:
@@ -275,9 +278,10 @@ def test_a_row_needs_a_topic_from_somewhere(cli: Command) -> None:
     assert "column 'topic': the row has no topic; give it here, or TOPIC" in cli.bad(1, "send", "data", "-f", "-", stdin=GOOD)
 
 
-def test_text_that_is_no_utf8(cli: Command) -> None:
+def test_lines_that_nobody_can_read(cli: Command) -> None:
     cli.send()
-    assert "stdin, line 2: byte 11 is no UTF-8" in cli.bad(1, "send", "data", "t", "-f", "-", stdin=GOOD.encode() + b'{"body": "\xff"}\n')
+    for line, said in ((b'{"body": "\xff"}', "byte 11 is no UTF-8"), (b"[" * 100_000, "this is no JSON")):
+        assert f"stdin, line 2: {said}" in cli.bad(1, "send", "data", "t", "-f", "-", stdin=GOOD.encode() + line + b"\n")
 
 
 @pytest.mark.parametrize(
@@ -326,13 +330,142 @@ def test_a_bad_row_late_in_a_parquet_file_has_its_number_in_the_file(cli: Comman
     assert text.endswith("nothing was stored")
 
 
-def test_files_that_are_not_there_or_of_no_known_kind(cli: Command) -> None:
+def test_files_that_say_another_kind_than_they_are(cli: Command) -> None:
     cli.send()
-    assert "rows.csv cannot be read: No such file" in cli.bad(1, "send", "data", "orders", "-f", "rows.csv")
-    assert "say --format" in cli.bad(2, "send", "data", "orders", "-f", cli.file("rows.txt", GOOD))
     cli.good("send", "data", "orders", "-f", cli.file("rows.txt", GOOD), "--format", "jsonl")
     assert "is no Parquet file" in cli.bad(1, "send", "data", "orders", "-f", cli.file("rows.parquet", GOOD))
 
 
 def test_an_empty_file_stores_nothing(cli: Command) -> None:
     assert cli.good("send", "data", "orders", "-f", "-", *MAKE).out == "0 messages stored in 0 batches\n"
+
+
+# ---------------------------------------------------------------- what is read, and the marks of batches
+
+
+_TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=8)
+_WORD = _TEXT.filter(lambda word: not any(each.isspace() or each == "|" for each in word))
+_VALUE = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=8)
+_TIME = st.none() | st.integers(0, 2**62)
+
+MESSAGES = st.builds(
+    Message,
+    st.sampled_from(("orders", "a|b", "%x")),
+    st.binary(min_size=1, max_size=20),
+    st.none() | _WORD,
+    st.lists(_WORD, max_size=3).map(tuple),
+    st.dictionaries(_VALUE.filter(lambda name: name not in SYSTEM_PROPERTIES and name == name.strip()), _VALUE, max_size=2),
+    st.none(),
+    _TIME,
+    st.none() | _WORD,
+    _TIME,
+    st.none() | st.integers(0, 3),
+)
+SHAPE = Shape(None, 1000, "run")
+
+
+def row_of(message: Message) -> dict[str, Any]:
+    """Return a message as a JSON object of what it has; the body as text where it is one."""
+    row = {name: getattr(message, name) for name in IN_SCHEMA.names if getattr(message, name) not in (None, (), {})}
+    row["keys"] = list(message.keys)
+    try:
+        row["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        del row["body"]
+        row["body_base64"] = base64.b64encode(message.body).decode()
+    return row
+
+
+def csv_of(messages: list[Message]) -> bytes:
+    rows = []
+    for message in messages:
+        row = row_of(message)
+        row |= {f"properties.{name}": value for name, value in row.pop("properties", {}).items()}
+        row["keys"] = " ".join(row["keys"])
+        rows.append(row)
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, sorted({name for row in rows for name in row}) or ["body"])
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+FORMATS: dict[Format, Callable[[list[Message]], bytes]] = {
+    "jsonl": lambda messages: jsonl(list(map(row_of, messages))).encode(),
+    "csv": csv_of,
+    "parquet": lambda messages: written(pa.Table.from_batches([columns_of(messages)], IN_SCHEMA)),
+}
+
+
+def read(content: bytes, kind: Format, shape: Shape = SHAPE) -> list[Batch]:
+    return list(reader_of(None, io.BytesIO(content), kind, shape).batches)
+
+
+def messages_of(batches: list[Batch]) -> list[Message]:
+    return [each for batch in batches for each in MessageBatch(columns=batch.rows).messages if isinstance(each, Message)]
+
+
+@given(st.lists(MESSAGES, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_every_format_is_read_back_the_same(messages: list[Message]) -> None:
+    for kind, write in FORMATS.items():
+        assert messages_of(read(write(messages), kind)) == messages
+
+
+@given(st.integers(1, 40), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_change_keeps_the_marks_of_the_batches_before_it_and_no_other(count: int, data: st.DataObject) -> None:
+    shape = SHAPE._replace(rows=10)
+    lines = [f'{{"topic": "t", "body": "{number}"}}\n'.encode() for number in range(count)]
+    at = data.draw(st.integers(0, count - 1))
+    changed = [*lines[:at], b'{"topic": "t", "body": "changed"}\n', *lines[at + 1 :]]
+    before, after = (read(b"".join(each), "jsonl", shape) for each in (lines, changed))
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        assert (old.mark == new.mark) == (number < at // 10)
+    assert len({batch.mark for batch in before}) == len(before)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_another_run_has_other_marks(kind: Format) -> None:
+    content = FORMATS[kind]([Message("t", b"x")])
+    assert read(content, kind)[0].mark == read(content, kind)[0].mark
+    assert read(content, kind)[0].mark != read(content, kind, SHAPE._replace(run="other"))[0].mark
+
+
+_NEARLY = st.text('{}[]",:\n\r bodytagkeys.1', max_size=100).map(lambda text: b'{"body": "x"}\n' + text.encode())
+
+
+@given(st.binary(max_size=200) | _NEARLY | _NEARLY.map(lambda text: b"body,tag\n" + text), st.sampled_from(list(FORMATS)))
+@settings(max_examples=300, deadline=None)
+def test_garbage_is_refused_with_a_place_or_read(content: bytes, kind: Format) -> None:
+    try:
+        read(content, kind)
+    except IllegalMessageError as error:
+        assert str(error).startswith("stdin")
+
+
+class Growing(io.RawIOBase):
+    """A file that ends where each piece does, for a moment."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [each for piece in pieces for each in (piece, b"")]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._pieces.pop(0) if self._pieces else b""
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def grown(*pieces: bytes) -> list[str]:
+    stream = io.BufferedReader(Growing(*pieces))
+    return [message.body.decode() for message in messages_of(list(reader_of(None, stream, "csv", SHAPE).batches))]
+
+
+def test_a_line_that_grows_while_it_is_read_is_no_two_lines() -> None:
+    assert grown(b"topic,body\nt,x\n", b"t,abcdef\n") == ["x"]
+    with pytest.raises(IllegalMessageError, match=r"line 3: the line went on while it was read; .* when nobody writes it any more"):
+        grown(b"topic,body\nt,x\nt,ab", b"cd,ef\n")
+    assert grown(b"topic,body\nt,x\nt,ab") == ["x", "ab"]

@@ -190,7 +190,6 @@ def test_metrics_need_what_is_to_be_installed(cli: Command, monkeypatch: pytest.
     cli.send()
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)
     assert "pip install 'rmqstore[metrics]'" in cli.bad(1, "serve", "data", "--metrics", "127.0.0.1:0")
-    assert "HOST:PORT" in cli.bad(2, "serve", "data", "--health", "9464")
 
 
 def managed(root: Path, given: socket.socket) -> subprocess.Popen[str]:
@@ -323,25 +322,6 @@ def test_a_client_shows_its_certificate(root: Path, certificates: Certificates) 
         refused(where, certificates.trusting(), (AccessDeniedError, StoreUnavailableError), "tls=…")
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--listen", "0.0.0.0:0"), "give --token-file"),
-        (("--listen", "nonsense"), "neither unix nor HOST:PORT"),
-        (("--tls-key", "FILE"), "give --tls-cert"),
-        (("--token-file", "FILE"), "can be guessed"),
-        (("--listen", "127.0.0.1:0", "--tls-cert", "FILE"), "--tls-cert FILE cannot be used"),
-        (("--listen", "127.0.0.1:0", "--tls-cert", "FILE", "--tls-ca", "FILE"), "--tls-ca FILE cannot be used"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(cli: Command, options: tuple[str, ...], told: str) -> None:
-    file = cli.file("file", "short")
-    result = cli("serve", "data", "--create", *(file if each == "FILE" else each for each in options))
-    assert result.code != 0
-    assert told.replace("FILE", file) in " ".join(result.err.split())
-    assert not cli.data.exists()
-
-
 # ---------------------------------------------------------------- workers
 
 HANDLER = """
@@ -452,38 +432,3 @@ def test_an_async_handler_that_ends_its_worker(root: Path) -> None:
         store.send(Message("t", b"x"))
         assert "a handler ended its worker by SystemExit: no more" in line(worker, "rmqstore:")
         assert worker.wait(PATIENCE_S) == 1
-
-
-@pytest.mark.parametrize(
-    ("store", "option", "told"),
-    [
-        ("data", "--tls-ca", "a directory is shared without"),
-        ("data", "--token-file", "a directory is shared without"),
-        ("rmqstore://127.0.0.1:1", "--tls-cert", "TLS is for an address of the form rmqstores://HOST:PORT"),
-        ("rmqstores://127.0.0.1:1", "--tls-key", "give --tls-cert"),
-        ("rmqstores://127.0.0.1:1", "--tls-cert", "--tls-cert FILE cannot be used"),
-        ("rmqstores://127.0.0.1:1", "--tls-ca", "--tls-ca FILE cannot be used"),
-    ],
-)
-def test_options_of_a_worker_that_contradict_each_other(cli: Command, store: str, option: str, told: str) -> None:
-    file = cli.file("file", "short")
-    result = cli("worker", store, "t", "g", "json:loads", option, file)
-    assert result.code != 0
-    assert told.replace("FILE", file) in " ".join(result.err.split())
-
-
-@pytest.mark.parametrize(
-    ("handler", "told"),
-    [
-        ("jobs", "is not MODULE:FUNCTION"),
-        ("nojobs:x", "cannot be found"),
-        ("json:nothing", "cannot be found"),
-        ("sys:path", "is no function"),
-        ("json:loads", "there is no store"),
-    ],
-)
-def test_a_worker_without_a_handler_or_a_store(cli: Command, handler: str, told: str) -> None:
-    result = cli("worker", "data", "t", "g", handler)
-    assert result.code != 0
-    assert told in " ".join(result.err.split())
-    assert not cli.data.exists()

@@ -100,13 +100,6 @@ def test_through_the_owner_by_an_address_and_beside_it(busy: Command) -> None:
         assert "wants a token" in busy.bad(1, "top", f"rmqstore://127.0.0.1:{port}", "--once")
     with busy.owner():
         assert "read from its files" in busy.good("top", "data", "--once").out
-    assert "--token-file" in busy.bad(2, "top", "data", "--token-file", token)
-
-
-def test_what_cannot_be_looked_at(cli: Command) -> None:
-    assert "there is no store" in cli.bad(1, "top", "data", "--once")
-    assert "/nowhere/sock" in cli.bad(1, "top", "unix:/nowhere/sock", "--once")
-    assert "too short" in cli.bad(2, "top", "data", "--every", "1ms")
 
 
 def test_rates_are_what_changed(cli: Command) -> None:

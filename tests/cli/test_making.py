@@ -1,7 +1,12 @@
-"""``rmqstore demo --store``: where the store is left, and that a place that will not do is refused before anything is played."""
+"""What ``rmqstore new-engine`` and ``demo --store`` leave behind, and where they leave nothing."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,33 @@ from rmqstore.cli.demo import check_place, leave_store
 from rmqstore.errors import StorePathError
 from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
+
+# ---------------------------------------------------------------- new-engine
+
+
+def test_the_project_holds_an_engine_of_its_own_name(cli: Command) -> None:
+    project = cli.root / "work" / "acme_db"
+    cli.good("new-engine", str(project))
+    texts = {str(path.relative_to(project)): path.read_text() for path in project.rglob("*.*") if path.is_file()}
+    assert 'acme_db = "rmqstore_acme_db.plugin"' in texts["pyproject.toml"]
+    assert 'name = "rmqstore-acme-db"' in texts["pyproject.toml"]
+    assert 'factory="rmqstore_acme_db.engine:AcmeDbEngine"' in texts["src/rmqstore_acme_db/plugin.py"]
+    assert not any("rmqstore_memory" in text or "MemoryKV" in text or '"memory"' in text for text in texts.values())
+
+
+@pytest.mark.skipif(find_spec("rmqstore_conformance") is None, reason="the conformance suite is not installed")
+def test_the_engine_works_at_once(cli: Command, tmp_path: Path) -> None:
+    cli.good("new-engine", str(tmp_path / "acme"))
+    command = [sys.executable, "-m", "rmqstore", "conformance", "acme", "--plugin", "rmqstore_acme.plugin", "--case", "t1 or p4"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "acme" / "src")}
+    subprocess.run([*command, "--report", "report.json"], cwd=tmp_path, env=environ, check=False)
+    (report,) = json.loads((tmp_path / "report.json").read_text())["reports"]
+    outcomes = [result["outcome"] for result in report["results"]]
+    assert set(outcomes) == {"pass", "declared absent"}
+    assert outcomes.count("pass") > 10
+
+
+# ---------------------------------------------------------------- demo --store
 
 
 @pytest.fixture

@@ -41,11 +41,9 @@ class WheelEngine(Engine):
         self._sizes = sizes
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open ``directory``; see ``Engine.open``."""
         return open_session(self._disk, directory, options, self._sizes_of(options))
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
         return open_for_reading(directory, options, self._sizes_of(options))
 
     def _sizes_of(self, options: EngineOptions) -> Sizes:

@@ -87,7 +87,6 @@ class OpenMarks:
             raise
 
     def remove_abort(self) -> None:
-        """Note an orderly end."""
         with suppress(FileNotFoundError):
             self._disk.remove(self._root / ABORT)
 
@@ -124,7 +123,6 @@ class BrokerFiles(BrokerWriter):
         self._marks.close()
 
     def check_pointed(self, found: CheckPoint) -> None:
-        """Write what has changed; ``found`` is the check point that was just written."""
         topics = {topic.id: topic.name for topic in load_topics(self._ledger).values()}
         groups = {group_id: name for name, group_id in load_groups(self._ledger).items()}
         runs = load_fifo(self._ledger)
@@ -236,7 +234,6 @@ def _name(reader: GroupQueue, topics: dict[int, str], groups: dict[int, str]) ->
 
 
 def _order_of(run: FifoRun, leases: list[Lease], last_pop_ms: int) -> OrderInfo:
-    """Return a run as RocketMQ has it."""
     offsets = sorted(run)[:_MOST_OF_RUN]
     ends = {
         offset: lease.expiry_ms for lease in leases for offset, state in zip(lease.offsets, lease.states, strict=True) if state == LEASED

@@ -203,7 +203,6 @@ class ReviveLog:
 
 
 def _pop_ms_of(key: bytes) -> int:
-    """Return the pop time of the lease at a key of the state."""
     pop_ms: int = LEASE_KEY.unpack(key[1:])[4]
     return pop_ms
 

@@ -42,7 +42,6 @@ class Bits:
             self.any = True
 
     def set(self, number: int) -> None:
-        """Set one."""
         page, bit = divmod(number, _PAGE_BITS)
         at = page - self._first
         if at < 0:
@@ -53,13 +52,11 @@ class Bits:
         self.any = True
 
     def get(self, number: int) -> bool:
-        """Return one."""
         page, bit = divmod(number, _PAGE_BITS)
         at = page - self._first
         return self.any and 0 <= at < len(self._places) and bool(self._pages[self._places[at], bit // 8] >> bit % 8 & 1)
 
     def get_many(self, numbers: Ints) -> Flags:
-        """Return many, as booleans."""
         if not self.any:
             return np.zeros(len(numbers), np.bool_)
         found = self._pages[self._places_of(numbers), numbers % _PAGE_BITS // 8]

@@ -82,7 +82,6 @@ class FileChain:
         return self.starts[-1] + self.file_bytes if self.starts else 0
 
     def path_of(self, offset: int) -> Path:
-        """Return the path of the file that holds ``offset``."""
         return self.directory / file_name(self._start_of(offset))
 
     def _start_of(self, offset: int) -> int:
@@ -132,7 +131,6 @@ class FileChain:
                     self._open.pop(start, None)
 
     def has(self, start: int) -> bool:
-        """Say whether the file that starts at ``start`` is there."""
         return start in self._open or start in self.starts
 
     def holds(self, offset: int, stop: int) -> bool:

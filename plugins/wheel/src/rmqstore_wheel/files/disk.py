@@ -251,7 +251,6 @@ class Disk:
         old.rename(new)
 
     def remove(self, path: Path) -> None:
-        """Remove a file."""
         path.unlink()
 
     def remove_tree(self, path: Path) -> None:

@@ -145,7 +145,6 @@ class UnitLog:
         self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)
 
     def _held_files(self, absent: list[tuple[int, int]]) -> Iterator[int]:
-        """Yield the numbers of the files that should be there."""
         bounds = [self.first // self.per_file, *(bound for gap in absent for bound in gap), -(-self.count // self.per_file)]
         for begin, stop in zip(bounds[::2], bounds[1::2], strict=True):
             yield from range(begin, stop)
@@ -376,7 +375,6 @@ class UnitLog:
         return units
 
     def _in_file(self, file: int, numbers: Ints, highest: int) -> Rows:
-        """Return units of one file."""
         start, first = file * self.chain.file_bytes, file * self.per_file
         if start not in self.chain.starts:
             return np.repeat(self._fill, len(numbers))
@@ -397,7 +395,6 @@ class UnitLog:
             self._trusted[block] = True
 
     def _refuse(self, first: int, behind: int) -> NoReturn:
-        """Say that units are not what was written."""
         at = self.position(first)
         path = str(self.chain.path_of(at))
         self._ask_rebuild(RebuildReason.DAMAGED)
@@ -441,5 +438,4 @@ class UnitLog:
         self.chain.drop_before(self.position(self.first))
 
     def close(self) -> None:
-        """Let go of the files."""
         self.chain.close()

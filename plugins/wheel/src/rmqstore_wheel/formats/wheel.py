@@ -34,10 +34,8 @@ class Ring(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Slots of the ring."""
         return 2 * self.slots
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the file."""
         return self.length * SLOT_BYTES

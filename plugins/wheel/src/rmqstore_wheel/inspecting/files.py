@@ -111,16 +111,13 @@ class FileSet:
 
     @property
     def start(self) -> int:
-        """Where the first file starts."""
         return self.files[0].start if self.files else 0
 
     @property
     def end(self) -> int:
-        """Where the last file ends."""
         return self.files[-1].start + self.files[-1].length if self.files else 0
 
     def file_of(self, position: int) -> LogFile | None:
-        """Return the file in which a position is."""
         place = bisect_right(self._starts, position) - 1
         if place < 0 or position >= self.files[place].start + self.files[place].length:
             return None

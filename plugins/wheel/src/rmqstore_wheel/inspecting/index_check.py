@@ -31,7 +31,6 @@ class IndexReport:
 
     @property
     def entries(self) -> int:
-        """Entries in use."""
         return max(0, self.header.next_entry - 1)
 
 

@@ -32,11 +32,9 @@ class Records(NamedTuple):
 
     @property
     def texts(self) -> pa.Array:
-        """The properties of the records, as a binary column."""
         return self.columns.properties[0]
 
     def by_queue(self) -> Iterator[tuple[QueueName, Ints]]:
-        """Yield the rows of each queue, in the order of the log."""
         for topic, queue, rows in log_reading.by_queue(self.columns.topic, np.asarray(self.columns.queue_id)):
             yield QueueName(topic, queue), rows
 
@@ -173,7 +171,6 @@ class Topics:
         self.tallies: dict[QueueName, Tally] = {}
 
     def take(self, name: QueueName, records: Records, rows: Ints) -> None:
-        """Count records of one queue."""
         tally = self.tallies.setdefault(name, Tally())
         stored = np.asarray(records.columns.store_ms)[rows]
         tally.messages += len(rows)
@@ -198,7 +195,6 @@ class Frames:
         self._last = 0  # offset of the last record that ends a frame
 
     def take(self, records: Records) -> None:
-        """Look at the next records."""
         column: pa.Array = records.texts
         rows = np.flatnonzero(pc.match_substring(column, f"{FRAME}\x01").to_numpy(zero_copy_only=False))
         offsets = np.asarray(records.columns.physical_offset)

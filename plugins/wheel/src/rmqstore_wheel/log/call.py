@@ -58,7 +58,6 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def offsets(self) -> Ints:
-        """The queue offset of each."""
         return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
 
 
@@ -78,7 +77,6 @@ class One(msgspec.Struct, frozen=True, gc=False):
     text_at: int = -1
 
     def many(self) -> Messages:
-        """Return it as a batch of one."""
         entry = self.entry
         entries: Entries | None = None if entry is None else lambda offsets, sizes: entry(int(offsets[0]), int(sizes[0]))
         return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, entries)
@@ -141,7 +139,6 @@ def gathered(parts: Sequence[Part]) -> tuple[list[Messages | One], list[Change]]
 
 
 def _batch_of(run: Sequence[Messages | One]) -> Messages:
-    """Return single messages that follow one another as a batch."""
     ones = [each for each in run if isinstance(each, One)]
     first = ones[0]
     codes = np.array([each.code for each in ones], np.int64)

@@ -380,7 +380,6 @@ class CommitLog:
             at = start + self.file_bytes
 
     def close(self) -> None:
-        """Let go of the files."""
         self.chain.close()
 
 

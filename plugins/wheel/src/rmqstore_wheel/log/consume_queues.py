@@ -107,7 +107,6 @@ class ConsumeQueues:
         return self.of(topic, queue).reserve(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
 
     def reserve_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
-        """As :meth:`reserve`, of one message."""
         log = self._recent.get((topic, queue)) or self.of(topic, queue)
         return log.reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
 
@@ -148,7 +147,6 @@ class ConsumeQueues:
         return found, units.compress(here)
 
     def first(self, topic: str, queue: int) -> int:
-        """Return the first offset of a queue that is kept."""
         return max(self.of(topic, queue).first, self._trimmed.get((topic, queue), 0))
 
     def trim(self, topic: str, queue: int, offset: int) -> None:
@@ -196,6 +194,5 @@ class ConsumeQueues:
         self.dropped.clear()
 
     def close(self) -> None:
-        """Let go of the files."""
         for log in self._logs.values():
             log.close()

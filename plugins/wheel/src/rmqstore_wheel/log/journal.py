@@ -101,7 +101,6 @@ class State:
         self._gone: list[list[bytes]] = [[] for _ in SPACES]
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        """Return the value of a key, or None."""
         return self.items[space].get(key)
 
     def scan(
@@ -145,7 +144,6 @@ class State:
         return others
 
     def put(self, space: int, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set many keys."""
         self.items[space].update(entries)
 
     def entries(self, space: int) -> list[tuple[bytes, bytes]]:
@@ -158,7 +156,6 @@ class State:
         return sum(len(key) + len(value) for space in KEPT_SPACES for key, value in self.entries(space))
 
     def clear(self) -> None:
-        """Forget everything."""
         for each, gone in zip(self._maps, self._gone, strict=True):
             each.items.clear()
             each.sort_anew()

@@ -345,7 +345,6 @@ class Ledger(CommittedKV):
         self._journal_records += 1
 
     def _apply_others(self, changes: Iterable[Change]) -> None:
-        """Apply what is none of the state's."""
         for change in changes:
             if isinstance(change, journal.DropQueue):
                 self.queues.drop(change.topic, change.queue)
@@ -492,7 +491,6 @@ class Ledger(CommittedKV):
         self._calls = 0
 
     def rebuild(self) -> None:
-        """Rebuild everything from the log."""
         self.in_spare(partial(self._begin_at, CheckPoint(offset=self.log.chain.first)))
         if self.log.chain.first and self.restart < 0:
             path = str(self.log.chain.path_of(self.log.chain.first))
@@ -504,7 +502,6 @@ class Ledger(CommittedKV):
         self._replay(self.log.recover(found.offset, found.epoch))
 
     def _replay(self, frames_of_log: Iterable[Frame]) -> None:
-        """Apply frames that were found in the log."""
         replay = Replay(self)
         for frame in frames_of_log:
             replay.add(frame)

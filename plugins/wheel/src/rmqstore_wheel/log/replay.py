@@ -31,7 +31,6 @@ class Replay:
         self._count = 0
 
     def add(self, frame: Frame) -> None:
-        """Take one more frame."""
         self._ledger.epoch = frame.epoch
         for part in frame.parts:
             if self._count and (part.file_start != self._file_start or self._count >= _RECORDS):
@@ -43,7 +42,6 @@ class Replay:
             self._count += len(part.starts)
 
     def finish(self) -> None:
-        """Apply what was gathered."""
         if not self._count:
             return
         starts, sizes, epochs = (np.concatenate(each) for each in (self._starts, self._sizes, self._epochs))

@@ -166,7 +166,6 @@ class ReadDisk(Disk):
             return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def rename(self, old: Path, new: Path) -> Never:
-        """Refuse, as :meth:`create` does."""
         self.create(new)
 
     def remove(self, path: Path) -> None:

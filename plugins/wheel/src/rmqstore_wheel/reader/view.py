@@ -96,7 +96,6 @@ class ReadLedger(Ledger):
         self.settle()
 
     def close(self) -> None:
-        """Let go of the files; there is nothing to write."""
         self.close_caches()
         self.log.close()
 

@@ -244,7 +244,6 @@ class Reclaim:
         return done
 
     def _let_go(self, upto: int) -> int:
-        """Let the files before ``upto`` go."""
         self._free_upto = upto
         self._live = {start: live for start, live in self._live.items() if start >= self._free_upto}
         return 1

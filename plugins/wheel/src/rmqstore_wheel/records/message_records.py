@@ -348,11 +348,9 @@ class LogRecords(Sequence[bytes]):
         return [(topics[numbers[first]], int(queue_ids[first]), group) for first, group in zip(firsts.tolist(), groups, strict=True)]
 
     def messages(self) -> list[Message]:
-        """Return one struct a record."""
         return [decode_message(record) for record in self.records]
 
     def columns(self) -> pa.RecordBatch:
-        """Return the columns of ``IN_SCHEMA``."""
         columns = columns_of(self._read())
         return pa.RecordBatch.from_arrays([columns[name] for name in schemas.IN_SCHEMA.names], schema=schemas.IN_SCHEMA)
 

@@ -193,7 +193,6 @@ class PendingTimers:
         return best
 
     def timers(self, found: Due) -> list[PendingTimer]:
-        """Return timers with their messages."""
         messages = [each for each in self._fetcher.messages(found.seqs).messages if isinstance(each, Message)]
         epochs = self._index.facts.gather(found.seqs - 1)["epoch"].tolist()
         rows = zip(found.ticks.tolist(), found.seqs.tolist(), found.dues.tolist(), epochs, messages, strict=True)

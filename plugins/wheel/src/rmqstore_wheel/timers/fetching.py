@@ -130,7 +130,6 @@ class Fetcher:
         return b"" if fault_of(raw, offset, _TOPIC, 0, seq - 1) else text_of(raw)
 
     def property_column(self, seqs: Ints) -> pa.Array:
-        """As :meth:`properties`, of many."""
         once, places = np.unique(seqs, return_inverse=True)
         offsets, sizes = self._locate(once)
         log = self._ledger.log
@@ -154,7 +153,6 @@ class Fetcher:
         return self._seqs_of(offsets, [int.from_bytes(head[at:behind], signed=True) + 1 if head else 0 for head in heads])
 
     def seqs_at_many(self, offsets: Ints) -> Ints:
-        """As :meth:`seqs_at`, of many."""
         seqs = np.zeros(len(offsets), np.int64)
         log = self._ledger.log
         for file_start, rows in _by_file(log, offsets):

@@ -82,7 +82,6 @@ class TimerIndex:
 
     @property
     def last_seq(self) -> int:
-        """The largest seq given."""
         return self.facts.count
 
     # ------------------------------------------------------------ putting
@@ -103,7 +102,6 @@ class TimerIndex:
         return publish
 
     def put_one(self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, offset: int, size: int) -> Callable[[], None]:
-        """As :meth:`put_many`, of one timer."""
         publish_fact = self.facts.reserve_one(seq - 1, timer_table.encode_one(found.tick, epoch, found.tick - found.due, TIMER))
         placed = self.wheel.reserve_one(seq, found.tick, write_ms, offset, size, found.hash)
 
@@ -260,7 +258,6 @@ class TimerIndex:
         return self.wheel.count_in(slot) - waiting + sum(each == tick for each in self.aside.values())
 
     def queue_units(self, seqs: Ints) -> Rows:
-        """Return where the messages of timers are in the log."""
         return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
 
     # ------------------------------------------------------------ looking
@@ -311,7 +308,6 @@ class TimerIndex:
             yield Due(np.full(int(keep.sum()), tick), seqs[keep], timer_table.dues_of(facts.take(rows[keep])))
 
     def end_of(self, slot: int) -> int:
-        """Return the last tick of a slot."""
         return (slot + 1) * self.precision_ms
 
     def _of_units(self, numbers: Ints, owners: Ints, low_tick: int, until_ms: int) -> Due:
@@ -492,12 +488,10 @@ class TimerIndex:
     # ------------------------------------------------------------ copies
 
     def copied(self, seqs: Ints) -> Copied:
-        """Return what copies of timers, by seqs that rise, do not say themselves."""
         epochs = self.facts.gather(seqs - 1)["epoch"]
         return Copied(seqs.astype("<i8").tobytes(), epochs.astype("<u4").tobytes(), self.cancelled.get_many(seqs).tobytes())
 
     def take_copied(self, change: Copied) -> None:
-        """Apply what was said of copies, behind them."""
         seqs = np.frombuffer(change.seqs, "<i8").astype(np.int64)
         known = self._kinds(seqs) == TIMER
         seqs, epochs = seqs[known], np.frombuffer(change.epochs, "<u4")[known]
@@ -513,7 +507,6 @@ class TimerIndex:
             self.cancel(gone)
 
     def unsaid(self) -> list[Change]:
-        """Return what of the timers is neither in the state nor follows from messages that are kept."""
         last_seq = max(self.last_seq, noted_last_seq(self._ledger))
         return [PutMany(META, [(FORGOTTEN_KEY, self.forgotten.to_bytes()), (LAST_SEQ_KEY, U64.pack(last_seq))])]
 

@@ -78,7 +78,6 @@ class KeyIndex:
     # ------------------------------------------------------------ use
 
     def add_many(self, hashes: Ints, offsets: Ints, store_ms: int | Ints) -> None:
-        """Add entries."""
         if not len(hashes):
             return
         times = np.full(len(hashes), store_ms) if isinstance(store_ms, int) else store_ms
@@ -166,7 +165,6 @@ class KeyIndex:
             self._gone.pop(0)
 
     def close(self) -> None:
-        """Let go of the files."""
         for file in (*self._files, *self._gone):
             file.close()
 
@@ -353,7 +351,6 @@ class KeyFile:
 
     @property
     def room(self) -> int:
-        """How many entries can still be put."""
         return self._limit - self.header.next_entry
 
     def put(self, hashes: Ints, offsets: Ints, store_ms: Ints) -> None:
@@ -511,12 +508,10 @@ class KeyFile:
     # ------------------------------------------------------------ the end
 
     def remove(self) -> None:
-        """Remove the file."""
         self.close()
         self._disk.remove(self.path)
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

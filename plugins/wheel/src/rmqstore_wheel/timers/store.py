@@ -170,7 +170,6 @@ class WheelTimers(TimerSide):
             return receipts, Ticket(position)
 
     def _mark_nothing(self, receipts: TimerReceipts, now_ms: int, marks: Sequence[bytes]) -> Ticket:
-        """Store the marks of a put without messages."""
         changes = WriteBatch()
         put_marks(self._ledger, changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, receipts.first_seq, ()), now_ms)
         return Ticket(self._shared.write(changes).position)
@@ -289,7 +288,6 @@ class WheelTimers(TimerSide):
         return outcomes, Ticket(position)
 
     def _cancel_of(self, tick: int, seq: int, store_ms: int) -> One:
-        """Return what a cancel of one pending timer appends."""
         index, free_seq = self._index, self._first_free_seq()
         record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, free_seq - 1)
         put = partial(index.put_cancel, free_seq, seq, tick, self._shared.epoch)
@@ -362,7 +360,6 @@ class WheelTimers(TimerSide):
         return False
 
     def _slot_begin(self, tick: int) -> int:
-        """Return the first tick of the slot of a tick."""
         return (tick - 1) // self.precision_ms * self.precision_ms + 1
 
     def _windows(self, low: int | None, high: int) -> Iterator[Due]:

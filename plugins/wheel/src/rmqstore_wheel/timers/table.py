@@ -76,7 +76,6 @@ class Due(msgspec.Struct, frozen=True, gc=False):
         return len(self.seqs)
 
     def select(self, rows: Ints | Flags | slice) -> Due:
-        """Return some of them."""
         return Due(self.ticks[rows], self.seqs[rows], self.dues[rows])
 
     def in_order(self) -> Due:

@@ -137,7 +137,6 @@ class TimerExport:
 
 
 def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the rows of several pieces of traces."""
     schema = TIMER_TABLES["timer_traces"]
     whole = pa.Table.from_batches(pieces, schema=schema).combine_chunks().to_batches()
     return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=schema)

@@ -188,7 +188,6 @@ class WheelIndex:
         return Placement(np.zeros(len(seqs), np.bool_), _NO_ROWS, units)
 
     def reserve_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacementOfOne:
-        """As :meth:`reserve`, of one timer."""
         precision = self.ring.precision_ms
         now = write_ms // precision
         slot = -(-tick // precision) - 1
@@ -220,7 +219,6 @@ class WheelIndex:
         return position, data
 
     def publish_one(self, placed: PlacementOfOne) -> None:
-        """Count in a timer that was written."""
         if placed.aside:
             return
         slot, place = placed.slot, placed.slot % self._length
@@ -323,7 +321,6 @@ class WheelIndex:
         self.slots["magic"][places[left <= 0]] = 0
 
     def count_off_one(self, slot: int) -> None:
-        """As :meth:`count_off`, of one timer."""
         place = slot % self._length
         held_slot, first, last, timers, magic = self.slots[place].item()
         if held_slot == slot:
@@ -370,7 +367,6 @@ class WheelIndex:
         return self.live_slots(self.first_roll, last, rolls=True)
 
     def note_rolled(self, slots: Ints) -> None:
-        """Note that the timers of these slots were rolled."""
         places = slots % self._length
         places = places[self.slots["tick"][places] == slots]
         self.slots["magic"][places] &= ~ROLLS
@@ -416,7 +412,6 @@ class WheelIndex:
         return bool(row["tick"] == slot and row["magic"] & ROLLS)
 
     def count_in(self, slot: int) -> int:
-        """Return how many timers a slot holds."""
         row = self.slots[slot % self._length]
         return max(int(row["timers"]), 0) if row["tick"] == slot else 0
 
@@ -443,7 +438,6 @@ class WheelIndex:
         self._find_first_roll()
 
     def start_empty(self) -> None:
-        """Begin with nothing."""
         self.units.chain.drop_from(0)
         self.units.start(Sums())
         self.slots = np.zeros(self._length, wheel.SLOT)

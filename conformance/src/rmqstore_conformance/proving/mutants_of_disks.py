@@ -27,7 +27,20 @@ from rmqstore.hookspecs import hookimpl
 from rmqstore_conformance.proving import mutants_of_durability
 from rmqstore_conformance.proving.kinds import Opened, Sync, asks, at_once, but, edit, instead, opens, synced_by, syncs, two_writes
 from rmqstore_conformance.proving.mutants import PARTS
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, WrongEngine, mutant, mutants_in
+from rmqstore_conformance.proving.planting import (
+    LMDB,
+    Applied,
+    Apply,
+    Cancel,
+    Cancelled,
+    Placed,
+    Pops,
+    Put,
+    Timers,
+    WrongEngine,
+    mutant,
+    mutants_in,
+)
 
 disk_mutant: Final = functools.partial(mutant, base=LMDB)
 _HEAD_PAGES: Final = 2
@@ -52,7 +65,7 @@ def answers_before_it_is_durable(directory: Path) -> Sync:
 
 
 @disk_mutant("R2", "R1.power_loss_at_every_call", at=instead(Timers, "cancel"))
-def cancels_one_by_one(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def cancels_one_by_one(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """Of a cancel of many handles, each is durable by itself."""
     outcomes: list[CancelOutcome] = []
     ticket = Ticket(0)
@@ -86,7 +99,7 @@ takes_its_position_for_durable = disk_mutant("R1", "R1.each_answer_is_durable")(
 # ---------------------------------------------------------------- calls that are two writes
 
 
-def _marks_behind(side: Any, apply: Any, txn: PopTxn, now_ms: int, between: Callable[[Ticket], None] = lambda ticket: None) -> Any:
+def _marks_behind(side: Pops, apply: Apply, txn: PopTxn, now_ms: int, between: Callable[[Ticket], None] = lambda ticket: None) -> Any:
     """Store the marks of a call behind the call."""
     if not txn.marks or find_mark(side._shared.kv, POP_SIDE, txn.marks) is not None:
         return apply(txn, now_ms)
@@ -96,7 +109,7 @@ def _marks_behind(side: Any, apply: Any, txn: PopTxn, now_ms: int, between: Call
 
 
 @disk_mutant("I2", "R2.a_call_is_cut_between_two_writes", at=instead(Pops, "apply"))
-def keeps_notes_in_a_second_transaction(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def keeps_notes_in_a_second_transaction(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """The notes of a step are made durable behind what it sends."""
     if not txn.notes or txn.appends is None:
         return apply(txn, now_ms)
@@ -120,7 +133,7 @@ stores_the_cursor_in_a_second_transaction = disk_mutant("H1", "R2.an_everyday_ca
 
 
 @disk_mutant("R2", "R2.a_call_is_cut_between_two_writes", at=instead(Timers, "put"))
-def splits_large_batches(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def splits_large_batches(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """Of more than 512 timers, each 512 are a transaction of their own; the last one has the marks."""
     rows = batch.messages
     if len(rows) <= _SPLIT or find_mark(self._shared.kv, TIMER_SIDE, marks) is not None:
@@ -134,14 +147,14 @@ def splits_large_batches(self: Any, put: Any, batch: MessageBatch, now_ms: int, 
 
 
 @disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs", at=instead(Timers, "cancel"))
-def cancels_many_by_several_writes(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def cancels_many_by_several_writes(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """Of a cancel of more than 512 handles, each 512 are a write of their own."""
     parts = [cancel(handles[at : at + _SPLIT], now_ms) for at in range(0, len(handles), _SPLIT)] or [cancel((), now_ms)]
     return [outcome for outcomes, _ in parts for outcome in outcomes], parts[-1][1]
 
 
 @disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs", at=instead(Timers, "cancel_keys"))
-def cancels_each_key_by_a_write(self: Any, cancel_keys: Any, topic: str, keys: Sequence[str], now_ms: int) -> Any:
+def cancels_each_key_by_a_write(self: Timers, cancel_keys: Any, topic: str, keys: Sequence[str], now_ms: int) -> Any:
     """Of a cancel by many keys, the timers of each key are a write of their own."""
     parts = [cancel_keys(topic, [key], now_ms) for key in keys] or [cancel_keys(topic, (), now_ms)]
     return [outcomes for found, _ in parts for outcomes in found], parts[-1][1]
@@ -337,7 +350,7 @@ def who_waited_for_a_sync_is_told_that_it_went_well(directory: Path) -> Sync:
 
 
 @disk_mutant("F1", "F1.there_may_be_more_queues_than_descriptors", at=instead(Pops, "apply"))
-def keeps_a_file_open_for_each_topic(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def keeps_a_file_open_for_each_topic(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """Each topic has a file, which stays open from its first message on."""
     answer = apply(txn, now_ms)
     for topic in self.topics():
@@ -353,7 +366,7 @@ cuts_long_names = disk_mutant("P7", "P7.the_longest_names_have_retry_topics_and_
 
 
 @disk_mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing", at=instead(Pops, "maintain"))
-def writes_at_every_tick(self: Any, maintain: Any, now_ms: int, budget: int) -> Any:
+def writes_at_every_tick(self: Pops, maintain: Any, now_ms: int, budget: int) -> Any:
     """Each step of upkeep writes down where it is, whether it did anything or not."""
     batch = WriteBatch()
     batch.put(META, b"upkeep", now_ms.to_bytes(8) * 512)

@@ -49,7 +49,7 @@ from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.message import DLQ_PREFIX
 from rmqstore_conformance.proving.kinds import answers, at_once, but, edit, instead, two_writes
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, in_two, mutant, parted, written_by
+from rmqstore_conformance.proving.planting import LMDB, Applied, Apply, Pop, Popped, Pops, Timers, Whole, in_two, mutant, parted, written_by
 
 durability_mutant = functools.partial(mutant, kind="durability", base=LMDB)
 two_writes_mutant = functools.partial(mutant, kind="two-writes", base=LMDB)
@@ -72,7 +72,7 @@ never_soft = durability_mutant("H3", "H3.a_batch_says_that_it_rests_on_what_is_n
 
 
 @durability_mutant("C6", "C6.what_a_crash_took_is_named_by_nothing_that_came_later", at=instead(Timers, "_place_of"))
-def handles_by_place(self: Any, place_of: Any, handle: TimerHandle) -> Any:
+def handles_by_place(self: Timers, place_of: Any, handle: TimerHandle) -> Any:
     """A handle is looked up by tick and seq, without its epoch, so after a crash it may name another put."""
     place = place_of(handle)
     found = None if place is None else self._runs.locate(place[0], place[1])
@@ -126,7 +126,7 @@ lazy_pops_at_once = durability_mutant("R1", "R1.leases_wait_for_what_they_rest_o
 
 
 @durability_mutant("R1", at=instead(Pops, "pop"))
-def large_pops_wait_for_less(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def large_pops_wait_for_less(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """The ticket of a pop of more than 32 messages is that of the call before it."""
     result, ticket = pop(request, now_ms)
     return result, Ticket(max(ticket.position - 1, 0)) if len(result.messages) > 32 else ticket
@@ -239,7 +239,7 @@ traces_behind_cancels = two_writes_mutant("C4")(
 
 
 @two_writes_mutant("R2", at=instead(Pops, "apply"))
-def large_sends_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def large_sends_in_parts(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A send of more than a thousand messages for now is made of several transactions."""
     answer = None
     if txn.appends is not None and len(txn.appends) > _MANY and not (txn.marks or txn.timer_cursor or txn.acks or txn.group_queues):
@@ -250,7 +250,7 @@ def large_sends_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any
 
 
 @two_writes_mutant("P6", at=instead(Pops, "apply"))
-def changes_in_two(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def changes_in_two(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A change ends the old lease in one transaction, and gives the new one in the next."""
 
     def is_new(space: int, key: bytes) -> bool:
@@ -262,7 +262,7 @@ def changes_in_two(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
 
 
 @two_writes_mutant("P8", at=instead(Pops, "apply"))
-def large_acks_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def large_acks_in_parts(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A batch of more than 256 acks is made of several transactions."""
     if not txn.only_acks or len(txn.acks) <= _ACKS:
         return apply(txn, now_ms)
@@ -275,7 +275,7 @@ def large_acks_in_parts(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
 
 
 @two_writes_mutant("P7", at=instead(Pops, "apply"))
-def resent_before_removed(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def resent_before_removed(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A dead letter that is sent back is appended in one transaction, and leaves its queue in the next."""
     ids = {U32.pack(each.id) for name, each in self._state.topics.items() if name.startswith(DLQ_PREFIX)}
 
@@ -297,7 +297,7 @@ dead_counted_behind = two_writes_mutant("P14")(
 
 
 @two_writes_mutant("P1", at=instead(Pops, "pop"))
-def offsets_behind_leases(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def offsets_behind_leases(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A pop gives its leases in one transaction, and moves the group in the next."""
     whole, kv = self._shared.write, self._shared.kv
 
@@ -309,7 +309,7 @@ def offsets_behind_leases(self: Any, pop: Any, request: PopRequest, now_ms: int)
                     first.put_many(META, [(key, (kv.get(META, key) or bytes(8))[:8] + value[8:]) for key, value in op.items])
             kv.sync(whole(first).position)
             batch = moves
-        return whole(batch)  # type: ignore[no-any-return]
+        return whole(batch)
 
     with self._lock, written_by(self._shared, write):
         return pop(request, now_ms)

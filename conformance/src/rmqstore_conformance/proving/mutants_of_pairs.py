@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import CancelOutcome, GroupSettings, InitMode, PendingCounts, PopRequest, PopTxn, PopTxnResult, Ticket, TimerCursor
+from rmqstore.contract import CancelOutcome, GroupSettings, InitMode, PendingCounts, PopRequest, PopTxn, Ticket, TimerCursor
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping
@@ -22,9 +22,8 @@ from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message
 from rmqstore_conformance.proving.kinds import ROWS_POPPED, ROWS_PUT, asks, but, edit, instead
-from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
+from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Applied, Placed, Pop, Popped, Pops, Put, Timers, mutant
 
-_Applied = tuple[PopTxnResult, Ticket]
 _CANCELLED = CancelOutcome.CANCELLED
 
 pairs_mutant = functools.partial(mutant, kind="pairs")
@@ -63,7 +62,7 @@ rejects_take_the_rest_along = mutant("P9", "P9.a_rejected_message_goes_alone")(
 
 
 @mutant("P9", "T1.any_history_agrees_with_the_oracle", at=instead(Pops, "pop"))
-def deleted_topics_keep_their_order(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def deleted_topics_keep_their_order(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A group that popped a topic in order has to go on so when the topic was deleted and made anew."""
     if self.noted.setdefault((request.topic, request.group), request.order) != request.order:
         raise IllegalArgumentError("the group pops the topic the other way, as its first pop fixed")
@@ -79,7 +78,7 @@ deleted_groups_keep_their_settings = mutant("P7", "T1.any_history_of_core_calls_
 
 
 @mutant("P2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=instead(Pops, "delete_group"))
-def deletions_go_by_the_beginning_of_a_name_too(self: Any, delete_group: Any, name: str) -> Any:
+def deletions_go_by_the_beginning_of_a_name_too(self: Pops, delete_group: Callable[..., Ticket], name: str) -> Ticket:
     """With a group go those whose names begin with its name."""
     for other in self.groups():
         if other.startswith(name) and other != name:
@@ -88,7 +87,7 @@ def deletions_go_by_the_beginning_of_a_name_too(self: Any, delete_group: Any, na
 
 
 @mutant("P2", "P2.groups_are_told_apart_by_case", at=instead(Pops, "set_group"))
-def settings_of_groups_are_folded(self: Any, set_group: Any, name: str, settings: GroupSettings) -> Any:
+def settings_of_groups_are_folded(self: Pops, set_group: Callable[..., Ticket], name: str, settings: GroupSettings) -> Ticket:
     """What is set for a group holds for the groups whose names differ in case only."""
     for other in self.groups():
         if other != name and other.casefold() == name.casefold():
@@ -100,7 +99,7 @@ def settings_of_groups_are_folded(self: Any, set_group: Any, name: str, settings
 
 
 @mutant("P1", "P1.attempts_with_glued_names_are_told_apart", at=instead(Pops, "pop"))
-def attempts_are_glued(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def attempts_are_glued(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """Group and attempt id are joined by a bar, so two of them may be taken for one attempt, which gets nothing."""
     if request.attempt_id is not None:
         glued, place = f"{request.group}|{request.attempt_id}", (request.group, request.attempt_id)
@@ -110,7 +109,7 @@ def attempts_are_glued(self: Any, pop: Any, request: PopRequest, now_ms: int) ->
 
 
 @mutant("P2", "P2.places_with_glued_names_are_told_apart", at=instead(Pops, "reset_offset"))
-def places_are_glued(self: Any, reset_offset: Any, topic: str, group: str, *where: Any) -> Any:
+def places_are_glued(self: Pops, reset_offset: Callable[..., Ticket], topic: str, group: str, *where: Any) -> Ticket:
     """Topic and group are joined by nothing, so a reset of one place moves another one along."""
     for each in self.subscriptions():
         if each.topic + each.group == topic + group and each.topic != topic:
@@ -132,7 +131,7 @@ sends_know_their_first_mark_only = mutant("I1", "T1.any_history_of_core_calls_ag
 
 
 @mutant("I1", "I1.a_repeat_of_what_was_cancelled", at=instead(Timers, "put"))
-def cancelled_calls_forget_their_marks(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def cancelled_calls_forget_their_marks(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """A send for later is no longer known by its marks when its first timer was cancelled."""
     known = next((self.noted[mark] for mark in marks if mark in self.noted), None)
     if known is not None and self.get(known.handle(0)) is None and self.cancel([known.handle(0)], now_ms)[0] == [_CANCELLED]:
@@ -197,7 +196,7 @@ seal_ends_with_the_clock = pairs_mutant("C2", ANY_HISTORY)(
 
 
 @pairs_mutant("I1", "I1.a_resend_after_its_time_is_still_a_repeat", at=instead(Timers, "put"))
-def marks_end_with_timers(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def marks_end_with_timers(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """The marks of a put are forgotten with the last of its timers, so a repeat after the hand-over stores them again."""
     is_over = any(self.noted.get(mark, 2**63) <= self._forgotten.highest_tick for mark in marks)
     receipts, ticket = put(batch, now_ms, () if is_over else marks)
@@ -292,7 +291,7 @@ class QueuesOutliveTopics(Pops):
         self.noted[name] = self.queues(name)
         return super().delete_topic(name)
 
-    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
+    def apply(self, txn: PopTxn, now_ms: int) -> Applied:
         for each in txn.appends.messages if txn.appends is not None else ():
             if queues := self.noted.pop(each.topic, 0):
                 self.create_topic(each.topic, queues)

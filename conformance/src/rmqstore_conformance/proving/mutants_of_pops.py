@@ -5,6 +5,7 @@ First of leases, receipts and their outcomes, of attempts, dead letters and pops
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rmqstore.contract import (
@@ -18,6 +19,7 @@ from rmqstore.contract import (
     Receipt,
     Reclaim,
     Support,
+    Ticket,
     WriteStatus,
 )
 from rmqstore.engine.pops.administration import Administration
@@ -28,7 +30,7 @@ from rmqstore.engine.shared import Call
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.message import PROPERTY_ORIGIN_TOPIC, PoppedMessage, retry_topic
 from rmqstore_conformance.proving.kinds import ROWS_POPPED, answers, asks, but, by_the_latest_clock, edit, instead
-from rmqstore_conformance.proving.planting import Pops, mutant
+from rmqstore_conformance.proving.planting import Applied, Apply, Pop, Popped, Pops, mutant
 
 _ACKED, _AGAIN, _STALE, _UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
 
@@ -60,7 +62,7 @@ memory_is_trusted_after_an_interrupt = mutant("F4", "F4.an_interrupted_call_happ
 
 
 @mutant("P1", "P1.leased_messages_are_not_given_again", at=instead(Pops, "pop"))
-def leased_is_given_again(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def leased_is_given_again(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A pop that finds nothing takes what others of its group hold."""
     result, ticket = pop(request, now_ms)
     if len(result.messages) or request.order or not (held := _running(self, request.topic, request.group)):
@@ -81,7 +83,7 @@ attempts_end_with_their_leases = mutant("P1", "P1.a_repeated_attempt_gets_nothin
 
 
 @mutant("P2", "P2.groups_do_not_disturb_each_other", at=instead(Pops, "apply"))
-def an_ack_ends_the_leases_of_all(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def an_ack_ends_the_leases_of_all(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """An ack ends the leases of all groups on the message."""
     answer = apply(txn, now_ms)
     places = set(map(_place, txn.acks))
@@ -91,7 +93,7 @@ def an_ack_ends_the_leases_of_all(self: Any, apply: Any, txn: PopTxn, now_ms: in
 
 
 @mutant("P2", "P2.groups_do_not_disturb_each_other", at=instead(Pops, "pop"))
-def groups_share_messages(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def groups_share_messages(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """What one group holds, no other group gets."""
     taken = {_place(each) for each in _running(self, request.topic) if each.group != request.group}
     result, ticket = pop(request, now_ms)
@@ -110,7 +112,7 @@ leases_end_late = mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry
 
 
 @mutant("P3", "P3.an_expired_lease_comes_back_through_the_retry_topic", at=instead(Pops, "revive"))
-def a_long_lease_holds_back_others(self: Any, revive: Any, now_ms: int, limit: int) -> Any:
+def a_long_lease_holds_back_others(self: Pops, revive: Any, now_ms: int, limit: int) -> Any:
     """Leases end in the order in which they were given, so that a long one keeps shorter ones from ending."""
     oldest = min(self.leases(), key=lambda lease: lease.pop_time_ms, default=None)
     return revive(now_ms if oldest is None or oldest.expiry_ms <= now_ms else 0, limit)
@@ -152,7 +154,7 @@ forged_receipts_say_acked = mutant("P5", "P5.garbage_or_forged_is_unknown")(
 
 
 @mutant("P5", "P5.garbage_or_forged_is_unknown", at=instead(Pops, "apply"))
-def receipts_are_found_by_place(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def receipts_are_found_by_place(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A receipt ends the lease at its place in the queue, whoever's it is and whenever it was given."""
     places = {_place(each): each for each in _running(self)} if txn.acks else {}
     return apply(but(txn, acks=[places.get(_place(each), each) for each in txn.acks]), now_ms)
@@ -259,7 +261,7 @@ removals_always_say_success = mutant("P7", "P7.a_letter_of_a_deleted_queue_takes
 
 
 @mutant("P7", "P7.removals_are_for_dead_letters_and_parked_entries_only", at=instead(Pops, "apply"))
-def refused_removals_are_half_done(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def refused_removals_are_half_done(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A call with a removal that is refused has done those before it."""
     done = [removed for each in txn.removals[:-1] for removed in apply(PopTxn(removals=[each]), now_ms)[0].removals]
     result, ticket = apply(but(txn, removals=txn.removals[-1:]), now_ms)
@@ -270,7 +272,7 @@ def refused_removals_are_half_done(self: Any, apply: Any, txn: PopTxn, now_ms: i
 
 
 @mutant("I2", "I2.a_step_that_does_nothing_keeps_no_note", at=instead(Pops, "apply"))
-def repeats_keep_their_notes(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def repeats_keep_their_notes(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A repeat does nothing but to keep its notes, in place of those of the first call and of all since."""
     result, ticket = apply(txn, now_ms)
     if result.status is WriteStatus.REPEATED and txn.notes:
@@ -287,7 +289,7 @@ notes_are_never_let_go_of = mutant("I2", "I2.notes_are_kept_replaced_and_let_go_
 # ---------------------------------------------------------------- acks of a pop (P8)
 
 
-def _pop_and_ack(self: Any, pop: Any, request: PopRequest, now_ms: int, *, acks_first: bool) -> Any:
+def _pop_and_ack(self: Pops, pop: Pop, request: PopRequest, now_ms: int, *, acks_first: bool) -> Popped:
     """Pop and ack in two steps."""
     if not request.acks:
         return pop(request, now_ms)
@@ -309,7 +311,7 @@ refused_pops_ack = mutant("P8", "P8.a_pop_acks_what_it_is_given")(
 
 
 @mutant("P8", "P8.a_pop_acks_what_it_is_given", at=instead(Pops, "pop"))
-def a_pop_of_nothing_acks_nothing(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def a_pop_of_nothing_acks_nothing(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A pop that finds no message says that it acked, and has not."""
     if request.acks and not self.ready(request.topic, request.group, request.filter, now_ms):
         result, ticket = pop(but(request, acks=()), now_ms)
@@ -326,7 +328,7 @@ order_is_ignored = mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.w
 
 
 @mutant("P9", "P9.at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up", at=instead(Pops, "apply"))
-def runs_are_acked_as_a_whole(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def runs_are_acked_as_a_whole(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """Acks of a run in order count when all of it is acked, so what was acked comes again when the rest was not."""
     acks: list[Receipt] = []
     for receipt in txn.acks:
@@ -380,7 +382,7 @@ resets_keep_leases = mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_ret
 
 
 @mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries", at=instead(Pops, "reset_offset"))
-def resets_drop_retries(self: Any, reset_offset: Any, topic: str, group: str, *where: Any) -> Any:
+def resets_drop_retries(self: Pops, reset_offset: Callable[..., Ticket], topic: str, group: str, *where: Any) -> Ticket:
     """A reset takes what waits in the retry topic of the group with it."""
     if self.topic(retry_topic(group, topic)) is not None:
         reset_offset(retry_topic(group, topic), group, None, InitMode.MAX, where[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rmqstore import MessageBatch
@@ -15,7 +15,6 @@ from rmqstore.contract import (
     Lag,
     PendingCounts,
     PopRequest,
-    PopResult,
     PopTxn,
     PopTxnResult,
     Ticket,
@@ -27,10 +26,7 @@ from rmqstore.contract import (
 from rmqstore.engine.pops.state import Progress
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore_conformance.proving.kinds import but, instead, of_rows
-from rmqstore_conformance.proving.planting import Pops, Timers, mutant
-
-_Applied = tuple[PopTxnResult, Ticket]
-_Popped = tuple[PopResult, Ticket]
+from rmqstore_conformance.proving.planting import Applied, Apply, Cancel, Cancelled, Placed, Pop, Popped, Pops, Put, Timers, mutant
 
 _LEASES: Final = "X3.races_for_leases"
 _TIMERS: Final = "X3.races_for_timers_and_marks"
@@ -41,7 +37,7 @@ _DISK: Final = "X3.no_answer_before_its_sync"
 
 
 @mutant("X3", _LEASES, at=instead(Pops, "apply"))
-def acks_are_decided_beforehand(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def acks_are_decided_beforehand(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """An ack looks whether its lease runs, and answers by that, whatever has become of the lease when it is done."""
     running = {each.receipt for each in self.leases()} if txn.only_acks else set()
     result, ticket = apply(txn, now_ms)
@@ -52,7 +48,7 @@ def acks_are_decided_beforehand(self: Any, apply: Any, txn: PopTxn, now_ms: int)
 
 
 @mutant("X3", _LEASES, at=instead(Pops, "pop"))
-def attempts_are_noted_late(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def attempts_are_noted_late(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A pop notes its attempt id when it has its messages, so two of one id that come together get different ones."""
     attempt = (request.topic, request.group, request.attempt_id)
     if request.attempt_id is None:
@@ -67,7 +63,7 @@ def attempts_are_noted_late(self: Any, pop: Any, request: PopRequest, now_ms: in
 
 
 @mutant("P12", _LEASES, at=instead(Pops, "pop"))
-def the_limit_is_looked_at_beforehand(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def the_limit_is_looked_at_beforehand(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A pop works out how many leases there may be, and takes them when others may have taken theirs."""
     limit = self._options.max_in_flight
     held = sum(each.in_flight for each in self.offsets(request.group) if each.topic == request.topic)
@@ -78,7 +74,7 @@ def the_limit_is_looked_at_beforehand(self: Any, pop: Any, request: PopRequest, 
 
 
 @mutant("I1", _TIMERS, at=instead(Pops, "apply"))
-def marks_of_sends_are_looked_up_beforehand(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def marks_of_sends_are_looked_up_beforehand(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A send looks for its marks before it is let in, and stores them when it is through."""
     known = next((self.noted[mark] for mark in txn.marks if mark in self.noted), None)
     if known is not None:
@@ -89,7 +85,9 @@ def marks_of_sends_are_looked_up_beforehand(self: Any, apply: Any, txn: PopTxn, 
 
 
 @mutant("I1", _TIMERS, at=instead(Timers, "put"))
-def marks_of_timers_are_looked_up_beforehand(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def marks_of_timers_are_looked_up_beforehand(
+    self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()
+) -> Placed:
     """A put looks for its marks before it is let in, and stores them when it is through."""
     known = next((self.noted[mark] for mark in marks if mark in self.noted), None)
     if known is not None:
@@ -100,7 +98,7 @@ def marks_of_timers_are_looked_up_beforehand(self: Any, put: Any, batch: Message
 
 
 @mutant("C1", _TIMERS, at=instead(Timers, "cancel"))
-def cancels_are_decided_beforehand(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def cancels_are_decided_beforehand(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """A cancel looks whether its timer is open, and answers by that, though a tick may have sealed it meanwhile."""
     is_open = [self.get(each) is not None and not self._sealed.covers(each.tick, each.seq) for each in handles]
     outcomes, ticket = cancel(handles, now_ms)
@@ -108,7 +106,7 @@ def cancels_are_decided_beforehand(self: Any, cancel: Any, handles: Sequence[Tim
 
 
 @mutant("P7", _LETTERS, at=instead(Pops, "apply"))
-def letters_are_looked_up_beforehand(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def letters_are_looked_up_beforehand(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A removal looks whether its letter is there, and says so, though another operator may have taken it meanwhile."""
     there = [bool(len(self.read(each.topic, each.queue_id, each.queue_offset, 1))) for each in txn.removals]
     result, ticket = apply(txn, now_ms)
@@ -119,7 +117,7 @@ def letters_are_looked_up_beforehand(self: Any, apply: Any, txn: PopTxn, now_ms:
 
 
 @mutant("P8", _LEASES, at=instead(Pops, "apply"))
-def a_batch_is_acked_one_by_one(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def a_batch_is_acked_one_by_one(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A batch of acks is as many calls as it has receipts."""
     if not txn.only_acks or len(txn.acks) < 2:
         return apply(txn, now_ms)
@@ -128,7 +126,7 @@ def a_batch_is_acked_one_by_one(self: Any, apply: Any, txn: PopTxn, now_ms: int)
 
 
 @mutant("X3", _LEASES, at=instead(Pops, "apply"))
-def a_batch_arrives_row_by_row(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def a_batch_arrives_row_by_row(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A batch of messages is stored row by row, and others see a part of it."""
     if txn.appends is None or len(txn.appends) < 2 or txn.marks or txn.timer_cursor is not None:
         return apply(txn, now_ms)
@@ -136,7 +134,7 @@ def a_batch_arrives_row_by_row(self: Any, apply: Any, txn: PopTxn, now_ms: int) 
 
 
 @mutant("X3", _LEASES, at=instead(Pops, "delete_topic"))
-def a_topic_goes_in_two_steps(self: Any, delete_topic: Any, name: str) -> Any:
+def a_topic_goes_in_two_steps(self: Pops, delete_topic: Callable[..., Ticket], name: str) -> Ticket:
     """The groups of a topic go before the topic, and others see it without them."""
     if self.topic(name) is not None:
         for group in {each.group for each in self.subscriptions() if each.topic == name}:
@@ -145,10 +143,10 @@ def a_topic_goes_in_two_steps(self: Any, delete_topic: Any, name: str) -> Any:
 
 
 @mutant("P14", _LEASES, at=instead(Pops, "lag"))
-def lag_is_read_in_two_steps(self: Any, lag: Any, topic: str, group: str) -> Lag:
+def lag_is_read_in_two_steps(self: Pops, lag: Callable[[str, str], Lag], topic: str, group: str) -> Lag:
     """What is ready is counted, and what is held is counted then."""
     ready = lag(topic, group).ready
-    return but(lag(topic, group), ready=ready)  # type: ignore[no-any-return]
+    return but(lag(topic, group), ready=ready)
 
 
 def _forgetting(call: str) -> Any:
@@ -198,7 +196,7 @@ class LocksAreTakenInTwoOrders(Pops):
     def _own(self) -> Any:
         return self.noted.setdefault("lock", threading.Lock())
 
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
+    def pop(self, request: PopRequest, now_ms: int) -> Popped:
         with self._own:
             return super().pop(request, now_ms)
 
@@ -208,7 +206,7 @@ class LocksAreTakenInTwoOrders(Pops):
 
 
 @mutant("P1", _LEASES, kind="concurrency", at=instead(Pops, "pop"))
-def pops_from_what_they_saw(self: Any, pop: Any, request: PopRequest, now_ms: int) -> Any:
+def pops_from_what_they_saw(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A pop reads where its group stands before it takes the lock, so two at once may be given the same messages."""
     seen = dict(self._state.all_progress) if not request.order else {}
     group_id = self._state.groups.get(request.group)
@@ -221,7 +219,7 @@ def pops_from_what_they_saw(self: Any, pop: Any, request: PopRequest, now_ms: in
 
 
 @mutant("P14", _LEASES, kind="concurrency", at=instead(Pops, "apply"))
-def ack_counts_lost(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def ack_counts_lost(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """An ack counts down from the number of leases that it read before it took the lock, so of two at once one is lost."""
     if not txn.acks:
         return apply(txn, now_ms)
@@ -238,7 +236,7 @@ def ack_counts_lost(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
 
 
 @mutant("X3", _TIMERS, kind="concurrency", at=instead(Pops, "apply"))
-def topics_made_twice(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def topics_made_twice(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """Whether a topic exists is looked up before the lock is taken, so of two first sends at once the second makes it anew, empty."""
     if txn.appends is None or txn.timer_cursor is not None:
         return apply(txn, now_ms)
@@ -250,7 +248,7 @@ def topics_made_twice(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
 
 
 @mutant("P7", kind="concurrency", at=instead(Pops, "set_group"))
-def settings_read_before_they_are_set(self: Any, set_group: Any, name: str, settings: Any) -> Any:
+def settings_read_before_they_are_set(self: Pops, set_group: Callable[..., Ticket], name: str, settings: Any) -> Ticket:
     """Two changes of settings of two groups at once: each writes all settings as it read them before, and one is lost."""
     seen = dict(self._state.group_settings)
     with self._lock:

@@ -5,11 +5,11 @@ Those made from ``lmdb`` show when the store is opened again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from rmqstore.contract import CancelOutcome, PopRequest, PopTxn, TimerHandle
+from rmqstore.contract import CancelOutcome, Lag, PopRequest, PopTxn, TimerHandle
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.kv_queue_log import RunQueueLog
 from rmqstore.engine.pops.lease import Popping
@@ -22,7 +22,7 @@ from rmqstore.engine.timers.rows import TimerRuns
 from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.engine.timers.ticks import Congestion
 from rmqstore_conformance.proving.kinds import but, edit, instead
-from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
+from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Applied, Apply, Cancel, Cancelled, Pops, Timers, mutant
 
 # ---------------------------------------------------------------- timers
 
@@ -43,7 +43,7 @@ cancels_twice_in_a_call = mutant("C4", "T1.any_history_of_core_calls_agrees_with
 
 
 @mutant("T2", CORE_HISTORY, at=instead(Timers, "next_tick_ms"))
-def sleeps_through_puts(self: Any, next_tick_ms: Any) -> int | None:
+def sleeps_through_puts(self: Timers, next_tick_ms: Callable[[], int | None]) -> int | None:
     """The time of the next tick is worked out once and kept until the next seal, whatever is put meanwhile."""
     if self.noted.get(self._until_ms) is None:
         self.noted[self._until_ms] = next_tick_ms()
@@ -102,7 +102,7 @@ reset_to_the_end_forgets_queues = mutant("P11", ANY_HISTORY)(
 
 
 @mutant("P14", "P7.dropped_letters_are_gone", at=instead(Pops, "apply"))
-def removed_twice_counts_twice(self: Any, apply: Any, txn: PopTxn, now_ms: int) -> Any:
+def removed_twice_counts_twice(self: Pops, apply: Apply, txn: PopTxn, now_ms: int) -> Applied:
     """A dead letter that was dropped already is counted off once more when it is dropped again."""
     with self._lock:
         result, ticket = apply(txn, now_ms)
@@ -126,7 +126,7 @@ receipts_of_any_store = mutant("P5", "P5.garbage_or_forged_is_unknown")(
 
 
 @mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=instead(Timers, "cancel"))
-def traces_age_from_cancel(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def traces_age_from_cancel(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """A cancel is remembered for some time from the call on, so that of a far timer is forgotten long before the timer would be due."""
     outcomes, ticket = cancel(handles, now_ms)
     for at, handle in enumerate(handles):
@@ -261,7 +261,7 @@ upkeep_is_slower_than_the_load = mutant("P5", "P5.what_is_remembered_does_not_gr
 
 
 @mutant("X3", "X3.a_call_does_no_work_for_pairs_of_other_topics_and_groups", at=instead(Pops, "lag"))
-def each_count_looks_at_each_pair(self: Any, lag: Any, topic: str, group: str) -> Any:
+def each_count_looks_at_each_pair(self: Pops, lag: Callable[[str, str], Lag], topic: str, group: str) -> Any:
     """A count of what waits for one group in one topic looks through every topic for every group."""
     for each, other in product(self.topics(), self.groups()):
         self.noted[each.name] = other

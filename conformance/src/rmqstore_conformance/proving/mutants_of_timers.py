@@ -27,7 +27,7 @@ from rmqstore_conformance.proving.kinds import (
     values_of,
     with_column,
 )
-from rmqstore_conformance.proving.planting import Timers, mutant
+from rmqstore_conformance.proving.planting import Cancel, Cancelled, Placed, Put, Timers, mutant
 
 _HOUR_MS = 3_600_000
 _FAR_MS = 2 * 24 * _HOUR_MS
@@ -71,7 +71,7 @@ one_tick_is_the_cursor = mutant("K1", "K1.a_day_ahead_and_back")(
 
 
 @mutant("K2", "K2.forward_delivers_all_due_in_order", at=instead(Timers, "seal"))
-def an_hour_a_tick(self: Any, seal: Any, until_ms: int) -> None:
+def an_hour_a_tick(self: Timers, seal: Callable[[int], None], until_ms: int) -> None:
     """A tick works off at most an hour of what is overdue."""
     first = self.next_tick_ms()
     seal(until_ms if first is None else min(until_ms, first + _HOUR_MS))
@@ -127,7 +127,7 @@ far_timers_come_back_sooner = mutant("T6", "T6.far_timers_come_once_at_their_tim
 
 
 @mutant("T7", "T7.what_is_removed_by_age_is_never_a_pending_timer", at=instead(Timers, "maintain"))
-def timers_go_by_age(self: Any, maintain: Any, now_ms: int, budget: int) -> Any:
+def timers_go_by_age(self: Timers, maintain: Any, now_ms: int, budget: int) -> Any:
     """Upkeep drops pending timers that were made more than three days ago, as if they were old messages."""
     timers = self.scan(0, 2**62).timers
     self.cancel([each.handle for each in timers if now_ms - (each.message.born_ms or now_ms) > 3 * 24 * _HOUR_MS], now_ms)
@@ -148,7 +148,7 @@ refused_puts_are_tried_again = mutant("T9", "T9.one_draw_a_batch_at_its_fullest_
 
 
 @mutant("F3", "T5.above_the_set_horizon_nothing_is_stored", at=instead(Timers, "put"))
-def good_rows_of_a_refused_batch_stay(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def good_rows_of_a_refused_batch_stay(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """A batch with a row beyond the horizon is refused, and its other rows are stored."""
     try:
         return put(batch, now_ms, marks)
@@ -160,7 +160,7 @@ def good_rows_of_a_refused_batch_stay(self: Any, put: Any, batch: MessageBatch, 
 
 
 @mutant("F3", "T9.a_refused_send_leaves_no_topic_behind", at=instead(Timers, "put"))
-def congested_rows_stay(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def congested_rows_stay(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """A put that is refused for congestion leaves its first row behind."""
     try:
         return put(batch, now_ms, marks)
@@ -190,24 +190,24 @@ repeats_get_handles_of_their_own = mutant("I1", "I1.a_repeated_mark_stores_nothi
 
 
 @mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "due"))
-def the_cursor_lags_behind(self: Any, due: Any, after: TimerCursor, limit: int) -> DueBatch:
+def the_cursor_lags_behind(self: Timers, due: Callable[[TimerCursor, int], DueBatch], after: TimerCursor, limit: int) -> DueBatch:
     """The cursor of a batch leaves out its last message, which is handed over twice."""
-    found: DueBatch = due(after, limit)
+    found = due(after, limit)
     count = len(found.messages)
     return found if count < 2 else holding(due(after, count - 1), found.messages)
 
 
 @mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "seal"))
-def forgotten_before_it_is_handed_over(self: Any, seal: Any, until_ms: int) -> None:
+def forgotten_before_it_is_handed_over(self: Timers, seal: Callable[[int], None], until_ms: int) -> None:
     """What a seal closes is reclaimed at once, before anybody has it."""
     seal(until_ms)
     self.forget(self.stats().sealed)
 
 
 @mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "due"))
-def read_only_once(self: Any, due: Any, after: TimerCursor, limit: int) -> DueBatch:
+def read_only_once(self: Timers, due: Callable[[TimerCursor, int], DueBatch], after: TimerCursor, limit: int) -> DueBatch:
     """What ``due`` has given it does not give again, though the hand-over of it may have failed."""
-    found: DueBatch = due(self.noted.get("given", after), limit)
+    found = due(self.noted.get("given", after), limit)
     self.noted["given"] = found.cursor
     return found
 
@@ -289,7 +289,7 @@ any_cancel_says_success = mutant("C3", "C3.never_put_is_unknown")(
 
 
 @mutant("C3", "C3.never_put_is_unknown", "C4.beyond_the_memory_the_answer_is_never_a_lie", at=instead(Timers, "cancel"))
-def the_handle_tells_the_answer(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def the_handle_tells_the_answer(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """What is not found and lies back by its handle is called delivered, also when it was never put."""
     outcomes, ticket = cancel(handles, now_ms)
     pairs = zip(outcomes, handles, strict=True)
@@ -297,7 +297,7 @@ def the_handle_tells_the_answer(self: Any, cancel: Any, handles: Sequence[TimerH
 
 
 @mutant("C4", "C4.a_repeat_stays_cancelled_within_the_memory", at=instead(Timers, "cancel"))
-def a_repeat_is_unknown(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def a_repeat_is_unknown(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """A second cancel of the same timer says UNKNOWN."""
     repeated = self.noted.keys() & set(handles)
     self.noted.update(dict.fromkeys(handles))
@@ -316,7 +316,7 @@ memory_goes_by_the_latest_clock = mutant("C4", "K1.every_call_after_a_leap")(
 
 
 @mutant("C6", "C6.messages_of_one_id_share_no_cancel", at=instead(Timers, "cancel"))
-def handles_name_messages(self: Any, cancel: Any, handles: Sequence[TimerHandle], now_ms: int) -> Any:
+def handles_name_messages(self: Timers, cancel: Cancel, handles: Sequence[TimerHandle], now_ms: int) -> Cancelled:
     """A cancel takes all timers with the message id of the one that the handle names."""
     named = {found.message.message_id for handle in handles if (found := self.get(handle)) is not None}
     same = [each.handle for each in self.scan(0, 2**62).timers if each.message.message_id in named]
@@ -356,7 +356,7 @@ class KeysWorkUndeclared(Timers):
 
 
 @mutant("S1", "S1.declared_is_offered_and_absent_is_refused", at=instead(Timers, "cancel_keys"), cancel_by_key=Support.NOT_YET)
-def keys_are_refused_too_late(self: Any, cancel_keys: Any, topic: str, keys: Sequence[str], now_ms: int) -> None:
+def keys_are_refused_too_late(self: Timers, cancel_keys: Any, topic: str, keys: Sequence[str], now_ms: int) -> None:
     """A cancel by key is not declared, and is refused when it is done."""
     cancel_keys(topic, keys, now_ms)
     raise UnsupportedOperationError("this engine does not cancel by key")
@@ -370,11 +370,13 @@ cancelled_stays_pending = mutant("T10", "T10.buckets_pages_and_ends_are_exact")(
 
 
 @mutant("T10", "T10.buckets_pages_and_ends_are_exact", at=instead(Timers, "pending"))
-def edges_are_counted_twice(self: Any, pending: Any, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+def edges_are_counted_twice(
+    self: Timers, pending: Callable[..., PendingCounts], edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR
+) -> PendingCounts:
     """What is due at the very end of a bucket is counted in it, and in the next one too."""
     found = pending(edges_ms, handed)
     at_edges = [len(self.scan(edge, edge + 1, handed=handed).timers) for edge in edges_ms[1:]]
-    return but(found, counts=tuple(a + b for a, b in zip(found.counts, at_edges, strict=True)))  # type: ignore[no-any-return]
+    return but(found, counts=tuple(a + b for a, b in zip(found.counts, at_edges, strict=True)))
 
 
 handed_over_is_pending_until_reclaimed = mutant("T10", "T10.exact_between_any_two_steps_of_the_hand_over")(

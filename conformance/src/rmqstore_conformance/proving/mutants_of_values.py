@@ -6,14 +6,14 @@ import functools
 import re
 import unicodedata
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import GroupProgress, LeaseInfo, MessageState, PopRequest, PopResult, PopTxn, TimerCursor
+from rmqstore.contract import GroupProgress, LeaseInfo, MessageState, PendingCounts, PopRequest, PopResult, PopTxn, TimerCursor
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.lease import Popping
@@ -41,7 +41,7 @@ from rmqstore_conformance.proving.kinds import (
     with_column,
     with_rows,
 )
-from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Pops, Timers, mutant
+from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, LMDB, Placed, Pops, Put, Timers, mutant
 
 data_mutant = functools.partial(mutant, kind="data")
 fidelity_mutant = functools.partial(mutant, kind="fidelity")
@@ -58,7 +58,7 @@ def strips_properties(message: Message) -> Message:
 
 
 @data_mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent", at=instead(Timers, "put"))
-def zero_born_is_none(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def zero_born_is_none(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """A timer that says it was born at 0 ms is taken for one that does not say."""
     return put(with_rows(batch, lambda each: but(each, born_ms=each.born_ms or now_ms)), now_ms, marks)
 
@@ -84,7 +84,7 @@ hashes_keys_short = data_mutant("C6", "C6.keys_that_are_alike_are_told_apart")(
 
 
 @data_mutant("I1", "I1.marks_that_are_alike_are_told_apart", at=instead(Timers, "put"))
-def marks_by_checksum(self: Any, put: Any, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Any:
+def marks_by_checksum(self: Timers, put: Put, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> Placed:
     """Marks of timers are kept as their CRC-32, so two marks may be one."""
     return put(batch, now_ms, [zlib.crc32(mark).to_bytes(4, "big") for mark in marks])
 
@@ -96,7 +96,9 @@ minutes_wrap = data_mutant("T10", "T5.times_beyond_2_53_are_kept_to_the_ms")(
 
 
 @data_mutant("T10", CORE_HISTORY, at=instead(Timers, "pending"))
-def counts_by_seconds(self: Any, pending: Any, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> Any:
+def counts_by_seconds(
+    self: Timers, pending: Callable[..., PendingCounts], edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR
+) -> Any:
     """The edges of pending counts are rounded down to whole seconds."""
     whole = [edge // 1000 * 1000 for edge in edges_ms]
     return pending(whole if len(set(whole)) == len(whole) else edges_ms, handed)
@@ -187,7 +189,7 @@ deletes_by_suffix = data_mutant("P11", "P2.topics_that_are_alike_are_told_apart"
 
 
 @data_mutant("P14", "P2.topics_that_are_alike_are_told_apart", at=instead(Pops, "leases"))
-def leases_by_prefix(self: Any, leases: Any, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
+def leases_by_prefix(self: Pops, leases: Any, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
     """The leases of a topic are listed with those of every topic whose name begins with its own."""
     return [each for each in leases(None, group) if topic is None or each.topic.startswith(topic)]
 
@@ -342,7 +344,7 @@ def reads_one_store_time(batch: MessageBatch) -> MessageBatch:
 
 
 @fidelity_mutant("P14", at=instead(Pops, "progress"))
-def where_overlooks_waits(self: Any, progress: Any, topic: str, *place: int) -> list[GroupProgress]:
+def where_overlooks_waits(self: Pops, progress: Any, topic: str, *place: int) -> list[GroupProgress]:
     """A message that waits in its place under FIFO is said to be done with."""
     is_retry = topic.startswith(RETRY_PREFIX)
     done = {"state": MessageState.DONE, "delivered": 0}
@@ -371,7 +373,7 @@ rejects_count_less = fidelity_mutant("P7", CORE_HISTORY)(
 
 
 @fidelity_mutant("Q1", "S1.what_is_moved_goes_on_as_if_nothing_had_happened", at=instead(Pops, "import_state"))
-def loads_arrive_now(self: Any, import_state: Any, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, *marks: Any) -> Any:
+def loads_arrive_now(self: Pops, import_state: Any, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, *marks: Any) -> Any:
     """Messages that are taken in from another store arrived when they were taken in."""
     now = [column_set(rows, "store_ms", [now_ms] * rows.num_rows) if table == "messages" else rows for table, rows in tables]
     return import_state([(table, rows) for (table, _), rows in zip(tables, now, strict=True)], now_ms, *marks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +19,33 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from rmqstore.contract import Engine, EngineInfo, EngineOptions, EngineSession, Support, Ticket
+from rmqstore.contract import (
+    CancelOutcome,
+    Engine,
+    EngineInfo,
+    EngineOptions,
+    EngineSession,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    PopTxnResult,
+    Support,
+    Ticket,
+    TimerHandle,
+    TimerReceipts,
+)
 from rmqstore.engine.kv.base import DeleteMany, PutMany, WriteBatch
 from rmqstore.plugins import get_plugins
+
+Applied: TypeAlias = tuple[PopTxnResult, Ticket]
+Apply: TypeAlias = Callable[[PopTxn, int], Applied]
+Popped: TypeAlias = tuple[PopResult, Ticket]
+Pop: TypeAlias = Callable[[PopRequest, int], Popped]
+Placed: TypeAlias = tuple[TimerReceipts, Ticket]
+Put: TypeAlias = Callable[..., Placed]
+Cancelled: TypeAlias = tuple[list[CancelOutcome], Ticket]
+Cancel: TypeAlias = Callable[[Sequence[TimerHandle], int], Cancelled]
+"""The sound calls that wrong ones make, and what they give."""
 
 PREFIX = "mutant_"
 MEMORY = "memory"

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.tests.conftest import store_of, told
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import run_round
+from rmqstore_benchmarks.load.closing import audit
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
 from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, TOPIC, Fate, Ids, Plan
 

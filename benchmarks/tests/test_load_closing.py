@@ -14,12 +14,10 @@ import pytest
 from benchmarks.tests.conftest import store_of
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
-from rmqstore_benchmarks.load.closing import FAULTS, Closed, close_ledger
-from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.load.closing import FAULTS, FOUND, Closed, audit, close_ledger
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, table_of
-from rmqstore_benchmarks.load.plan import LEASE_MS, LONGER_MS, MAX_RETRIES, Plan
+from rmqstore_benchmarks.load.plan import LEASE_MS, LONGER_MS, MAX_RETRIES, Failure, Plan
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from rmqstore_benchmarks.load import ledger
-from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, Injector, note_once, noted, of_round
+from rmqstore_benchmarks.load.clients import InjectedFailureError, Injector
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
-from rmqstore_benchmarks.load.plan import NO_TIME, Fate, Plan, chunk_for, ids_in
+from rmqstore_benchmarks.load.plan import NO_TIME, Failure, Fate, Plan, chunk_for, ids_in, note_once, noted, of_round
 
 PLAN = Plan("memory", "nowhere", 10_007, 3, seed=5, chunk=100)
 

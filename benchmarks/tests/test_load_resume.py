@@ -24,9 +24,8 @@ from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, run
 from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request
-from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.owner import held
-from rmqstore_benchmarks.load.plan import GROUP, TOPIC, VERSION, Plan, chunk_for
+from rmqstore_benchmarks.load.plan import GROUP, TOPIC, VERSION, Failure, Plan, chunk_for
 from rmqstore_benchmarks.load.run import Begun, Done, UnfinishedError, done_of, mark_done, read_begun, write_begun
 
 

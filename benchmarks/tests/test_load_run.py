@@ -19,14 +19,12 @@ from benchmarks.tests.conftest import run_command, told
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load import command, owner as owners
-from rmqstore_benchmarks.load.audit import audit
-from rmqstore_benchmarks.load.clients import opened, run_round
-from rmqstore_benchmarks.load.closing import FAULTS, STATES, Closed, Fault
+from rmqstore_benchmarks.load.clients import InjectedFailureError, opened, run_round
+from rmqstore_benchmarks.load.closing import FAULTS, STATES, Closed, Fault, audit
 from rmqstore_benchmarks.load.command import Request, durable_engines
-from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, noted
 from rmqstore_benchmarks.load.ledger import Event, files_of
 from rmqstore_benchmarks.load.owner import Owner
-from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, TOPIC, Plan
+from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, TOPIC, Failure, Plan, noted
 from rmqstore_benchmarks.load.run import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "load-test.md"

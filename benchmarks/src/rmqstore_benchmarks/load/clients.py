@@ -6,14 +6,18 @@ clock, and a file of the ledger.
 
 from __future__ import annotations
 
+import os
 import queue
 import random
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -25,7 +29,6 @@ from rmqstore.errors import StoreUnavailableError
 from rmqstore.store.receipts import receipts_of
 from rmqstore.store.sending import SendReceipts
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.owner import Owner, open_store
 from rmqstore_benchmarks.load.plan import (
@@ -36,16 +39,80 @@ from rmqstore_benchmarks.load.plan import (
     LEASE_MS,
     LONGER_MS,
     TOPIC,
+    Failure,
     Fate,
     Ids,
     Plan,
     ids_in,
     key_of,
+    note_of,
+    note_once,
+    of_round,
 )
 
 _Answer = TypeVar("_Answer")
 _DRAIN_CALLS: Final = 40
 _STEP_MS: Final = 20_000
+
+
+_LONGEST_WAIT_S: Final = 0.002
+
+
+class InjectedFailureError(RuntimeError):
+    """A failure that the load test asked for."""
+
+
+class Injector:
+    """Lets the failures of one attempt happen at calls that the seed chooses.
+
+    Args:
+        calls: about how many calls the attempt makes at least.
+
+    Attributes:
+        kills: what kills a process, by the failure that it is; without it the failure does not happen.
+    """
+
+    def __init__(self, directory: Path, due: tuple[Failure, ...], round_: int, shard: int, calls: int, seed: int) -> None:
+        self._directory, self._round, self._shard = directory, round_, shard
+        self._lock = threading.Lock()
+        self._calls = 0
+        rng = random.Random(f"{seed}/{round_}/{shard}")
+        self._wait_s = rng.random() * _LONGEST_WAIT_S
+        self._is_before = rng.random() < 0.5
+        self.kills: dict[Failure, Callable[[], None]] = {Failure.WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL)}
+        self._at = {
+            failure: rng.randint(2, max(calls, 3))
+            for failure in (Failure.TASK, Failure.WORKER, Failure.OWNER)
+            if failure in due and not note_of(directory, failure, round_, shard).exists()
+        }
+
+    @contextmanager
+    def around(self, op: str) -> Iterator[None]:
+        """Wrap one call of the store.
+
+        Raises:
+            InjectedFailureError: this is the call at which the task fails, before it is made or behind it.
+        """
+        with self._lock:
+            self._calls += 1
+            due = [failure for failure, at in self._at.items() if self._calls >= at]
+            for failure in due:
+                del self._at[failure]
+        due = [failure for failure in due if note_once(self._directory, failure, self._round, self._shard)]
+        for failure in due:
+            if failure in self.kills:
+                threading.Thread(target=self._kill, args=(self.kills[failure],), daemon=True).start()
+        fails = Failure.TASK in due
+        if fails and self._is_before:
+            raise InjectedFailureError(f"shard {self._shard}, round {self._round}: the load test lets this task fail before {op}")
+        yield
+        if fails:
+            raise InjectedFailureError(f"shard {self._shard}, round {self._round}: the load test lets this task fail behind {op}")
+
+    def _kill(self, kill: Callable[[], None]) -> None:
+        # A moment later, so that the call is under way or just done.
+        threading.Event().wait(self._wait_s)
+        kill()
 
 
 class StoppedError(Exception):

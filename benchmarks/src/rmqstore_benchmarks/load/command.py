@@ -17,9 +17,8 @@ from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.failures import typed
 from rmqstore.spark.sessions import session, why_not
-from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.owner import held
-from rmqstore_benchmarks.load.plan import Plan, chunk_for
+from rmqstore_benchmarks.load.plan import Failure, Plan, chunk_for
 from rmqstore_benchmarks.load.run import (
     Begun,
     Outcome,

@@ -1,4 +1,4 @@
-"""What a load test sends and what becomes of each message, decided from the id alone, so that every attempt decides alike.
+"""What a load test sends and what becomes of each message, decided from the id alone, so that every attempt decides alike; what fails when.
 
 Ids go from 0 to ``messages - 1``; id ``i`` belongs to shard ``i % shards``. A shard's ids, in order, are cut into chunks; a chunk is one
 ``send_batch`` with one mark.
@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore_benchmarks.grid.named import HOUR_MS, START_MS
-from rmqstore_benchmarks.load.failures import Failure
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -84,6 +83,59 @@ class Fate(enum.Enum):
     """No consumer ever acks it."""
     HELD = _Share("fate", 0.005, 0.007)
     """Its consumer holds it beyond the end of the test."""
+
+
+# ---------------------------------------------------------------- what fails
+
+
+class Failure(enum.Enum):
+    """What can be made to fail."""
+
+    TASK = "task"
+    """A task raises an exception in the middle of its work."""
+    WORKER = "worker"
+    """The Python worker of a task kills itself with SIGKILL while a call of the store runs."""
+    TWIN = "twin"
+    """Two tasks of one job have the same shard and the same work, as with speculation."""
+    CONSUMER = "consumer"
+    """A consumer ends while it holds leases."""
+    EXECUTOR = "executor"
+    """The executors are killed while their tasks run."""
+    OWNER = "owner"
+    """The process that serves a store is killed with SIGKILL while a call runs, and another one takes its place."""
+
+
+def of_round(failures: tuple[Failure, ...], round_: int, rounds: int) -> tuple[Failure, ...]:
+    """Return the failures of one round; the round behind the last is the drain.
+
+    Tasks fail in the first and the third round, workers die in the second and in the drain, twins run in the second, executors die in
+    the third; with fewer rounds the later ones fall together. Consumers and owners die in all.
+    """
+    second, third = min(1, rounds - 1), min(2, rounds - 1)
+    due = {Failure.TASK: (0, 2), Failure.WORKER: (second, rounds), Failure.TWIN: (second,), Failure.EXECUTOR: (third,)}
+    return tuple(failure for failure in failures if round_ in due.get(failure, (round_,)))
+
+
+def note_once(directory: Path, failure: Failure, round_: int, shard: int | None = None) -> bool:
+    """Note a failure of a shard, or of several; returns False, and does nothing, when it has been noted before."""
+    try:
+        note_of(directory, failure, round_, shard).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def noted(directory: Path, failure: Failure) -> int:
+    """Return how often a failure was noted."""
+    return len(list(directory.glob(f"*-{failure.value}")))
+
+
+def note_of(directory: Path, failure: Failure, round_: int, shard: int | None) -> Path:
+    """Return the file that notes a failure."""
+    return directory / f"{round_}-{'all' if shard is None else shard}-{failure.value}"
+
+
+# ---------------------------------------------------------------- the plan
 
 
 class Plan(msgspec.Struct, frozen=True):

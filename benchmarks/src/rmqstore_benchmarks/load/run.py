@@ -23,12 +23,10 @@ import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError
 from rmqstore.spark.dataset import write_json
-from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
-from rmqstore_benchmarks.load.closing import Closed, close_ledger
-from rmqstore_benchmarks.load.failures import Failure, note_once, noted, of_round
+from rmqstore_benchmarks.load.closing import FOUND, Closed, audit, close_ledger
 from rmqstore_benchmarks.load.ledger import SCHEMA, files_of, table_of
-from rmqstore_benchmarks.load.plan import VERSION, Plan
+from rmqstore_benchmarks.load.plan import VERSION, Failure, Plan, note_once, noted, of_round
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

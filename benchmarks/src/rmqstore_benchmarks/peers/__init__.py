@@ -8,8 +8,7 @@ from typing import Final
 
 from rmqstore_benchmarks.peers.in_process import ENGINES, LiteQueue, SQLite
 from rmqstore_benchmarks.peers.peer import Figures, Peer, PeerError, Task
-from rmqstore_benchmarks.peers.rocketmq import RocketMQ
-from rmqstore_benchmarks.peers.servers import Beanstalkd, PostgreSQL, Redis
+from rmqstore_benchmarks.peers.servers import Beanstalkd, PostgreSQL, Redis, RocketMQ
 
 PEERS: Final[dict[str, type[Peer]]] = {kind.name: kind for kind in (Redis, Beanstalkd, PostgreSQL, SQLite, LiteQueue, RocketMQ)}
 SYSTEMS: Final[dict[str, type[Peer]]] = PEERS | ENGINES

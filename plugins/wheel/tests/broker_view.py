@@ -1,20 +1,23 @@
-"""An engine directory that is popped and acked in, and its files as RocketMQ reads them, for the tests of what is written for brokers."""
+"""An engine directory that is popped and acked in, and files as RocketMQ reads and writes them, for the tests of what is for brokers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, EngineSession, PopBuffer, PopRequest, PopStore, PopTxn, Receipt
 from rmqstore.message import Message
-from rmqstore_wheel.engine import WheelEngine
-from rmqstore_wheel.formats import check_points as codec, commit_log, config_files, consume_queue, properties
+from rmqstore_wheel.engine import WheelEngine, WheelPops
+from rmqstore_wheel.formats import check_points as codec, commit_log, config_files, consume_queue, index_file, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.commit_log import Record
+from rmqstore_wheel.formats.index_file import HEADER_BYTES, SLOT_BYTES, Header
 from rmqstore_wheel.log.ledger import Sizes
 
 NOW = 1_700_000_000_000
@@ -26,7 +29,6 @@ REVIVE_TOPIC = f"rmq_sys_REVIVE_LOG_{BROKER}"
 def opened(
     path: Path, limits: PopBuffer | None = None, sizes: Sizes | None = None, *, revive_log: bool = True, **how: Any
 ) -> Iterator[EngineSession]:
-    """Open an engine directory."""
     path.mkdir(exist_ok=True)
     options = EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits, engine={"revive_log": revive_log}, **how)
     session = WheelEngine(sizes=sizes).open(path, options)
@@ -34,6 +36,15 @@ def opened(
         yield session
     finally:
         session.close()
+
+
+@contextmanager
+def pops_in(path: Path, limits: PopBuffer | None = None, sizes: Sizes | None = None, **how: Any) -> Iterator[WheelPops]:
+    """Open an engine directory for pops alone."""
+    with opened(path, limits, sizes, **how) as session:
+        pops = session.pops()
+        assert isinstance(pops, WheelPops)
+        yield pops
 
 
 def send(pops: PopStore, count: int, topic: str = "t", queue: int = 0) -> None:
@@ -44,7 +55,6 @@ def send(pops: PopStore, count: int, topic: str = "t", queue: int = 0) -> None:
 
 
 def take(pops: PopStore, count: int, now_ms: int = NOW, group: str = "g", **how: Any) -> list[Receipt]:
-    """Pop for a minute."""
     return list(pops.pop(PopRequest("t", group, count, 60_000, **how), now_ms)[0].messages.receipts())
 
 
@@ -58,7 +68,6 @@ class Held(NamedTuple):
 
 
 def records_of(root: Path) -> list[Record]:
-    """Return every record of the log, in order."""
     found = []
     for path in sorted((root / "commitlog").iterdir()):
         data, at = path.read_bytes(), 0
@@ -122,7 +131,6 @@ def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
 
 
 def offsets_in(point: CheckPoint) -> list[int]:
-    """Return the queue offsets of the messages of a check point."""
     return [point.start_offset + distance for distance in point.distances or range(point.count)]
 
 
@@ -151,3 +159,41 @@ def running(root: Path) -> dict[Held, int]:
         for index, offset in enumerate(offsets_in(point))
         if not point.acked_bits >> index & 1
     }
+
+
+class BrokerIndex:
+    """An index file over a buffer, as ``IndexFile`` puts into it and looks up in it; entries are (hash, offset in the log, store time)."""
+
+    def __init__(self, buffer: bytearray, slots: int, entries: int | None = None) -> None:
+        assert len(buffer) == index_file.file_bytes(slots, entries)
+        self._buffer = buffer
+        self._limit = slots * index_file.ENTRIES_PER_SLOT if entries is None else entries
+        self._slots = np.frombuffer(buffer, ">i4", slots, HEADER_BYTES)
+        self._entries = np.frombuffer(buffer, index_file.ENTRY, self._limit, HEADER_BYTES + slots * SLOT_BYTES)
+
+    @property
+    def header(self) -> Header:
+        return index_file.header_of(self._buffer)
+
+    def put(self, rows: Sequence[tuple[int, int, int]]) -> int:
+        """Append entries, as many as there is room for; returns how many."""
+        header = self.header
+        rows = rows[: self._limit - header.next_entry]
+        if rows:
+            hashes, offsets, times = np.array(rows, np.int64).T
+            made = index_file.plan(header, self._slots[hashes % len(self._slots)], len(self._slots), hashes, offsets, times)
+            self._entries[header.next_entry : made.header.next_entry] = made.entries
+            self._slots[made.places] = made.numbers
+            self._buffer[:HEADER_BYTES] = index_file.encode_header(made.header)
+        return len(rows)
+
+    def lookup(self, hashed: int) -> list[int]:
+        """Return the offsets of entries with a hash, newest first."""
+        found = []
+        number = int(self._slots[hashed % len(self._slots)])
+        while 0 < number < self.header.next_entry:
+            entry_hash, offset, _, previous = self._entries[number].item()
+            found += [offset] if entry_hash == hashed else []
+            assert previous < number
+            number = previous
+        return found

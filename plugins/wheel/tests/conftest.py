@@ -12,9 +12,8 @@ import pytest
 if (_ROOT := str(Path(__file__).parents[3])) not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from plugins.wheel.tests.breaking import WheelStores
 from plugins.wheel.tests.power.builds import make_small
-from plugins.wheel.tests.small_log import AGAIN_MS, SMALL, Run
+from plugins.wheel.tests.stores import AGAIN_MS, SMALL, Run, WheelStores
 from rmqstore_conformance.stores import directory
 
 
@@ -41,9 +40,3 @@ def run(tmp_path: Path, small_log: None) -> Iterator[Run]:
     one = Run(tmp_path / "store")
     yield one
     one.store.close()
-
-
-@pytest.fixture(params=[100, 1000], ids=["100ms", "1000ms"])
-def precision_ms(request: pytest.FixtureRequest) -> int:
-    """The finest precision and the default."""
-    return int(request.param)

@@ -6,14 +6,14 @@ import errno
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from plugins.wheel.tests.made_records import encode_record
+from plugins.wheel.tests.stores import meanwhile, noted
 from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk, DiskFile
@@ -29,12 +29,21 @@ FILE_BYTES = 4096
 
 
 def record(number: int, body_bytes: int = 50) -> bytes:
-    found = encode_record(Record(topic=b"t", body=b"%d " % number * body_bytes, properties=b"TAGS\x01a\x02" + sums.ROOM))
-    return sums.sealed(found, len(found) - sums.PROPERTY_BYTES - len(b"TAGS\x01a\x02"))
+    return record_of(b"%d " % number * body_bytes)
+
+
+def record_of(body: bytes, text: bytes = b"TAGS\x01a\x02") -> bytes:
+    """Return a record with its sum behind the text of its properties."""
+    found = encode_record(Record(topic=b"t", body=body, properties=text + sums.ROOM))
+    return sums.sealed(found, len(found) - sums.PROPERTY_BYTES - len(text))
+
+
+def pieces_of(*records: bytes) -> list[Encoded]:
+    return frames.with_room(joined(records))
 
 
 def pieces(numbers: Sequence[int], body_bytes: int = 50) -> list[Encoded]:
-    return frames.with_room(joined([record(number, body_bytes) for number in numbers]))
+    return pieces_of(*(record(number, body_bytes) for number in numbers))
 
 
 def append(log: CommitLog, frame: Sequence[Encoded], epoch: int = 1) -> int:
@@ -62,30 +71,45 @@ def bodies(log: CommitLog, found: Sequence[Frame]) -> list[bytes]:
     ]
 
 
+def left_of(path: Path) -> list[bytes]:
+    """Return the bodies of what a recovery keeps."""
+    log, found = recovered(path)
+    left = bodies(log, found)
+    log.close()
+    return left
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "commitlog"
 
 
+@pytest.fixture
+def log(path: Path) -> Iterator[CommitLog]:
+    """A log of one call."""
+    log = opened(path)
+    append(log, pieces([1]))
+    yield log
+    log.close()
+
+
+ONE = b"1 " * 50
+"""The body of that call."""
+
+
 def test_frames_come_back_whole_over_many_files(path: Path) -> None:
     log = opened(path)
-    calls = [[1], [2, 3], list(range(4, 40)), [40], list(range(41, 90)), [90]]
+    calls = [[1], [2, 3], list(range(4, 40)), [40], list(range(41, 90)), [90], *([number, number + 1] for number in range(91, 171, 2))]
     for numbers in calls:
-        append(log, pieces(numbers))
+        start = append(log, pieces(numbers))
+        assert len(numbers) > 2 or start // FILE_BYTES == (log.tail - 1) // FILE_BYTES, "what fits into a file is never cut in two"
     log.sync()
     log.close()
     again, found = recovered(path)
     assert [sum(len(part.starts) for part in frame.parts) for frame in found] == [len(numbers) for numbers in calls]
-    assert bodies(again, found) == [b"%d " % number * 50 for number in range(1, 91)]
+    assert bodies(again, found) == [b"%d " % number * 50 for number in range(1, 171)]
     assert again.tail == found[-1].end == log.tail
     assert len(again.chain.starts) > 3
-
-
-def test_a_frame_that_fits_into_a_file_is_never_cut_in_two(path: Path) -> None:
-    log = opened(path)
-    for number in range(40):
-        start = append(log, pieces([number, number + 1], 200))
-        assert start // FILE_BYTES == (log.tail - 1) // FILE_BYTES
 
 
 @pytest.mark.parametrize("lost", [1, 8, 30, 62, 63, 64, 65, 66, 67, 200, 5000])
@@ -100,11 +124,11 @@ def test_a_torn_frame_is_cut_off_and_what_follows_goes_on(path: Path, lost: int)
         log.chain.file(start // FILE_BYTES * FILE_BYTES).write_at(start % FILE_BYTES, b"\0")
     log.close()
     again, found = recovered(path)
-    assert bodies(again, found) == [b"1 " * 50, b"2 " * 50]
+    assert bodies(again, found) == [ONE, b"2 " * 50]
     assert again.tail == kept
     append(again, pieces([7]), 2)
     again.close()
-    assert bodies(*recovered(path)) == [b"1 " * 50, b"2 " * 50, b"7 " * 50]
+    assert left_of(path) == [ONE, b"2 " * 50, b"7 " * 50]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -114,9 +138,8 @@ def test_a_call_that_lacks_a_sector_is_cut_off(path: Path, tmp_path: Path, count
         log = opened(path)
         append(log, pieces([1]))
         kept = log.tail
-        long = encode_record(Record(topic=b"t", body=b"long", properties=b"p\x01" + b"v" * length + b"\x02" + sums.ROOM))
-        sealed = sums.sealed(long, len(long) - sums.PROPERTY_BYTES - length - 3)
-        append(log, frames.with_room(joined([sealed, *[record(number) for number in range(2, count + 1)]])))
+        long = record_of(b"long", b"p\x01" + b"v" * length + b"\x02")
+        append(log, pieces_of(long, *(record(number) for number in range(2, count + 1))))
         end = log.tail
         log.close()
         for sector in range(kept // 512, -(-end // 512)):
@@ -124,9 +147,7 @@ def test_a_call_that_lacks_a_sector_is_cut_off(path: Path, tmp_path: Path, count
             with (tmp_path / "torn" / f"{0:020}").open("r+b") as file:
                 file.seek(max(sector * 512, kept))
                 file.write(bytes(min((sector + 1) * 512, end) - max(sector * 512, kept)))
-            again, found = recovered(tmp_path / "torn")
-            assert bodies(again, found) == [b"1 " * 50]
-            again.close()
+            assert left_of(tmp_path / "torn") == [ONE]
             shutil.rmtree(tmp_path / "torn")
         shutil.rmtree(path)
 
@@ -136,9 +157,7 @@ def test_only_the_last_property_ends_a_frame(path: Path) -> None:
     for length in range(70):
         log = opened(path)
         text = b"xRMQS_FRAME\x01" + b"v" * length + b"\x02UNIQ_KEY\x01k\x02"
-        made = [encode_record(Record(topic=b"t", body=b"b" + text[:length], properties=text + sums.ROOM)), record(2)]
-        made[0] = sums.sealed(made[0], len(made[0]) - sums.PROPERTY_BYTES - len(text))
-        append(log, frames.with_room(joined(made)))
+        append(log, pieces_of(record_of(b"b" + text[:length], text), record(2)))
         log.close()
         again, found = recovered(path)
         assert [len(part.starts) for frame in found for part in frame.parts] == [2]
@@ -147,10 +166,8 @@ def test_only_the_last_property_ends_a_frame(path: Path) -> None:
 
 
 @pytest.mark.parametrize("known_by", ["nothing", "a later call", "a check point"])
-def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(path: Path, known_by: str) -> None:
+def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(log: CommitLog, path: Path, known_by: str) -> None:
     """What is not whole was whole once then; where nothing says so, it goes, and what is behind it too."""
-    log = opened(path)
-    append(log, pieces([1]))
     first = log.tail
     append(log, pieces([2]))
     if known_by == "a later call":
@@ -161,7 +178,7 @@ def test_damage_is_refused_when_it_is_known_that_all_was_on_disk_there(path: Pat
     again = opened(path)
     again.promised = log.tail if known_by == "a check point" else 0
     if known_by == "nothing":
-        assert bodies(again, list(again.recover(0))) == [b"1 " * 50]
+        assert bodies(again, list(again.recover(0))) == [ONE]
         return
     with pytest.raises(CorruptStoreError) as caught:
         list(again.recover(0))
@@ -188,47 +205,33 @@ def test_damage_to_a_call_longer_than_a_file_is_refused_when_another_one_knows_o
         assert len(list(again.recover(0))) == damaged
 
 
-def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
+def test_a_copy_of_a_frame_in_a_body_proves_nothing(log: CommitLog, path: Path) -> None:
     """A message may hold a piece of the log; with the end of its own call torn, only a frame that stands where it says is evidence."""
-    log = opened(path)
-    append(log, pieces([1]))
     log.sync()
     copied = bytes(frames.whole([record(2)], parts_of(record(2))[3], 50_000, 1, 40_000, 100_000) or b"")
-    found = encode_record(Record(topic=b"t", body=b"x" * 100 + copied, properties=sums.ROOM))
-    append(log, frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)])))
+    append(log, pieces_of(record_of(b"x" * 100 + copied, b"")))
     end = log.tail
     log.chain.file(0).write_at(end - 30, bytes(30))
     log.close()
-    again, kept = recovered(path)
-    assert bodies(again, kept) == [b"1 " * 50]
+    assert left_of(path) == [ONE]
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 0), (3, FILE_BYTES - 100), (40, 3 * FILE_BYTES)])
 def test_what_looks_like_the_end_of_a_frame_in_a_body_proves_nothing_and_costs_little(
-    path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
+    log: CommitLog, path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
 ) -> None:  # fmt: skip
     """Whatever lengths it says; of a file that such frames would fill, the records are looked at once."""
-    log = opened(path)
-    append(log, pieces([1]))
     log.sync()
     tail = log.tail
     second = append(log, pieces(range(2, 30)))
     end = frames.PROPERTY + b"%08x %010x %08x %016x %08x\x02" % (count, size, 1, tail + 1, 0)
-    found = encode_record(Record(topic=b"t", body=b"x" * 40 + 20 * end, properties=sums.ROOM))
-    append(log, frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)])))
+    append(log, pieces_of(record_of(b"x" * 40 + 20 * end, b"")))
     log.chain.write_at(second + 100, b"\xff")
     log.chain.write_at(log.tail - 30, bytes(30))
     log.close()
     assert log.tail > 2 * FILE_BYTES, "what looks like an end is in a file that begins behind the damage"
-    scan, scanned = log_reading.scan, []
-
-    def noted(buffer: Any, at: int = 0) -> Any:
-        scanned.append(at)
-        return scan(buffer, at)
-
-    monkeypatch.setattr(log_reading, "scan", noted)
-    again, whole = recovered(path)
-    assert bodies(again, whole) == [b"1 " * 50]
+    scanned = noted(monkeypatch, log_reading, "scan")
+    assert left_of(path) == [ONE]
     assert size < FILE_BYTES or len(scanned) < 10
 
 
@@ -271,7 +274,7 @@ def test_a_frame_of_an_earlier_life_is_not_taken_for_a_newer_one(path: Path, tmp
     assert log.tail == end
     log.chain.file(0).write_at(end, whole[end:])
     log.close()
-    assert bodies(*recovered(path)) == [b"1 " * 50, b"9 " * 50]
+    assert left_of(path) == [ONE, b"9 " * 50]
 
 
 def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:
@@ -330,32 +333,19 @@ def test_an_open_reads_nothing_behind_a_map(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a sync within a write, and within the making of a file
 
 
-def test_a_sync_that_begins_within_a_write_leaves_the_write_to_the_next(path: Path) -> None:
+def test_a_sync_that_begins_within_a_write_leaves_the_write_to_the_next(log: CommitLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """R1: what is written while another thread syncs is synced by the next call, whose bytes were not there yet."""
-    log = opened(path)
-    append(log, pieces([1]))
-    write_at, sync = DiskFile.write_at, DiskFile.sync
     events: list[str] = []
-
-    def write_within_sync(file: DiskFile, offset: int, data: Any) -> None:
-        log.chain.sync()
-        write_at(file, offset, data)
-        events.append("written")
-
-    def noted(file: DiskFile) -> None:
-        sync(file)
-        events.append("synced")
-
-    with patch.object(DiskFile, "write_at", write_within_sync), patch.object(DiskFile, "sync", noted):
-        append(log, pieces([2]))
-        log.sync()
+    meanwhile(monkeypatch, DiskFile, "write_at", lambda *_: log.chain.sync())
+    noted(monkeypatch, DiskFile, "write_at", lambda *_: events.append("written"))
+    noted(monkeypatch, DiskFile, "sync", lambda *_: events.append("synced"))
+    append(log, pieces([2]))
+    log.sync()
     assert events[-1] == "synced"
 
 
-def test_a_name_is_durable_when_a_sync_returns_also_behind_one_that_was_interrupted(path: Path) -> None:
+def test_a_name_is_durable_when_a_sync_returns_also_behind_one_that_was_interrupted(log: CommitLog, path: Path) -> None:
     """F4: a sync that ends behind that of the files, before that of their names, leaves the names to the next one."""
-    log = opened(path)
-    append(log, pieces([1]))
     with patch.object(Disk, "sync_directory", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         log.sync()
     with patch.object(Disk, "sync_directory", autospec=True) as synced:
@@ -363,25 +353,16 @@ def test_a_name_is_durable_when_a_sync_returns_also_behind_one_that_was_interrup
     assert path in [call.args[1] for call in synced.call_args_list]
 
 
-def test_files_that_are_cut_off_go_one_by_one_durably(path: Path) -> None:
+def test_files_that_are_cut_off_go_one_by_one_durably(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R1: of names that go without a sync between them, one in the middle might be lost first, and leave a gap that keeps the log shut."""
     chain = FileChain(Disk(), path, FILE_BYTES, FILE_BYTES)
     chain.reserve(5 * FILE_BYTES)
     chain.sync()
     events: list[str] = []
-    remove, sync_directory = Disk.remove, Disk.sync_directory
-
-    def removed(disk: Disk, file: Path) -> None:
-        events.append("removed")
-        remove(disk, file)
-
-    def synced(disk: Disk, directory: Path) -> None:
-        sync_directory(disk, directory)
-        events.append("synced")
-
-    with patch.object(Disk, "remove", removed), patch.object(Disk, "sync_directory", synced):
-        chain.drop_from(FILE_BYTES)
-        chain.sync()
+    noted(monkeypatch, Disk, "remove", lambda *_: events.append("removed"))
+    noted(monkeypatch, Disk, "sync_directory", lambda *_: events.append("synced"))
+    chain.drop_from(FILE_BYTES)
+    chain.sync()
     assert events == ["removed", "synced"] * 4
 
 
@@ -395,10 +376,8 @@ def test_a_file_that_found_no_room_is_made_anew(path: Path) -> None:
     assert len(chain.read(FILE_BYTES, FILE_BYTES)) == FILE_BYTES
 
 
-def test_a_sync_does_not_pass_over_names_that_another_thread_is_making_durable(path: Path) -> None:
+def test_a_sync_does_not_pass_over_names_that_another_thread_is_making_durable(log: CommitLog, path: Path) -> None:
     """R1: a file is begun while a sync is under way; neither takes a name for durable that the other one has not synced yet."""
-    log = opened(path)
-    append(log, pieces([1]))
     sync_directory = Disk.sync_directory
     events: list[str] = []
 

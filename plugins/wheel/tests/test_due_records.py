@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from plugins.wheel.tests.breaking import opened
-from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
-from plugins.wheel.tests.summed import bare, summed, with_room
+from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, bare, encode_record, record_of, summed, with_room
+from plugins.wheel.tests.stores import noted, opened
 from rmqstore import ManualClock
 from rmqstore.message import Message
 from rmqstore_wheel import engine as engine_module
@@ -47,7 +46,6 @@ def deliver(made: Sequence[bytes], rows: Sequence[int] | None = None, gap: bytes
 
 
 def routes_of(found: records.LogRecords) -> list[tuple[bytes, int]]:
-    """Return the topic and the queue of each."""
     topics, numbers, queue_ids = found.routes
     return [(topics[number], queue_id) for number, queue_id in zip(numbers, queue_ids.tolist(), strict=True)]
 
@@ -79,14 +77,7 @@ def test_due_timers_come_home(timers: list[tuple[Message, int, bytes, bool]], ti
 
 
 def test_regular_timers_are_not_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone: list[int] = []
-    one_by_one = addressing._one_by_one
-
-    def count(buffer: Any, starts: Any, sizes: Any) -> Any:
-        alone.append(len(starts))
-        return one_by_one(buffer, starts, sizes)
-
-    monkeypatch.setattr(addressing, "_one_by_one", count)
+    alone = noted(monkeypatch, addressing, "_one_by_one", lambda _, buffer, starts, sizes: len(starts))
     timers = [(Message(f"topic-{'x' * (row % 5)}{row % 100:02d}", b"b" * row, message_id="m"), 10 ** (row % 3)) for row in range(1, 3000)]
     made = [waiting(message, out_ms, behind=FRAME * (row % 7 == 0)) for row, (message, out_ms) in enumerate(timers)]
     found = deliver(made)

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, patch
 
 import pytest
 
-from plugins.wheel.tests.breaking import ledger_of, opened
-from plugins.wheel.tests.small_log import HOUR_MS, START_MS, Run, drop_check_points
+from plugins.wheel.tests.stores import HOUR_MS, START_MS, Run, drop_check_points, ledger_of, noted, opened
 from plugins.wheel.tests.test_commit_log import append, pieces
 from rmqstore import ManualClock, Message, Store, StoreFullError, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
@@ -61,9 +61,7 @@ def test_check_points_that_find_no_room_leave_the_wheel_of_the_one_before(
             disk.free()
         copy_tree(disk.store, tmp_path / "killed")
         ledger.make_check_point()
-    fits: list[bool] = []
-    resume = Ledger.resume
-    monkeypatch.setattr(Ledger, "resume", lambda ledger, found: fits.append(resume(ledger, found)) or fits[-1])
+    fits = noted(monkeypatch, Ledger, "resume", lambda fits, *_: fits)
     for path in (tmp_path / "killed", disk.store):
         with opened(path) as store:
             assert store.pending().total == 1003
@@ -80,7 +78,7 @@ class Full:
     def __init__(self, disk: SmallDisk, **settings: Any) -> None:
         self.disk, self.clock, self.settings = disk, ManualClock(START_MS), {"wheel__log_file_mib": 8, **settings}
         self.store = self.opened()
-        self.far = self.store.send(Message("far", b"x", message_id="far"), delay_ms=100 * HOUR_MS)
+        self.store.send(Message("far", b"x", message_id="far"), delay_ms=100 * HOUR_MS)
         self.store.send(Message("late", b"x", message_id="late"), delay_ms=2 * HOUR_MS)
         self.sent = 0
         for size in (20_000, 1):
@@ -108,15 +106,14 @@ class Full:
 
     def consume(self) -> None:
         """Pop and ack all messages, while others try to send and time goes on."""
-        left = self.sent
-        while left:
+        while self.sent:
             held = self.store.pop("t", "g", max_messages=32)
             with suppress(StoreFullError):
                 self.store.send(Message("other", b"x"))
             self.clock.advance(1000)
             self.store.tick()
             self.store.ack(held)
-            left -= len(held)
+            self.sent -= len(held)
 
     def upkeep(self, rounds: int = 20) -> list[StoreFullError]:
         """Let time pass for everything to be looked at; returns what ticks said."""
@@ -128,6 +125,13 @@ class Full:
             except StoreFullError as error:
                 errors.append(error)
         return errors
+
+    def consume_and_check(self) -> None:
+        self.consume()
+        self.upkeep()
+        self.clock.advance(2 * HOUR_MS)
+        self.store.tick()
+        self.check()
 
     def check(self) -> None:
         """See whether all goes on, though nothing else made room."""
@@ -150,11 +154,8 @@ def test_what_was_consumed_goes_though_the_log_has_filled_the_disk(disk: SmallDi
     full.consume()
     if due:
         full.clock.advance(2 * HOUR_MS)
-    errors = full.upkeep()
-    assert bool(errors) is due
-    full.clock.advance(2 * HOUR_MS)
-    full.store.tick()
-    full.check()
+    assert bool(full.upkeep()) is due
+    full.consume_and_check()
 
 
 def test_what_is_lent_stays_so_when_the_store_is_opened_anew(disk: SmallDisk) -> None:
@@ -167,11 +168,7 @@ def test_what_is_lent_stays_so_when_the_store_is_opened_anew(disk: SmallDisk) ->
         full.store = full.opened()
         with pytest.raises(StoreFullError):
             full.store.send(Message("t", b"x"))
-    full.consume()
-    full.upkeep()
-    full.clock.advance(2 * HOUR_MS)
-    full.store.tick()
-    full.check()
+    full.consume_and_check()
 
 
 def test_what_is_too_old_goes_though_the_log_has_filled_the_disk(disk: SmallDisk) -> None:
@@ -240,11 +237,7 @@ def test_an_open_goes_on_in_what_is_set_aside(disk: SmallDisk, tmp_path: Path, h
     disk.fill()
     full.store = full.opened()
     disk.free()
-    full.consume()
-    full.upkeep()
-    full.clock.advance(2 * HOUR_MS)
-    full.store.tick()
-    full.check()
+    full.consume_and_check()
 
 
 def test_an_open_reads_no_hole_where_that_takes_room(disk: SmallDisk) -> None:
@@ -280,34 +273,25 @@ def test_what_is_set_aside_in_part_keeps_no_message_from_a_store_that_is_opened_
     full.store.close()
 
 
-def test_an_open_writes_its_epoch_in_what_is_set_aside(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_writes_its_epoch_in_what_is_set_aside(disk: SmallDisk) -> None:
     """What pops and acks have left in the log is less than some opens need."""
-    full, asked = Full(disk), 0
-
-    def made(ledger: Ledger, options: Any) -> Shared:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            raise StoreFullError("no room") from OSError(errno.ENOSPC, "no room")
-        return Shared(ledger, options)
-
+    full = Full(disk)
     full.store.close()
-    monkeypatch.setattr("rmqstore_wheel.engine.Shared", made)
-    full.store = full.opened()
-    assert asked == 2
+    refused = StoreFullError("no room")
+    refused.__cause__ = OSError(errno.ENOSPC, "no room")
+    with patch("rmqstore_wheel.engine.Shared", wraps=Shared, side_effect=[refused, DEFAULT]) as asked:
+        full.store = full.opened()
+    assert asked.call_count == 2
     full.store.close()
     disk.free()
 
 
-def test_a_file_that_may_not_grow_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_grow_leaves_nothing_open(tmp_path: Path) -> None:
     """A limit on the size of files is told as a full disk, which upkeep meets again and again."""
     files = len(list(Path("/proc/self/fd").iterdir()))
 
-    def refuse(file: DiskFile, length: int) -> None:
-        raise OSError(errno.EFBIG, "File too large")
-
-    monkeypatch.setattr(DiskFile, "truncate", refuse)
-    with pytest.raises(OSError, match="too large"):
+    refused = OSError(errno.EFBIG, "File too large")
+    with patch.object(DiskFile, "truncate", side_effect=refused), pytest.raises(OSError, match="too large"):
         Disk().create(tmp_path / "file", 1 << 24)
     assert len(list(Path("/proc/self/fd").iterdir())) == files
 
@@ -331,9 +315,10 @@ def test_something_else_in_the_place_of_what_is_set_aside_is_named_at_once(tmp_p
 # ---------------------------------------------------------------- what is set aside
 
 
-def spare_at(path: Path) -> Spare:
+def spare_at(path: Path, pieces: int = 0) -> Spare:
     spare = Spare(Disk(), path, 10_000_000, 4_000_000)
     spare.open()
+    assert all(spare.grow() for _ in range(pieces))
     return spare
 
 
@@ -359,9 +344,7 @@ def test_a_spare_comes_and_goes_in_pieces(disk: SmallDisk) -> None:
 
 def test_what_is_lent_is_known_to_the_next_open_and_what_was_never_there_is_not_lent(disk: SmallDisk) -> None:
     path = disk.path / "spare"
-    spare = spare_at(path)
-    assert spare.grow()
-    assert spare.grow()
+    spare = spare_at(path, pieces=2)
     for is_lent in (False, True, True):
         spare.close()
         spare = spare_at(path)
@@ -373,7 +356,7 @@ def test_what_is_lent_is_known_to_the_next_open_and_what_was_never_there_is_not_
     spare.close()
 
 
-def test_what_is_lent_is_known_where_a_kill_comes_between_its_steps(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lent_is_known_where_a_kill_comes_between_its_steps(disk: SmallDisk) -> None:
     path, lengths = disk.path / "spare", []
 
     def truncate(file: DiskFile, length: int) -> None:
@@ -382,13 +365,9 @@ def test_what_is_lent_is_known_where_a_kill_comes_between_its_steps(disk: SmallD
             lengths.append(length)
             raise KeyboardInterrupt
 
-    spare = spare_at(path)
-    assert spare.grow()
-    assert spare.grow()
-    with monkeypatch.context() as patch:
-        patch.setattr(DiskFile, "truncate", truncate)
-        with pytest.raises(KeyboardInterrupt):
-            spare.lend(to_upkeep=True)
+    spare = spare_at(path, pieces=2)
+    with patch.object(DiskFile, "truncate", truncate), pytest.raises(KeyboardInterrupt):
+        spare.lend(to_upkeep=True)
     spare.close()
     spare = spare_at(path)
     assert spare.is_lent
@@ -396,14 +375,12 @@ def test_what_is_lent_is_known_where_a_kill_comes_between_its_steps(disk: SmallD
     spare.close()
 
 
-def test_nothing_is_written_for_a_piece_that_has_no_room(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_for_a_piece_that_has_no_room(disk: SmallDisk) -> None:
     """Each refused send would write and remove it, and take the room of others meanwhile."""
-    spare = spare_at(disk.path / "spare")
-    assert spare.grow()
+    spare = spare_at(disk.path / "spare", pieces=1)
     disk.fill()
     disk.leave(3_000_000)
-    with monkeypatch.context() as patch:
-        patch.delattr(DiskFile, "zero_fill")
+    with patch.object(DiskFile, "zero_fill", side_effect=AssertionError):
         assert not spare.grow()
     disk.leave(2_000_000)
     assert spare.grow()
@@ -412,8 +389,7 @@ def test_nothing_is_written_for_a_piece_that_has_no_room(disk: SmallDisk, monkey
 
 def test_nothing_is_lent_for_want_of_names(disk: SmallDisk) -> None:
     """Else each tick that cannot make a file would empty all of it, for nothing."""
-    spare = spare_at(disk.path / "spare")
-    assert spare.grow()
+    spare = spare_at(disk.path / "spare", pieces=1)
     names = os.statvfs(disk.path)
     subprocess.run(["mount", "-o", f"remount,nr_inodes={names.f_files - names.f_ffree}", disk.path], check=True)
     with pytest.raises(OSError, match="No space left"):

@@ -6,15 +6,17 @@ import errno
 import mmap
 import os
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partialmethod
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from plugins.wheel.tests.breaking import index_of, ledger_of, opened
-from plugins.wheel.tests.small_log import SMALL, START_MS
+from plugins.wheel.tests.stores import SMALL, START_MS, index_of, ledger_of, meanwhile, opened
 from rmqstore import CancelOutcome, ManualClock, Message
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import StoreFullError, StorePoisonedError
@@ -22,7 +24,6 @@ from rmqstore_conformance.stores import read_ids
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files import chain
 from rmqstore_wheel.files.units import UnitLog
-from rmqstore_wheel.formats.binary_columns import Rows
 from rmqstore_wheel.log import consume_queues
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.timers.fetching import Fetcher
@@ -91,16 +92,13 @@ def test_a_hand_over_that_fails_on_its_way_begins_anew(tmp_path: Path, monkeypat
     store = opened(tmp_path, clock, hand_over_limit=10)
     for first in range(0, 35, 5):
         store.send_batch(_timers(first, 5, START_MS + 1000 * (first + 1)))
-    units, calls = Fetcher.units, 0
+    calls = count(1)
 
-    def at_times(self: Fetcher, seqs: Ints) -> Rows:
-        nonlocal calls
-        calls += 1
-        if calls % 4 == 0:
+    def at_times(*_: object) -> None:
+        if next(calls) % 4 == 0:
             raise StoreFullError("no descriptor")
-        return units(self, seqs)
 
-    monkeypatch.setattr(Fetcher, "units", at_times)
+    meanwhile(monkeypatch, Fetcher, "units", at_times)
     clock.advance(60_000)
     for _ in range(20):
         with suppress(StoreFullError):
@@ -109,27 +107,21 @@ def test_a_hand_over_that_fails_on_its_way_begins_anew(tmp_path: Path, monkeypat
     assert store.pending().total == 0
 
 
-class NoDescriptor:
-    """While ``is_gone``, no file is mapped, as in a process that has no descriptor left."""
+@contextmanager
+def no_descriptor() -> Iterator[None]:
+    """Map no file within a ``with`` block, as in a process that has no descriptor left."""
+    made = mmap.mmap
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_gone = False
-        made = mmap.mmap
+    def mapped(descriptor: int, *given: Any, **named: Any) -> mmap.mmap:
+        if descriptor >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return made(descriptor, *given, **named)
 
-        def mapped(*arguments: Any, **named: Any) -> mmap.mmap:
-            if self.is_gone and arguments[0] >= 0:
-                raise OSError(errno.EMFILE, "Too many open files")
-            return made(*arguments, **named)
-
-        monkeypatch.setattr("rmqstore_wheel.files.disk.mmap.mmap", mapped)
-
-
-@pytest.fixture
-def descriptor(monkeypatch: pytest.MonkeyPatch) -> NoDescriptor:
-    return NoDescriptor(monkeypatch)
+    with patch("rmqstore_wheel.files.disk.mmap.mmap", mapped):
+        yield
 
 
-def test_an_index_file_that_could_not_be_mapped_is_opened_anew(tmp_path: Path, descriptor: NoDescriptor) -> None:
+def test_an_index_file_that_could_not_be_mapped_is_opened_anew(tmp_path: Path) -> None:
     """A kill within a check point left slots in it that the check point before does not know."""
     clock = ManualClock(START_MS)
     store = opened(tmp_path / "store", clock, congestion_limit=0)
@@ -139,16 +131,14 @@ def test_an_index_file_that_could_not_be_mapped_is_opened_anew(tmp_path: Path, d
     index_of(store).keys.check_point()
     copy_tree(tmp_path / "store", tmp_path / "killed")
     with opened(tmp_path / "killed", clock, congestion_limit=0) as again:
-        descriptor.is_gone = True
-        with pytest.raises(StoreFullError):
+        with no_descriptor(), pytest.raises(StoreFullError):
             again.cancel_key("t", "k3")
-        descriptor.is_gone = False
         assert [again.cancel_key("t", f"k{at}") for at in range(40)] == [[CancelOutcome.CANCELLED]] * 40
 
 
 @pytest.mark.parametrize("step", ["units", "keys"])
 def test_a_check_point_that_is_made_again_sums_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:  # fmt: skip
     clock = ManualClock(START_MS)
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(queue_file_units=5000, check_point_calls=10**9))
@@ -166,14 +156,12 @@ def test_a_check_point_that_is_made_again_sums_nothing_twice(
         nonlocal calls
         if step == "keys" or self is ledger_of(store).queues.of("t", 0):
             calls += 1
-            descriptor.is_gone = calls == 2 or step == "keys"
-        try:
-            return made(self, *arguments)
-        finally:
-            descriptor.is_gone = False
+            if calls == 2 or step == "keys":
+                with no_descriptor():
+                    return made(self, *arguments)
+        return made(self, *arguments)
 
-    with monkeypatch.context() as patch, suppress(StoreFullError):
-        patch.setattr(kind, name, without)
+    with patch.object(kind, name, without), suppress(StoreFullError):
         ledger_of(store).make_check_point()
     assert calls
     ledger_of(store).make_check_point()
@@ -185,9 +173,7 @@ def test_a_check_point_that_is_made_again_sums_nothing_twice(
 
 
 @pytest.mark.parametrize("buffer", [False, True])
-def test_a_read_that_may_open_no_file_is_told_what_it_lacks_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, buffer: bool
-) -> None:  # fmt: skip
+def test_a_read_that_may_open_no_file_is_told_what_it_lacks_and_goes_on_later(tmp_path: Path, *, buffer: bool) -> None:
     """F1; a pop buffer keeps what it holds."""
     with opened(tmp_path / "store", pop__buffer=buffer) as store:
         for topic in ("t", "u"):
@@ -196,23 +182,16 @@ def test_a_read_that_may_open_no_file_is_told_what_it_lacks_and_goes_on_later(
     with opened(tmp_path / "store", pop__buffer=buffer) as store:
         store.send(Message("t", b"y"))
         assert store.pop("t", "g")
-        with monkeypatch.context() as patched:
-
-            def refused(*_: object, **__: object) -> int:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-            patched.setattr(os, "open", refused)
-            with pytest.raises(StoreFullError, match="Too many open files"):
-                store.pop("u", "g")
+        refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        with patch.object(os, "open", side_effect=refused), pytest.raises(StoreFullError, match="Too many open files"):
+            store.pop("u", "g")
         assert store.pop("u", "g")
         assert store.lag("t", "g").in_flight == 2
         assert store.verify() == []
 
 
 @pytest.mark.parametrize("left", range(5))
-def test_a_log_that_finds_few_descriptors_for_its_next_file_is_full_and_not_poisoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptor: NoDescriptor, left: int
-) -> None:  # fmt: skip
+def test_a_log_that_finds_few_descriptors_for_its_next_file_is_full_and_not_poisoned(tmp_path: Path, left: int) -> None:
     """It takes what it needs for that before it writes, and what was written is taken back by what is open."""
     store = opened(tmp_path)
     store.send(Message("t", b"x" * 10_000, message_id="first"))
@@ -224,14 +203,11 @@ def test_a_log_that_finds_few_descriptors_for_its_next_file_is_full_and_not_pois
         return system_open(*arguments, **named)
 
     sent = ["first"]
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", opened_while_some_are_left)
-        descriptor.is_gone = True
+    with no_descriptor(), patch.object(os, "open", opened_while_some_are_left):
         for number in range(3):
             with suppress(StoreFullError):
                 store.send(Message("t", b"y" * 10_000, message_id=f"m{number}"))
                 sent.append(f"m{number}")
-    descriptor.is_gone = False
     store.send(Message("t", b"z" * 10_000, message_id="last"))
     assert [each.message_id for each in store.read("t").messages] == [*sent, "last"]
     assert store.verify() == []
@@ -242,7 +218,7 @@ def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
-def test_what_is_written_and_cannot_be_taken_over_is_not_taken_for_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_and_cannot_be_taken_over_is_not_taken_for_refused(tmp_path: Path) -> None:
     clock = ManualClock(START_MS)
     store = opened(tmp_path, clock)
     sent = store.send_batch(_timers(0, 2, START_MS + 1000))
@@ -250,10 +226,8 @@ def test_what_is_written_and_cannot_be_taken_over_is_not_taken_for_refused(tmp_p
     def without_room(self: TimerIndex, seqs: Ints) -> None:
         raise StoreFullError("no descriptor")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TimerIndex, "cancel", without_room)
-        with pytest.raises(StorePoisonedError, match="no descriptor"):
-            store.cancel(sent)
+    with patch.object(TimerIndex, "cancel", without_room), pytest.raises(StorePoisonedError, match="no descriptor"):
+        store.cancel(sent)
     store.close()
     with opened(tmp_path, clock) as store:
         assert store.pending().total == 0

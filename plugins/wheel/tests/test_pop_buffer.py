@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from plugins.wheel.tests.breaking import WheelStores, refusing_writes
-from plugins.wheel.tests.broker_view import NOW, bodies_of, opened, send, take
+from plugins.wheel.tests.broker_view import NOW, bodies_of, opened, pops_in, send, take
+from plugins.wheel.tests.stores import WheelStores, refusing
 from rmqstore import Store
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     AckOutcome,
     Change,
     Durability,
-    EngineSession,
     Flush,
     InitMode,
     Operation,
@@ -35,15 +34,10 @@ from rmqstore.engine.schema import ATTEMPT, LEASES, after_prefix
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
-from rmqstore_wheel.log.ledger import Ledger, Sizes
+from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.plugin import INFO
 
 LIMITS = PopBuffer()
-
-
-def ledger_of(session: Any) -> Ledger:
-    ledger: Ledger = session._shared.kv
-    return ledger
 
 
 def begin(pops: PopStore, count: int = 40) -> None:
@@ -53,22 +47,21 @@ def begin(pops: PopStore, count: int = 40) -> None:
 
 
 @contextmanager
-def killed(path: Path, session: EngineSession, to: Path, **how: Any) -> Iterator[PopStore]:
+def killed(path: Path, **how: Any) -> Iterator[PopStore]:
     """Open what a kill would leave of an open directory."""
-    copy_tree(path, to)
-    with opened(to, LIMITS, **how) as left:
-        yield left.pops()
+    copy_tree(path, path.with_name("killed"))
+    with pops_in(path.with_name("killed"), LIMITS, **how) as left:
+        yield left
 
 
 # ---------------------------------------------------------------- what is held
 
 
 def test_pops_and_acks_write_nothing_and_wait_for_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path, LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path, LIMITS) as pops:
         begin(pops)
         pops.sync()
-        ledger = ledger_of(session)
+        ledger = pops._ledger
         tail, position = ledger.log.tail, ledger.position
         receipts, ticket = pops.pop(PopRequest("t", "g", 5, 60_000), NOW)
         done, acked = pops.apply(PopTxn(acks=receipts.messages.receipts()), NOW + 5)
@@ -78,8 +71,7 @@ def test_pops_and_acks_write_nothing_and_wait_for_nothing(tmp_path: Path) -> Non
 
 
 def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) -> None:
-    with opened(tmp_path, LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path, LIMITS) as pops:
         begin(pops)
         receipts = take(pops, 5)
         pops.apply(PopTxn(acks=receipts), NOW)
@@ -90,8 +82,7 @@ def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) ->
     assert not [each for each in found if isinstance(each, Ack | BatchAck)]
     (last,) = (each for each in found if isinstance(each, CheckPoint) and each.start_offset == 6)
     assert last.acked_bits == 0b10
-    with opened(tmp_path, LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path, LIMITS) as pops:
         assert set(pops.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.ALREADY_ACKED}
         assert pops.apply(PopTxn(acks=late), NOW)[0].acks == (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.ACKED)
 
@@ -101,12 +92,12 @@ def test_messages_and_timers_go_on_being_durable_at_once(tmp_path: Path) -> None
         pops, timers = session.pops(), session.timers()
         begin(pops, 3)
         take(pops, 1)
-        before = ledger_of(session).log.tail
+        before = pops._ledger.log.tail
         send(pops, 2)
         timers.put(MessageBatch(messages=[Message("t", b"x", message_id="m", born_ms=NOW, queue_id=0, deliver_at_ms=NOW + 1000)]), NOW)
-        assert ledger_of(session).buffered, "neither needs what is held"
-        assert ledger_of(session).log.tail > before
-        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+        assert pops._ledger.buffered, "neither needs what is held"
+        assert pops._ledger.log.tail > before
+        with killed(tmp_path / "a") as left:
             assert [receipt.queue_offset for receipt in take(left, 10)] == [1, 2, 3, 4]
 
 
@@ -126,28 +117,26 @@ CALLS: dict[str, Callable[[PopStore, list[Receipt]], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_needs_what_is_held_is_written_with_it(tmp_path: Path, name: str) -> None:
-    with opened(tmp_path / "a", LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path / "a", LIMITS) as pops:
         begin(pops, 10)
         CALLS[name](pops, take(pops, 3))
-        assert not ledger_of(session).buffered
-        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+        assert not pops._ledger.buffered
+        with killed(tmp_path / "a") as left:
             assert left.verify() == []
             assert left.leases() == pops.leases()
             assert left.offsets("g") == pops.offsets("g")
 
 
 def test_ordered_pops_and_new_groups_are_written_at_once(tmp_path: Path) -> None:
-    with opened(tmp_path, LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path, LIMITS) as pops:
         send(pops, 10)
         take(pops, 2)
-        assert not ledger_of(session).buffered, "the first pop of a group"
+        assert not pops._ledger.buffered, "the first pop of a group"
         pops.pop(PopRequest("t", "o", 1, 60_000, order=True), NOW)
         (receipt,) = pops.pop(PopRequest("t", "o2", 1, 60_000, order=True), NOW)[0].messages.receipts()
         pops.apply(PopTxn(acks=[receipt]), NOW)
         pops.pop(PopRequest("t", "o2", 1, 60_000, order=True), NOW)
-        assert not ledger_of(session).buffered
+        assert not pops._ledger.buffered
 
 
 # ---------------------------------------------------------------- what follows from groups and leases
@@ -165,25 +154,23 @@ def append(pops: PopStore, topic: str, *ids: str, now_ms: int = NOW) -> None:
 
 
 def test_where_a_known_group_begins_on_another_topic_outlives_a_kill(tmp_path: Path) -> None:
-    with opened(tmp_path / "a", LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path / "a", LIMITS) as pops:
         append(pops, "A", "a")
         append(pops, "B", "old")
         names(pops, "A", "g")
         assert names(pops, "B", "g", init=InitMode.MAX) == []
         append(pops, "B", "new")
-        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+        with killed(tmp_path / "a") as left:
             assert names(left, "B", "g", NOW + 1, init=InitMode.MAX) == ["new"]
 
 
 def test_that_a_known_group_pops_in_order_outlives_a_kill(tmp_path: Path) -> None:
-    with opened(tmp_path / "a", LIMITS) as session:
-        pops = session.pops()
+    with pops_in(tmp_path / "a", LIMITS) as pops:
         append(pops, "A", "a")
         pops.create_topic("B", 1)
         names(pops, "A", "g")
         assert names(pops, "B", "g", order=True) == []
-        with killed(tmp_path / "a", session, tmp_path / "b") as left, pytest.raises(IllegalArgumentError, match="in order"):
+        with killed(tmp_path / "a") as left, pytest.raises(IllegalArgumentError, match="in order"):
             names(left, "B", "g")
 
 
@@ -191,8 +178,7 @@ def test_that_a_known_group_pops_in_order_outlives_a_kill(tmp_path: Path) -> Non
 def test_what_is_kept_for_a_group_outlives_a_kill(tmp_path: Path, idle_ms: int) -> None:
     how = {"reclaim": Reclaim.CONSUMED, "group_expiry_ms": 86_400_000}
     now_ms = NOW + idle_ms
-    with opened(tmp_path / "a", LIMITS, **how) as session:
-        pops = session.pops()
+    with pops_in(tmp_path / "a", LIMITS, **how) as pops:
         append(pops, "A", "a")
         names(pops, "A", "g")
         if idle_ms:
@@ -202,7 +188,7 @@ def test_what_is_kept_for_a_group_outlives_a_kill(tmp_path: Path, idle_ms: int) 
         append(pops, "B", *"123", now_ms=now_ms)
         others = pops.pop(PopRequest("B", "h"), now_ms)[0].messages.receipts()
         assert names(pops, "B", "g", now_ms + 1) == [*"123"]
-        with killed(tmp_path / "a", session, tmp_path / "b", **how) as left:
+        with killed(tmp_path / "a", **how) as left:
             left.apply(PopTxn(acks=others), now_ms + 2)
             left.maintain(now_ms + 3, 100)
             left.revive(now_ms + 60_001, 100)
@@ -211,32 +197,30 @@ def test_what_is_kept_for_a_group_outlives_a_kill(tmp_path: Path, idle_ms: int) 
 
 @pytest.mark.parametrize("how", [{"reclaim": Reclaim.CONSUMED}, {"retention_ms": 1000}], ids=["consumed", "age"])
 def test_retention_goes_by_what_is_written(tmp_path: Path, how: dict[str, Any]) -> None:
-    with opened(tmp_path / "a", LIMITS, **how) as session:
-        pops = session.pops()
+    with pops_in(tmp_path / "a", LIMITS, **how) as pops:
         append(pops, "t", *"0123")
         receipts = take(pops, 32)
         pops.apply(PopTxn(acks=receipts), NOW + 2000)
         pops.maintain(NOW + 2000, 100)
-        assert not ledger_of(session).buffered
-        with killed(tmp_path / "a", session, tmp_path / "b", **how) as left:
+        assert not pops._ledger.buffered
+        with killed(tmp_path / "a", **how) as left:
             assert left.lag("t", "g").in_flight == 0
             report, _ = left.revive(NOW + 70_000, 100)
             assert (report.retried, report.parked) == (0, 0)
 
 
 def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
-    with opened(tmp_path / "a", PopBuffer(stay_ms=60_000)) as session:
-        pops = session.pops()
+    with pops_in(tmp_path / "a", PopBuffer(stay_ms=60_000)) as pops:
         begin(pops, 6)
         pops.pop(PopRequest("t", "g", 1, 100, attempt_id="x"), NOW)
         pops.revive(NOW + 200, 100)
         pops.pop(PopRequest("t", "g", 1, 60_000, attempt_id="x"), NOW + 201)
-        assert ledger_of(session).buffered
+        assert pops._ledger.buffered
         pops.maintain(NOW + 202, 100)
         copy_tree(tmp_path / "a", tmp_path / "b")
-    with opened(tmp_path / "b", LIMITS) as session:
-        session.pops().maintain(NOW + 86_400_000, 1000)
-        assert list(ledger_of(session).scan_all(LEASES, ATTEMPT, after_prefix(ATTEMPT))) == []
+    with pops_in(tmp_path / "b", LIMITS) as pops:
+        pops.maintain(NOW + 86_400_000, 1000)
+        assert list(pops._ledger.scan_all(LEASES, ATTEMPT, after_prefix(ATTEMPT))) == []
 
 
 # ---------------------------------------------------------------- limits
@@ -263,8 +247,8 @@ OF_THREE = {"no more than allowed": PopBuffer(check_points=3), "no more than all
 
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_held_is_written_in_time(tmp_path: Path, name: str) -> None:
-    with opened(tmp_path, OF_THREE.get(name, LIMITS)) as session:
-        pops, ledger = session.pops(), ledger_of(session)
+    with pops_in(tmp_path, OF_THREE.get(name, LIMITS)) as pops:
+        ledger = pops._ledger
         begin(pops)
         held: list[Receipt] = []
         for call, after_ms, is_held in HELD[name]:
@@ -284,8 +268,7 @@ def test_what_is_held_is_written_in_time(tmp_path: Path, name: str) -> None:
 
 def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> None:
     sizes = Sizes(log_file_bytes=1024 * 1024, check_point_bytes=1 << 40, check_point_calls=1 << 40)
-    with opened(tmp_path, PopBuffer(queue_check_points=200_000), sizes) as session:
-        pops = session.pops()
+    with pops_in(tmp_path, PopBuffer(queue_check_points=200_000), sizes) as pops:
         append(pops, "t", *map(str, range(12_001)))
         take(pops, 1)
         receipts = [take(pops, 1)[0] for _ in range(12_000)]
@@ -293,17 +276,17 @@ def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> No
         for at in range(0, len(receipts), 1000):
             pops.apply(PopTxn(acks=receipts[at : at + 1000]), NOW + 20_000)
         pops.maintain(NOW + 40_000, 10)
-        assert not ledger_of(session).buffered
-    with opened(tmp_path, LIMITS, sizes) as session:
-        assert session.pops().lag("t", "g").in_flight == 1
+        assert not pops._ledger.buffered
+    with pops_in(tmp_path, LIMITS, sizes) as pops:
+        assert pops.lag("t", "g").in_flight == 1
 
 
 def test_acks_alone_are_limited_too(tmp_path: Path) -> None:
-    with opened(tmp_path, PopBuffer(check_points=10)) as session:
-        pops, ledger = session.pops(), ledger_of(session)
+    with pops_in(tmp_path, PopBuffer(check_points=10)) as pops:
+        ledger = pops._ledger
         begin(pops)
         receipts = [take(pops, 1)[0] for _ in range(30)]
-        session.pops().sync()
+        pops.sync()
         held = []
         for receipt in receipts:
             pops.apply(PopTxn(acks=[receipt]), NOW)
@@ -329,7 +312,7 @@ def test_flush_writes_what_is_held(stores: WheelStores, store: Store) -> None:
 
 def test_a_close_on_a_full_disk_says_so(stores: WheelStores, store: Store) -> None:
     store.ack(store.pop("t", "g", max_messages=4))
-    with refusing_writes(), pytest.raises(StoreFullError):
+    with refusing(), pytest.raises(StoreFullError):
         store.close()
     assert (stores.path(store) / "abort").exists()
     store = stores.open()
@@ -338,7 +321,7 @@ def test_a_close_on_a_full_disk_says_so(stores: WheelStores, store: Store) -> No
 
 def test_a_full_disk_keeps_what_is_held(stores: WheelStores, store: Store) -> None:
     held = store.pop("t", "g", max_messages=4)
-    with refusing_writes():
+    with refusing():
         assert set(store.ack(held[:2])) == {AckOutcome.ACKED}
         stores.clock.advance(LIMITS.stay_ms + 1)
         with pytest.raises(StoreFullError):
@@ -359,8 +342,7 @@ def test_kills_lose_nothing_and_give_twice_only_what_was_not_written(tmp_path: P
     path, now_ms, sent = tmp_path / "0", NOW, 0
     acked: dict[str, set[str]] = {"g": set(), "h": set()}
     for life in range(5):
-        with opened(path, limits, Sizes(check_point_calls=chance.choice((5, 50_000)))) as session:
-            pops = session.pops()
+        with pops_in(path, limits, Sizes(check_point_calls=chance.choice((5, 50_000)))) as pops:
             leased: list[tuple[str, Receipt]] = []
             for _ in range(chance.randrange(5, 60)):
                 now_ms += chance.choice((0, 1, 20, 200))
@@ -385,8 +367,7 @@ def test_kills_lose_nothing_and_give_twice_only_what_was_not_written(tmp_path: P
             copy_tree(path, tmp_path / f"{life + 1}")
         path = tmp_path / f"{life + 1}"
         copy_tree(path, tmp_path / "look")
-        with opened(tmp_path / "look", limits) as session:
-            pops = session.pops()
+        with pops_in(tmp_path / "look", limits) as pops:
             assert pops.verify() == []
             pops.revive(now_ms + 100_000, 10_000)
             for group, names in acked.items():

@@ -15,17 +15,16 @@ from typing import Any
 import pytest
 
 import rmqstore
-from plugins.wheel.tests.breaking import index_of, ledger_of, opened
+from plugins.wheel.tests.stores import flip, index_of, ledger_of, meanwhile, noted, opened
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.log import check_point
-from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.log.replay import Replay
-from rmqstore_wheel.reader import view as read_view
 from rmqstore_wheel.reader.log import ReadLog
+from rmqstore_wheel.reader.view import ReadLedger
 
 _SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)
 
@@ -70,11 +69,13 @@ class Owner:
         self.ledger.make_check_point()
 
     def restart(self) -> None:
+        self.call(1)
         self.store.close()
         self.store = opened(self.path, self.clock)
         self.history.append(seen(self.store))
 
     def restart_from_the_log(self) -> None:
+        self.call(1)
         self.store.close()
         shutil.rmtree(self.path / "wheel" / "db" / "rmqstore")
         (self.path / "wheel" / "db" / "timerwheel").unlink(missing_ok=True)
@@ -164,27 +165,24 @@ def touches(root: Path, act: Callable[[int], None]) -> Iterator[list[str]]:
         _on_touch = None
 
 
-def _disturb(owner: Owner, kind: str) -> None:
-    if kind == "calls":
-        owner.call(5)
-    elif kind == "check points":
-        for _ in range(2):
-            owner.call(1)
-            owner.make_check_point()
-    elif kind == "roll":
-        owner.call(4, b"r" * 12_000)
-    elif kind == "restart":
+def _make_two_check_points(owner: Owner) -> None:
+    for _ in range(2):
         owner.call(1)
-        owner.restart()
-    elif kind == "rebuild":
-        owner.call(1)
-        owner.restart_from_the_log()
-    else:
-        owner.drop_topic()
+        owner.make_check_point()
+
+
+DISTURBANCES: dict[str, Callable[[Owner], None]] = {
+    "calls": lambda owner: owner.call(5),
+    "check points": _make_two_check_points,
+    "roll": lambda owner: owner.call(4, b"r" * 12_000),
+    "restart": Owner.restart,
+    "rebuild": Owner.restart_from_the_log,
+    "drop": Owner.drop_topic,
+}
 
 
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["calls", "check points", "roll", "restart", "rebuild", "drop"])
+@pytest.mark.parametrize("kind", DISTURBANCES)
 def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(tmp_path: Path, kind: str, stride: int) -> None:
     """Before single touches of a file, in a store of its own; then again before touches of late reads and of a refresh."""
     step = reached = reached_late = 1
@@ -215,7 +213,7 @@ def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(t
 
 
 def _disturbed(owner: Owner, kind: str, step: int) -> AbstractContextManager[list[str]]:
-    return touches(owner.path / "wheel", lambda n: _disturb(owner, kind) if n == step else None)
+    return touches(owner.path / "wheel", lambda n: DISTURBANCES[kind](owner) if n == step else None)
 
 
 def test_a_reader_stays_on_its_state_whatever_becomes_of_the_files(owner: Owner) -> None:
@@ -295,29 +293,20 @@ def test_an_owner_that_cuts_off_half_a_call_does_not_disturb_a_reader(owner: Own
 
 def test_a_check_point_that_comes_while_the_log_is_looked_at_is_no_damage(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner begins a file of the log in between, each time."""
-    read_all, times = check_point.read_all, []
+    times: list[Path] = []
 
-    def meanwhile(directory: Path) -> list[CheckPoint]:
+    def goes_on(directory: Path) -> None:
         times.append(directory)
         owner.call(8, body=b"x" * 20_000)
         owner.make_check_point()
-        return read_all(directory)
 
-    monkeypatch.setattr(check_point, "read_all", meanwhile)
+    meanwhile(monkeypatch, check_point, "read_all", goes_on)
     with _reader(owner.path) as reader:
         assert times
         assert seen(reader) in owner.history
 
 
 # ---------------------------------------------------------------- damage
-
-
-def _flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes((byte[0] ^ 0x55,)))
 
 
 def test_a_damaged_cache_costs_time_and_nothing_else(owner: Owner, tmp_path: Path) -> None:
@@ -333,7 +322,7 @@ def test_a_damaged_cache_costs_time_and_nothing_else(owner: Owner, tmp_path: Pat
         damaged = copy / path.relative_to(owner.path)
         content = damaged.read_bytes()
         at = next((at for at, byte in enumerate(content) if byte and at >= 40), len(content) - 1)
-        _flip(damaged, at)
+        flip(damaged, at)
         before = _contents(copy)
         with _reader(copy) as reader:
             assert seen(reader) == owner.history[-1]
@@ -356,15 +345,15 @@ def test_damage_of_the_log_is_told_by_an_open_and_by_a_refresh(owner: Owner, tmp
         owner.call(4)
         source = owner.ledger.log.chain.path_of(begin)
         log.write_bytes(source.read_bytes())
-        _flip(log, begin + 60)
+        flip(log, begin + 60)
         with pytest.raises(CorruptStoreError, match="damaged"):
             reader.refresh()
         with pytest.raises(CorruptStoreError, match="damaged"):
             reader.scan()
-        _flip(log, begin + 60)
+        flip(log, begin + 60)
         reader.refresh()
         assert seen(reader) == owner.history[-1] != before
-    _flip(log, begin + 60)
+    flip(log, begin + 60)
     with pytest.raises(CorruptStoreError, match="damaged"):
         _reader(copy)
 
@@ -380,7 +369,7 @@ def test_a_call_that_becomes_whole_while_damage_is_looked_for_is_no_damage(
     source = owner.ledger.log.chain.path_of(begin)
     log = copy / source.resolve().relative_to(owner.path)
     log.write_bytes(source.read_bytes())
-    _flip(log, begin + 60)
+    flip(log, begin + 60)
     refuse = ReadLog._refuse_damage
     looks = []
 
@@ -390,7 +379,7 @@ def test_a_call_that_becomes_whole_while_damage_is_looked_for_is_no_damage(
             refuse(self, epoch)
         finally:
             if len(looks) == 1:
-                _flip(log, begin + 60)
+                flip(log, begin + 60)
 
     monkeypatch.setattr(ReadLog, "_refuse_damage", refuse_once)
     found = ReadLog(log.parent, _SMALL.log_file_bytes)
@@ -414,9 +403,7 @@ def test_a_log_that_is_cut_before_its_check_point_is_damaged(owner: Owner, tmp_p
 
 def test_a_refresh_applies_only_what_is_new(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an open applies only what came after the check point."""
-    applied: list[int] = []
-    add = Replay.add
-    monkeypatch.setattr(Replay, "add", lambda self, frame: (applied.append(frame.start), add(self, frame))[1])
+    applied = noted(monkeypatch, Replay, "add")
     for n in range(3000):
         owner.store.engine.pops.apply(rmqstore.contract.PopTxn(appends=rmqstore.MessageBatch.of([_message(f"m{n}")])), START_MS)
     with _reader(owner.path) as early:
@@ -439,15 +426,7 @@ def test_a_refresh_applies_only_what_is_new(owner: Owner, monkeypatch: pytest.Mo
 def test_a_refresh_begins_with_a_newer_check_point_when_much_was_applied(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what a reader keeps in memory does not grow for ever."""
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: _SMALL._replace(check_point_calls=50))
-    started: list[int] = []
-    start = Ledger._start
-
-    def counted(self: Ledger, found: CheckPoint) -> None:
-        if isinstance(self, read_view.ReadLedger):
-            started.append(found.offset)
-        start(self, found)
-
-    monkeypatch.setattr(Ledger, "_start", counted)
+    started = noted(monkeypatch, ReadLedger, "_start", lambda _, ledger, found: found.offset)
     owner.call(10)
     with _reader(owner.path) as reader:
         owner.call(60)
@@ -535,3 +514,23 @@ def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path,
     finally:
         tracemalloc.stop()
         gc.enable()
+
+
+def test_a_view_of_a_store_whose_files_went_finds_nothing_wrong(tmp_path: Path) -> None:
+    """What went of a queue is missing to nobody who reads beside the owner, or after it."""
+    clock = ManualClock(START_MS)
+
+    def seen() -> list[str]:
+        with rmqstore.open(tmp_path / "store", read_only=True, clock=clock) as view:
+            return list(view.verify())
+
+    with opened(tmp_path / "store", clock) as store:
+        for minute in range(30):
+            clock.advance(60_000)
+            if minute < 15:
+                store.send(Message("t", b"x" * 30_000))
+            store.tick()
+            store.ack(store.pop("t", "g"))
+        assert store.topics.list()[0].min_offsets != (0,) * len(store.topics.list()[0].min_offsets), "nothing went"
+        assert seen() == store.verify() == []
+    assert seen() == []

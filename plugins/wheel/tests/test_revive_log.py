@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ from plugins.wheel.tests.broker_view import (
     Held,
     bodies_of,
     offsets_in,
-    opened,
+    pops_in,
     revive_records,
     running,
     send,
@@ -31,13 +28,6 @@ from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.check_point import DIRECTORY
 from rmqstore_wheel.log.ledger import Sizes
-
-
-@contextmanager
-def pops_in(path: Path, limits: PopBuffer | None = None, **how: Any) -> Iterator[PopStore]:
-    """Open an engine directory."""
-    with opened(path, limits, **how) as session:
-        yield session.pops()
 
 
 def point(start: int, count: int, pop_ms: int = NOW, invisible_ms: int = 60_000, topic: str = "t") -> CheckPoint:
@@ -171,7 +161,6 @@ class History:
         self.receipts: list[Receipt] = []
 
     def call(self, pops: PopStore) -> None:
-        """Make one call."""
         chance = self.chance
         self.now_ms += chance.choice((0, 1, 500, 20_000, -3_000))
         some = chance.sample(self.receipts, min(len(self.receipts), chance.randrange(1, 50)))

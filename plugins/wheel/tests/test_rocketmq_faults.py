@@ -5,44 +5,26 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.breaking import WheelStores, everywhere, index_of, ledger_of, parked_reasons, rolls, small_files
-from rmqstore import AckOutcome, CancelOutcome, CorruptStoreError, IllegalMessageError, InitMode, Message
-from rmqstore.message import retry_topic
+from plugins.wheel.tests.stores import WheelStores, index_of, ledger_of
+from rmqstore import CancelOutcome, CorruptStoreError, IllegalMessageError, Message, Store
 from rmqstore_conformance.damaging import damage_timers
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, ids, message, pop_all, read_ids
-
-LAP_SLOTS = 1_209_600
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, read_ids
+from rmqstore_wheel.formats import timer_log
+from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.timers.table import TIMER
 
 # ---------------------------------------------------------------- timers that are lost
 
 
-def test_l1_retention_takes_no_log_from_a_pending_timer(stores: WheelStores) -> None:
-    """RocketMQ deletes commit-log files after 72 h, and reads a timer of theirs as done; here it is delivered whole, however late."""
-    settings = {"retention_ms": HOUR_MS}
-    with small_files():
-        store = stores.open(**settings)
-        body = bytes(range(256)) * 8
-        store.send(message("far", body=body), delay_ms=5 * DAY_MS)
-        for hour in range(12):
-            store.send_batch([message(f"{hour}-{n}", "flood", body=b"x" * 2048) for n in range(20)])
-            stores.clock.advance(2 * HOUR_MS)
-            store.tick()
-        assert next(each for each in store.topics.list() if each.name == "flood").min_offsets[0] >= 200, "retention took nothing"
-        assert not (stores.path(store) / "commitlog" / f"{0:020}").exists(), "nothing was reclaimed"
-        store = stores.killed(stores.reopen(store, **settings), **settings)
-        stores.clock.advance(5 * DAY_MS)
-        assert store.tick().handed_over == 1
-        assert [each.body for each in pop_all(store)] == [body]
-        assert store.verify() == []
-
-
 def test_l1_a_log_file_that_somebody_removed_is_told_of(stores: WheelStores) -> None:
     """RocketMQ counts a timer whose log file is gone as delivered; here a call says which file is missing, or the timer is parked."""
-    with small_files():
+    sizes = Sizes(log_file_bytes=64 * 1024)
+    with patch("rmqstore_wheel.engine.sizes_of", lambda options: sizes):
         store = stores.open()
         for n in range(4):
             store.send(message(n, body=b"x" * 40_000), delay_ms=HOUR_MS)
@@ -55,27 +37,12 @@ def test_l1_a_log_file_that_somebody_removed_is_told_of(stores: WheelStores) -> 
         store = stores.reopen(store)
         assert store.tick().handed_over == 4
         assert read_ids(store) == ["m1", "m2", "m3"]
-        assert list(parked_reasons(store)) == ["timer 1"]
+        assert [each.origin_message_id for each in store.dead_letters.parked()] == ["timer 1"]
         store.close()
         third = sorted(first.parent.iterdir())[1]
         third.unlink()
         with pytest.raises(CorruptStoreError, match=f"{third.name} is missing"):
             stores.open()
-
-
-def test_l4_two_laps_meet_in_one_slot(stores: WheelStores, precision_ms: int) -> None:
-    """RocketMQ overwrites a slot that another lap still needs; here both timers live, and the older lap's comes first."""
-    lap_ms = LAP_SLOTS * precision_ms
-    store = stores.open(precision_ms=precision_ms)
-    store.send(message("old"), deliver_at_ms=START_MS + HOUR_MS)
-    stores.clock.advance(lap_ms)
-    store.send_batch([message(f"new{n}") for n in range(3)], deliver_at_ms=START_MS + HOUR_MS + lap_ms)
-    store = stores.killed(store, precision_ms=precision_ms)
-    assert store.tick().handed_over == 1
-    stores.clock.advance(HOUR_MS)
-    assert store.tick().handed_over == 3
-    assert read_ids(store) == ["mold", "mnew0", "mnew1", "mnew2"]
-    assert store.verify() == []
 
 
 def _remove(path: Path) -> None:
@@ -128,7 +95,7 @@ def test_l6_a_chain_that_breaks_while_the_store_is_open_is_an_error(stores: Whee
     stores.clock.advance(2000)
     with pytest.raises(CorruptStoreError, match="timerlog"):
         store.tick()
-    assert len(everywhere(store)) == 80
+    assert store.pending().total == 80
     store = stores.killed(store)
     store.tick()
     assert read_ids(store) == [f"ma{n}" for n in range(40)]
@@ -148,61 +115,16 @@ def test_l12_a_user_cannot_set_what_the_wheel_sets(stores: WheelStores, name: st
     assert store.topics.list() == []
 
 
-# ---------------------------------------------------------------- timers that come twice, or roll
+# ---------------------------------------------------------------- timers that roll
 
 
-def test_d2_a_redo_puts_no_timer_into_the_wheel_twice(stores: WheelStores) -> None:
-    """RocketMQ's redo keeps units while the queue cursor goes back, so they are put again; here both follow from the log, however often."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(5)], delay_ms=1000)
-    ledger_of(store).make_check_point()
-    for n in range(5, 10):
-        store.send(message(n), delay_ms=1000)
-    for _ in range(3):
-        store = stores.killed(store)
-        index = index_of(store)
-        assert index.wheel.count_in(index.wheel.slot_of(START_MS + 1000)) == 10
-        assert sorted(index.wheel.units.read(0, index.wheel.units.count)["reserved"].tolist()) == list(range(1, 11))
-        assert everywhere(store) == sorted(f"m{n}" for n in range(10))
-    stores.clock.advance(1000)
-    assert store.tick().handed_over == 10
-    assert store.verify() == []
-
-
-@pytest.mark.parametrize("roll", ["reference", "copy"])
-@pytest.mark.parametrize("killed", [False, True])
-def test_t6_closed_across_three_roll_points(stores: WheelStores, precision_ms: int, killed: bool, roll: str) -> None:
-    """RocketMQ rolls slot by slot as the clock passes them; here a store that slept through three rolls delivers once, in order."""
-    settings: dict[str, Any] = {"precision_ms": precision_ms, "wheel__roll": roll}
-    store = stores.open(**settings)
-    window_ms = 172_800 * precision_ms
-    due = START_MS + 5 * window_ms + 50
-    receipts = [store.send(message(n, tag="x", properties={"n": f"{n}"}), deliver_at_ms=due + n * precision_ms) for n in range(4)]
-    for n in range(4, 8):
-        store.send(message(n), deliver_at_ms=due)
-    stores.clock.advance(window_ms + precision_ms)
-    store.tick()
-    rolled = rolls(store)
-    assert rolled >= 8, "nothing rolled"
-    if killed:
-        store = stores.killed(store, **settings)
-    else:
-        store = stores.reopen(store, **settings)
-    name = store.path.name
-    store.close()
-    stores.clock.advance(3 * window_ms)
-    store = stores.open(name, **settings)
-    assert store.pending().total == 8
-    assert store.tick().handed_over == 0
-    assert store.cancel(receipts[3].handle) is CancelOutcome.CANCELLED
-    stores.clock.set(due - 1)
-    assert store.tick().handed_over == 0
-    stores.clock.set(due + 4 * precision_ms)
-    assert store.tick().handed_over == 7
-    assert read_ids(store) == ["m0", "m4", "m5", "m6", "m7", "m1", "m2"]
-    first = pop_all(store)[0]
-    assert (first.body, first.tag, first.properties, first.deliver_at_ms) == (b"body 0", "x", {"n": "0"}, due)
-    assert store.verify() == []
+def rolls(store: Store) -> int:
+    """Return how many times timers were put into a slot that is not their first, since the timer log was made."""
+    index = index_of(store)
+    units = index.wheel.units
+    puts = int((index.facts.read(index.facts.first, index.facts.count - index.facts.first)["kind"] == TIMER).sum())
+    cancels = int(((units.read(units.first, units.count - units.first)["flags"] & timer_log.DELETE) != 0).sum())
+    return int(units.count) - puts - cancels
 
 
 def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
@@ -228,7 +150,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
     stores.clock.advance(9 * DAY_MS)
     assert store.tick().handed_over == 98
     assert read_ids(store) == [f"m{n}" for n in range(100) if n not in (7, 8, 9)]
-    assert len(parked_reasons(store)) == 1
+    assert len(store.dead_letters.parked()) == 1
     assert store.verify() == []
 
 
@@ -249,54 +171,3 @@ def test_8203_what_was_put_at_once_does_not_roll_at_once(stores: WheelStores) ->
     assert store.tick().handed_over == 1000
     assert not index_of(store).wheel.slots["timers"].any(), "some slot still counts what is gone"
     assert read_ids(store) == [f"m{n}" for n in range(1000)]
-
-
-# ---------------------------------------------------------------- pops
-
-
-@pytest.mark.parametrize("cache", ["timerlog", "timerwheel", "rmqstore", "consumequeue"])
-def test_p6_leases_and_acks_do_not_ride_the_timer(stores: WheelStores, cache: str) -> None:
-    """RocketMQ keeps check points and acks as timers, which may be lost as such; here they are none, and outlive the loss of any cache."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(6)])
-    popped = store.pop("t", "g", invisible_ms=1000)
-    store.ack(popped[1:4])
-    assert store.pending().total == 0
-    assert store.engine.timers.stats().last_seq == 0
-    ledger_of(store).make_check_point()
-
-    def lose(db: Path) -> None:
-        path = db / cache
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-    store = stores.killed(store, lose)
-    assert store.ack(popped[1]) is AckOutcome.ALREADY_ACKED
-    stores.clock.advance(1000)
-    assert store.tick().retried == 3
-    assert ids(pop_all(store)) == ["m0", "m4", "m5"]
-    assert store.verify() == []
-
-
-def test_p14_no_lease_is_lost_because_a_group_is_not_known_yet(stores: WheelStores) -> None:
-    """RocketMQ skips a check point whose group or topic is not loaded yet; here all three are in one log, and read together."""
-    store = stores.open(reclaim="age")
-    store.send_batch([message(n) for n in range(4)])
-    store.pop("t", "g", max_messages=2, invisible_ms=1000)
-    store.pop("t", "other", max_messages=1, invisible_ms=1000)
-
-    def lose(db: Path) -> None:
-        for path in db.iterdir():
-            if path.name not in ("commitlog", "FORMAT"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    store.groups.delete("other")
-    store = stores.killed(store, lose, reclaim="age")
-    assert store.groups.list() == ["g"]
-    stores.clock.advance(1000)
-    assert store.tick().retried == 2
-    assert store.engine.pops.topic(retry_topic("g", "t")) is not None
-    assert sorted(ids(pop_all(store))) == ["m0", "m1", "m2", "m3"]
-    store.groups.reset_offset("t", "g", InitMode.MIN)
-    lag = store.lag("t", "g")
-    assert lag.ready + lag.retry == 4
-    assert store.verify() == []

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from plugins.wheel.tests.small_log import Run
+from plugins.wheel.tests.stores import Run, meanwhile, noted
 from rmqstore import Message
 from rmqstore.engine.kv import directory as tree_copy
 from rmqstore_wheel.log import store_copy
@@ -42,24 +41,16 @@ def test_files_that_are_rewritten_meanwhile_are_copied_anew(
     run.fill(3, consume=False)
     run.far(*(f"a{number}" for number in range(20)))
     store.send(Message("again", b"x", message_id="again0"))
-    outrun = 0
-    real = tree_copy.copy_tree
+    left = list(range(times, 0, -1))
 
     def use_again() -> None:
         store.topics.delete("again")
-        store.send(Message("again", b"x", message_id=f"again{outrun}"))
+        store.send(Message("again", b"x", message_id=f"again{left.pop()}"))
         store.pop("t", "g", max_messages=5)
 
-    def patched(*arguments: Any, **named: Any) -> None:
-        nonlocal outrun
-        if outrun < times:
-            outrun += 1
-            elsewhere(use_again)
-        real(*arguments, **named)
-
-    monkeypatch.setattr(store_copy, "copy_tree", patched)
+    meanwhile(monkeypatch, store_copy, "copy_tree", lambda *_: left and elsewhere(use_again))
     store.snapshot(tmp_path / "copy")
-    assert outrun == times
+    assert left == []
     with run.opened(tmp_path / "copy") as copy:
         assert copy.verify() == []
         assert copy.transfer.digest() == store.transfer.digest()
@@ -73,7 +64,6 @@ def test_a_look_at_a_name_that_is_used_again_leaves_files_to_the_copy(
     store = run.store
     store.send_batch([Message("again", b"old", queue_id=0)] * 10)
     met: list[str] = []
-    real = tree_copy.copy_file
 
     def use_again() -> None:
         store.topics.delete("again")
@@ -82,13 +72,12 @@ def test_a_look_at_a_name_that_is_used_again_leaves_files_to_the_copy(
         for _ in range(sends):
             store.send(Message("again", b"new and longer", queue_id=0))
 
-    def patched(source: str, *arguments: Any) -> None:
+    def copied(source: object, *_: object) -> None:
         if "/again/" in str(source) and not met:
-            met.append(source)
+            met.append(str(source))
             elsewhere(use_again)
-        real(source, *arguments)
 
-    monkeypatch.setattr(tree_copy, "copy_file", patched)
+    meanwhile(monkeypatch, tree_copy, "copy_file", copied)
     store.snapshot(tmp_path / "copy")
     assert met
     with run.opened(tmp_path / "copy") as copy:
@@ -102,28 +91,20 @@ def test_what_waited_for_the_copy_is_made_up_for(run: Run, tmp_path: Path, monke
     run.fill(6)
     kept: list[int] = []
     seen, rewrites = run.files[0], ledger.rewrites
-    real = tree_copy.copy_file
 
     def work() -> None:
         run.fill(1)
         run.upkeep(8)
         kept.append(run.files[0])
 
-    def patched(*arguments: Any, **named: Any) -> None:
-        if len(kept) < 2:
-            elsewhere(work)
-        real(*arguments, **named)
-
-    monkeypatch.setattr(store_copy, "copy_file", patched)
+    meanwhile(monkeypatch, store_copy, "copy_file", lambda *_: len(kept) < 2 and elsewhere(work))
     run.store.snapshot(tmp_path / "copy")
     assert kept == [seen, seen]
     assert ledger.rewrites <= rewrites + 1
     run.upkeep()
     assert run.files[0] > seen
     assert ledger.rewrites > rewrites + 1
-    is_quick: list[bool] = []
-    resume = Ledger.resume
-    monkeypatch.setattr(Ledger, "resume", lambda ledger, found: is_quick.append(resume(ledger, found)) or is_quick[-1])
+    is_quick = noted(monkeypatch, Ledger, "resume", lambda fits, *_: fits)
     with run.opened(tmp_path / "copy") as copy:
         assert copy.verify() == []
     assert is_quick == [True], "the copy was made anew from its log"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -10,21 +12,26 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from plugins.wheel.tests.breaking import WheelStores, index_of
-from rmqstore import FlowControlError, Store
+from plugins.wheel.tests.stores import WheelStores, index_of, opened
+from rmqstore import CancelOutcome, FlowControlError, ManualClock, Message, Store
 from rmqstore.errors import CorruptStoreError
-from rmqstore_conformance.stores import DAY_MS, START_MS, message, read_ids
+from rmqstore_conformance.stores import DAY_MS, START_MS, directory, message, read_ids
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Sums
+from rmqstore_wheel.files.units import RebuildReason, Sums
+from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.wheel import Ring
 from rmqstore_wheel.timers.wheel import WheelIndex
 
-SLOTS, WINDOW, PER_FILE = 1000, 200, 64
-NOW_MS = 1_700_000_000_000
+SLOTS, WINDOW = 1000, 200
+NOW_MS = START_MS
 
 
-def index(path: Path, precision_ms: int = 1000) -> WheelIndex:
-    found = WheelIndex(Disk(), path, Ring(precision_ms, SLOTS), PER_FILE, lambda reason: None, WINDOW)
+def new_index(path: Path, per_file: int = 64, asked: Callable[[RebuildReason], None] = lambda why: None, slots: int = SLOTS) -> WheelIndex:
+    return WheelIndex(Disk(), path, Ring(1000, slots), per_file, asked, WINDOW)
+
+
+def index(path: Path, slots: int = SLOTS) -> WheelIndex:
+    found = new_index(path, slots=slots)
     found.units.start(Sums())
     return found
 
@@ -89,26 +96,6 @@ def test_a_place_that_another_lap_holds_is_not_taken(tmp_path: Path) -> None:
     assert not len(put(wheel, [4], [later_ms + 1000], later_ms).aside)
 
 
-@pytest.mark.parametrize("to", [-1, 0, 3, 4, 8, 2**40])
-def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
-    """Also one that leads back to itself: a walk always ends."""
-    wheel = index(tmp_path)
-    for seq in range(1, 6):
-        put(wheel, [seq, 100 + seq], [NOW_MS + 1000, NOW_MS + 9000])
-    slot = wheel.slot_of(NOW_MS + 1000)
-    last = int(wheel.units.numbers(wheel.slots["last"][np.array([slot]) % wheel.ring.length].astype(np.int64))[0])
-    unit = wheel.units.read(last, 1).copy()
-    unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
-    wheel.units.reserve(np.array([last]), unit)()
-    if to in (0, 4):
-        # That this skips units is what the sums of the blocks are for.
-        assert len(seqs_in(wheel, [slot])[slot]) < 5
-    else:
-        with pytest.raises(CorruptStoreError) as caught:
-            wheel.walk(np.array([slot]))
-        assert "timerlog" in caught.value.file
-
-
 def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None:
     """The mark and the count of a slot are those of the moment at which the new timers are seen."""
     wheel = index(tmp_path)
@@ -140,12 +127,7 @@ def test_a_slot_that_counts_wrongly_is_told(stores: WheelStores, more: int, said
 @pytest.mark.parametrize("slots", [SLOTS, 1024], ids=["its last page is short", "it ends with a page"])
 def test_a_snapshot_is_read_with_holes_and_without(tmp_path: Path, slots: int) -> None:
     """A copy may have none; what the pages hold is found, the last one too, and where timers are and roll."""
-
-    def opened() -> WheelIndex:
-        return WheelIndex(Disk(), tmp_path, Ring(1000, slots), PER_FILE, lambda reason: None, WINDOW)
-
-    wheel = opened()
-    wheel.units.start(Sums())
+    wheel = index(tmp_path, slots)
     last = 2 * slots * 850_000 - 1  # of the last place of the ring
     for seq, slot in enumerate((last - 900, last), start=1):
         put(wheel, [seq], [(slot + 1) * 1000], now_ms=(slot - 10) * 1000)
@@ -153,7 +135,7 @@ def test_a_snapshot_is_read_with_holes_and_without(tmp_path: Path, slots: int) -
     sums, crc = wheel.check_point()
     snapshot = tmp_path / "timerwheel"
     for _ in range(2):
-        found = opened()
+        found = new_index(tmp_path, slots=slots)
         found.start(sums, crc)
         assert (found.slots == wheel.slots).all()
         assert (found.first_roll, found.first_needed(), found.next_live(0)) == (wheel.first_roll, 0, last - 900)
@@ -203,3 +185,185 @@ def test_timers_that_wait_in_a_slot_to_be_rolled_take_no_room_in_it(stores: Whee
     store = stores.reopen(store, congestion_limit=1)
     with pytest.raises(FlowControlError, match="would hold 3 timers"):
         store.send_batch([message(f"more-{n}") for n in range(2)], deliver_at_ms=there_ms)
+
+
+# ---------------------------------------------------------------- chains
+
+ALL = [*range(5), *range(10, 100)]
+"""The slots that hold anything in :func:`slots`."""
+
+
+class Slots:
+    """A wheel of 100 slots ahead, and what was put into each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.put_in: dict[int, list[int]] = {}
+        self.asked: list[RebuildReason] = []
+        self.wheel = self._new()
+        self.wheel.units.start(Sums())
+        self.base = self.wheel.slot_of(NOW_MS + 1000)
+
+    def _new(self) -> WheelIndex:
+        return new_index(self._path, 5000, self.asked.append)  # no multiple of a block of sums
+
+    def put(self, slots: list[int]) -> None:
+        seqs = 1 + self.wheel.units.count + np.arange(len(slots))
+        self.wheel.publish(self.wheel.reserve(seqs, NOW_MS + 1000 * (1 + np.array(slots)), NOW_MS, seqs, seqs))
+        for slot, seq in zip(slots, seqs.tolist(), strict=True):
+            self.put_in.setdefault(slot, []).append(seq)
+
+    def reopen(self) -> None:
+        sums, crc = self.wheel.check_point()
+        self.wheel.close()
+        self.wheel = self._new()
+        self.wheel.start(sums, crc)
+
+    def found_in(self, slots: list[int]) -> dict[int, list[int]]:
+        """Return what a walk finds in some slots, sorted."""
+        numbers, owners = self.wheel.walk(self.base + np.array(slots, np.int64))
+        found: dict[int, list[int]] = {}
+        for seq, slot in zip(self.wheel.units.gather(numbers)["reserved"].tolist(), (owners - self.base).tolist(), strict=True):
+            found.setdefault(slot, []).append(seq)
+        return {slot: sorted(seqs) for slot, seqs in found.items()}
+
+    def spoil(self, number: int, field: str, value: int) -> None:
+        """Change a field of a unit in its file."""
+        units = self.wheel.units
+        path, at = units.chain.path_of(units.position(number)), units.position(number) % units.chain.file_bytes
+        data = bytearray(path.read_bytes())
+        np.frombuffer(data, timer_log.UNIT, 1, at)[field] = value
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[Slots]:
+    """Give a wheel whose slots 0 to 3 have units all over the log, 4 has long runs, and 10 to 99 are short."""
+    made = Slots(tmp_path)
+    made.put([10])
+    for number in range(400):
+        made.put([slot for slot in (0, 1, 2, 3) for _ in range(1 + number % 2)] + [10 + number % 90])
+        if number % 100 == 50:
+            made.put([4] * 2000)
+    yield made
+    made.wheel.close()
+
+
+_ONE_CALL = st.one_of(
+    st.lists(st.integers(0, 99), min_size=1, max_size=100),
+    st.builds(lambda slot, count: [slot] * count, st.integers(0, 3), st.integers(1, 300)),
+    st.builds(lambda slot: list(range(slot, 100)), st.integers(0, 50)),
+)
+
+
+@settings(max_examples=40)
+@given(calls=st.lists(_ONE_CALL, min_size=1, max_size=60), again=st.booleans())
+def test_a_walk_finds_each_unit_once(calls: list[list[int]], again: bool) -> None:
+    with directory() as root:
+        made = Slots(root)
+        for call in calls:
+            made.put(call)
+        if again:
+            made.reopen()
+        there = sorted(made.put_in)
+        for looked in (there, there[:3], there[:1], there[-30:]):
+            assert made.found_in(looked) == {slot: made.put_in[slot] for slot in looked}
+        made.wheel.close()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_chains_of_all_kinds_are_walked_together(slots: Slots, again: bool) -> None:
+    if again:
+        slots.reopen()
+    for looked in ([0, 1, 2, 3], [4], [0, 4, 10], ALL):
+        assert slots.found_in(looked) == {slot: slots.put_in[slot] for slot in looked}
+
+
+WAYS = pytest.mark.parametrize(("looked", "spoilt"), [([0], 0), ([4], 4), (ALL, 1)], ids=["links", "runs", "abreast"])
+
+
+@WAYS
+def test_a_damaged_link_is_not_followed(slots: Slots, looked: list[int], spoilt: int) -> None:
+    """It leads to an older unit of the slot, past others, which only the sum of its block tells."""
+    slots.reopen()
+    chain = slots.put_in[spoilt]
+    unit, far = chain[len(chain) // 2] - 1, chain[len(chain) // 4] - 1
+    slots.spoil(unit, "previous", slots.wheel.units.position(far))
+    for _ in range(2):
+        with pytest.raises(CorruptStoreError, match="are not what was written") as caught:
+            slots.wheel.walk(slots.base + np.array(looked))
+        assert "timerlog" in caught.value.file
+    assert set(slots.asked) == {RebuildReason.DAMAGED}
+
+
+@WAYS
+@pytest.mark.parametrize("to", ["none", "itself", "a later one", "before the first", "between two units", "no file"])
+def test_a_link_to_no_older_unit_of_its_slot_is_refused(slots: Slots, looked: list[int], spoilt: int, to: str) -> None:
+    chain, units = slots.put_in[spoilt], slots.wheel.units
+    unit = chain[len(chain) // 2] - 1
+    at = units.position(unit)
+    positions = {"none": -1, "itself": at, "a later one": at + timer_log.UNIT_BYTES, "between two units": at - 1, "no file": 10**12}
+    slots.spoil(unit, "previous", positions.get(to, units.position(chain[0] - 2)))
+    with pytest.raises(CorruptStoreError, match=f"the unit at {at} is not followed by an older one"):
+        slots.found_in(looked)
+
+
+YEAR_MS = 365 * DAY_MS
+
+
+@pytest.mark.parametrize("leap_ms", [YEAR_MS, -YEAR_MS], ids=["ahead", "back"])
+def test_after_one_send_under_a_wrong_clock_timers_lie_in_the_wheel(stores: WheelStores, leap_ms: int) -> None:
+    store = stores.open()
+    stores.clock.set(START_MS + leap_ms)
+    store.send(message("stray"), delay=timedelta(minutes=90))
+    store.tick()
+    stores.clock.set(START_MS)
+    sent = [store.send(message(n), delay=timedelta(hours=n)) for n in range(1, 97)]
+    store.send_batch([message(f"b{n}") for n in range(100)], delay=timedelta(days=3))
+    assert aside(store) == 0
+    store = stores.killed(store)
+    assert aside(store) == 0
+    assert store.verify() == []
+    assert store.cancel([each.handle or "" for each in sent[:24]]) == [CancelOutcome.CANCELLED] * 24
+    stores.clock.advance(timedelta(days=4))
+    store.tick()
+    assert len(set(read_ids(store)) - {"mstray"}) == 72 + 100
+    assert aside(store) == 0
+
+
+def aside(store: Store) -> int:
+    return len(index_of(store).aside)
+
+
+@pytest.mark.parametrize("is_due_first", [False, True])
+def test_a_slot_that_was_rolled_takes_no_other_far_timer(tmp_path: Path, is_due_first: bool) -> None:
+    """Its chain still has the units of what rolled on, which another roll would take again: doubled, and what stayed counted off, lost."""
+    precision, window, hour = 100, 172_800, 3_600_000
+    clock = ManualClock(START_MS)
+
+    def waits_in(seq: int) -> int:
+        return window // 2 + ((seq * 0x9E3779B97F4A7C15 & (2**64 - 1)) >> 33) % (window - window // 2)
+
+    slot = START_MS // precision + waits_in(1)
+    came: list[bytes] = []
+    with opened(tmp_path / "store", clock, precision_ms=precision) as store:
+
+        def tick_at(now_ms: int) -> None:
+            clock.set(now_ms)
+            store.tick()
+            popped = store.pop("t", "g", max_messages=100, invisible_ms=10**12)
+            came.extend(each.body for each in popped)
+
+        store.send(Message("t", b"far"), deliver_at_ms=START_MS + 40 * hour)
+        store.send(Message("t", b"stays"), deliver_at_ms=(slot + 1) * precision)
+        store.send(Message("t", b"seals"), deliver_at_ms=slot * precision - precision // 2)
+        tick_at(slot * precision + precision // 2)
+        clock.set((slot - waits_in(4)) * precision)
+        store.send(Message("t", b"far too"), deliver_at_ms=START_MS + 41 * hour)
+        if is_due_first:
+            tick_at((slot + 1) * precision)
+        for hours in range(13 if is_due_first else 42, 60):
+            tick_at(START_MS + hours * hour)
+        assert sorted(came) == [b"far", b"far too", b"seals", b"stays"]
+        assert store.pending().total == 0
+        assert store.verify() == []

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from plugins.wheel.tests.broker_index import BrokerIndex
+from plugins.wheel.tests.broker_view import BrokerIndex
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel.formats import consume_queue as cq, index_file, timer_log, wheel
+from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_reading import Stop
 
 NOW = 1_700_000_000_000
@@ -164,3 +165,31 @@ def test_bytes_of_an_index_file() -> None:
     assert index.lookup(6) == [100]
     assert index_file.index_key("orders", "42") == "orders#42"
     assert index_file.file_name(NOW + 7) == "20231114221320007"
+
+
+KNOWN = {
+    "": 0,
+    "a": 97,
+    "Aa": 2112,
+    "BB": 2112,
+    "hello": 99162322,
+    "TagA": 2598919,
+    "polygenelubricants": -(2**31),
+    "中文": 20013 * 31 + 25991,
+    "\U0001f600": 0xD83D * 31 + 0xDE00,  # two UTF-16 units
+}
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def test_known_values_alone_and_by_column() -> None:
+    assert [java_hash(text) for text in KNOWN] == list(KNOWN.values())
+    assert java_hashes(pa.array(list(KNOWN))).tolist() == list(KNOWN.values())
+    assert index_file.key_hashes(pa.array(list(KNOWN))).tolist() == [abs(value) % 2**31 for value in KNOWN.values()]
+
+
+@given(st.lists(st.none() | TEXTS, max_size=12), st.sampled_from([pa.string(), pa.large_string()]), st.data())
+def test_a_column_is_every_single_one_from_its_own_start_on(texts: list[str | None], kind: pa.DataType, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(texts)))
+    assert java_hashes(pa.array(texts, kind).slice(start)).tolist() == [java_hash(text or "") for text in texts[start:]]
+    there = [text or "" for text in texts]
+    assert index_file.key_hashes(pa.array(there, kind)).tolist() == [index_file.key_hash(text) for text in there]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.broker_index import BrokerIndex
+from plugins.wheel.tests.broker_view import BrokerIndex
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.contract import Damage, Inspection, Section
 from rmqstore_wheel.formats import check_points, commit_log, config_files, consume_queue, index_file, properties, timer_log, wheel
@@ -30,7 +30,6 @@ def slot_time_ms(ring: wheel.Ring, due_ms: int) -> int:
 
 
 def ring_place(ring: wheel.Ring, time_ms: int) -> int:
-    """Return the place of a time's slot in the ring."""
     return time_ms // ring.precision_ms % ring.length
 
 
@@ -97,7 +96,6 @@ class Built:
         return self.unit(out_ms if slot_ms is None else slot_ms, place, flags)
 
     def unit(self, slot_ms: int, log_offset: int, flags: int = 1) -> int:
-        """Append a unit to the timer log and to its slot."""
         left = self.sizes.timer_bytes - len(self.units) % self.sizes.timer_bytes
         if left < timer_log.UNIT_BYTES + timer_log.BLANK_BYTES:
             self.units += timer_log.encode_blank(left).ljust(left, b"\0")
@@ -122,7 +120,6 @@ class Built:
     # ------------------------------------------------------------ writing
 
     def write(self) -> Path:
-        """Write all files."""
         self._set("commitlog", self.log, self.sizes.log_bytes)
         for (topic, queue_id), units in self.queues.items():
             self._set(f"consumequeue/{topic}/{queue_id}", units, self.sizes.queue_units * 20)
@@ -156,17 +153,14 @@ class Built:
             file.write(data)
 
     def look(self, now_ms: int | None = NOW) -> Inspection:
-        """Inspect what was written."""
         found = inspect(self.path, now_ms)
         assert found is not None
         return found
 
     def damage(self) -> list[tuple[str, int | None]]:
-        """Inspect, and return where damage was found."""
         return [(each.file, each.offset) for each in self.look().damage]
 
     def only_damage(self) -> Damage:
-        """Inspect, and return the one damage."""
         (only,) = self.look().damage
         return only
 
@@ -178,14 +172,12 @@ def section(found: Inspection, heading: str) -> Section:
 
 
 def rows(found: Inspection, heading: str) -> list[dict[str, object]]:
-    """Return the rows of a table by column."""
     table = section(found, heading)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Built:
-    """A store to be filled."""
     return Built(tmp_path / "store")
 
 
@@ -198,7 +190,6 @@ def broker(empty: Built) -> Built:
 
 
 def fill(store: Built) -> None:
-    """Put some of everything into a store."""
     for number in range(20):
         store.append("t", b"%d" % number * 10, queue_id=number % 2, TAGS="a", KEYS=f"k{number}", UNIQ_KEY=f"id{number}")
     for number in range(6):

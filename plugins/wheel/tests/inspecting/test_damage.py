@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
 
-from plugins.wheel.tests.summed import summed
+from plugins.wheel.tests.made_records import summed
+from plugins.wheel.tests.stores import opened
+from rmqstore import Message
 from rmqstore_wheel.formats import config_files, index_file
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.inspecting import inspect
 
 from .conftest import INDEX_SLOTS, LOG_BYTES, NOW, RING, TIMER_BYTES, Built, fill, ring_place, rows, slot_time_ms
 
@@ -126,8 +131,7 @@ def test_the_first_of_what_is_told(broker: Built, file: str, at: int, value: byt
     ],
 )
 def test_a_file_of_another_length(broker: Built, file: str, length: int, told_at: int) -> None:
-    with open(broker.path / file, "r+b") as opened:
-        opened.truncate(length)
+    os.truncate(broker.path / file, length)
     first, *others = broker.damage()
     assert first == (file, told_at)
     assert not others or file == LOG, "units that lead to what was cut off"
@@ -213,16 +217,16 @@ def test_offsets_behind_the_end(broker: Built) -> None:
 # ---------------------------------------------------------------- timers
 
 
-def test_a_wheel_behind_the_timer_log_is_no_damage(broker: Built) -> None:
-    """What came after the check point is put into the wheel again at the next start."""
-    broker.patch("timerwheel", slot_at(NOW + 200_000), bytes(32))
-    broker.patch("config/timercheck", 8, i64(6 * 52))
-    assert broker.damage() == []
-
-
-def test_a_chain_that_is_delivered_is_not_followed(broker: Built) -> None:
-    broker.patch(UNITS, 4 * 52 + 4, i64(4 * 52))
-    broker.patch(CHECK, 0, i64(NOW + 100_000))
+@pytest.mark.parametrize(
+    "patches",
+    [
+        pytest.param([(WHEEL, slot_at(NOW + 200_000), bytes(32)), (CHECK, 8, i64(6 * 52))], id="what the next start puts into the wheel"),
+        pytest.param([(UNITS, UNIT_4 + 4, i64(UNIT_4)), (CHECK, 0, i64(NOW + 100_000))], id="a chain that is delivered"),
+    ],
+)
+def test_what_a_check_point_makes_no_damage(broker: Built, patches: list[tuple[str, int, bytes]]) -> None:
+    for patch in patches:
+        broker.patch(*patch)
     assert broker.damage() == []
 
 
@@ -279,3 +283,15 @@ def test_a_json_file_that_cannot_be_read(broker: Built, name: str, content: byte
     assert "backup" in damage.what
     path.unlink()
     assert broker.damage() == []
+
+
+# ---------------------------------------------------------------- rmqstore's own
+
+
+def test_a_store_without_its_log_is_damaged(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.send(Message("t", b"x"))
+    shutil.rmtree(tmp_path / "store" / "wheel" / "db" / "commitlog")
+    found = inspect(tmp_path / "store" / "wheel")
+    assert found is not None
+    assert [each.file for each in found.damage] == ["db/commitlog"]

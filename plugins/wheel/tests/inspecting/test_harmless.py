@@ -1,4 +1,4 @@
-"""Whatever lies in the files, looking at them raises nothing, ends, and changes nothing."""
+"""Whatever lies in the files, or is written to them meanwhile, looking at them raises nothing, ends, and changes nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import random
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plugins.wheel.tests.made_records import encode_record
+from rmqstore.plugins import get_plugins
 from rmqstore_wheel.formats import check_points, wheel
 from rmqstore_wheel.formats.commit_log import Record
-from rmqstore_wheel.inspecting import inspect
+from rmqstore_wheel.inspecting import files, inspect, log, reading
 
-from .conftest import NOW, Built, Sizes, rows
+from .conftest import LOG_BYTES, NOW, Built, Sizes, rows
 
 SMALL = Sizes(log_bytes=600, queue_units=3, timer_bytes=3 * 52 + 16, ring=wheel.Ring(1000, 4), index_slots=1)
 
@@ -95,7 +97,6 @@ def test_without_a_time(small: Built) -> None:
 
 
 def state_of(path: Path) -> dict[str, tuple[int, int, int, bytes]]:
-    """Return size, times of change and content of every file and directory."""
     found = {}
     for each in [path, *sorted(path.rglob("*"))]:
         stat = each.stat()
@@ -134,3 +135,63 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert found is not None
     assert found.damage == ()
     assert [row["messages"] for row in rows(found, "Topics")] == [60]
+
+
+LOG_2 = f"{LOG_BYTES:020d}"
+
+
+def read_torn(monkeypatch: pytest.MonkeyPatch, broker: Built, written: int, times: int) -> list[int]:
+    """Let the first readings of the last log file find so many bytes of its last record, as if its owner were writing at that moment."""
+    end = rows(broker.look(), "Commit log")[1]["last record"] - LOG_BYTES + written
+    real, looked = files.read, []
+
+    def read(name: Path, at: int, length: int) -> bytes:
+        data = real(name, at, length)
+        if name != broker.path / "commitlog" / LOG_2 or len(looked) == times:
+            return data
+        looked.append(at)
+        return data[:end].ljust(len(data), b"\0")
+
+    monkeypatch.setattr(reading, "read", read)
+    return looked
+
+
+@pytest.mark.parametrize("written", [3, 8, 20, 60, 100])
+def test_a_record_that_is_being_written(broker: Built, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+    looked = read_torn(monkeypatch, broker, written, times=1)
+    assert broker.damage() == []
+    assert looked
+    assert rows(broker.look(), "Commit log")[1]["records"] == 7
+
+
+def test_a_record_that_stays_torn_is_told(broker: Built) -> None:
+    (_, second) = rows(broker.look(), "Commit log")
+    last, end = second["last record"] - LOG_BYTES, second["valid up to"] - LOG_BYTES
+    broker.patch(f"commitlog/{LOG_2}", last + 80, bytes(end - last - 80))
+    (damage, *_) = broker.look().damage
+    assert (damage.file, damage.offset) == (f"commitlog/{LOG_2}", last)
+    assert "which the next start cuts off" in damage.what
+
+
+def test_records_that_come_after_the_log_was_read(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of the consume queues lead to them; they are looked up once more."""
+    (broker.path / "config/timercheck").unlink()
+    looked = read_torn(monkeypatch, broker, written=0, times=1000)
+    monkeypatch.setattr(reading, "first_written", lambda *_: None)
+    assert broker.damage() == []
+    assert looked
+
+
+def test_a_file_that_goes_away(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = log.LogReader.records
+
+    def records(self: Any, findings: Any) -> Any:
+        (broker.path / "commitlog" / LOG_2).unlink(missing_ok=True)
+        return real(self, findings)
+
+    monkeypatch.setattr(log.LogReader, "records", records)
+    broker.look()
+
+
+def test_the_command_finds_it() -> None:
+    assert get_plugins().load_inspector("wheel") is inspect

@@ -119,33 +119,22 @@ def point(**fields: object) -> CheckPoint:
 
 
 def test_by_group_and_topic(empty: Built) -> None:
+    """What is revived is no longer in flight; acks without a broker, acks of nothing, and pops of nothing."""
+    empty.pop(point(group="f"))
     empty.pop(point(), acks=(1,))
     empty.pop(point(start_offset=3, pop_ms=NOW + 5, invisible_ms=2 * MINUTE))
     empty.pop(point(group="h", acked_bits=0b101))
     empty.pop(point(queue_id=1), acks=(0, 1, 2))
+    empty.pop(point(group="i"))
+    empty.append(REVIVE, check_points.encode_ack(BatchAck("t", "i", 0, 0, NOW, [0, 2])), TAGS="bAck")
+    empty.append(REVIVE, check_points.encode_ack(BatchAck("t", "j", 0, 0, NOW, [0, 2])), TAGS="bAck")
+    empty.pop(point(group="j", count=0))
+    empty.offsets = ConsumerOffsets({f"{REVIVE}@CID_RMQ_SYS_REVIVE_GROUP": {0: 0}})
     assert in_flight(empty) == [
         ("g", "t", 2, 5, Moment(NOW + MINUTE), Moment(NOW + 5 + 2 * MINUTE)),
         ("h", "t", 1, 1, Moment(NOW + MINUTE), Moment(NOW + MINUTE)),
+        ("i", "t", 1, 1, Moment(NOW + MINUTE), Moment(NOW + MINUTE)),
     ]
-
-
-def test_a_batch_ack_without_a_broker(empty: Built) -> None:
-    empty.pop(point())
-    empty.append(REVIVE, check_points.encode_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
-    assert [row[3] for row in in_flight(empty)] == [1]
-
-
-def test_acks_of_nothing_and_mocks_are_passed_over(empty: Built) -> None:
-    empty.append(REVIVE, check_points.encode_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
-    empty.pop(point(count=0))
-    assert in_flight(empty) == []
-
-
-def test_what_is_revived_is_no_longer_in_flight(empty: Built) -> None:
-    empty.pop(point())
-    empty.pop(point(start_offset=3))
-    empty.offsets = ConsumerOffsets({f"{REVIVE}@CID_RMQ_SYS_REVIVE_GROUP": {0: 0}})
-    assert [row[2] for row in in_flight(empty)] == [1]
 
 
 def test_a_brokers_check_points_wait_as_timers_first(empty: Built) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from plugins.wheel.tests.power.builds import PLUGIN, SOUND, build, environment
-from plugins.wheel.tests.power.playing import PAIR, Run
-from plugins.wheel.tests.power.reclaiming import SETTINGS, Reclaiming
+from plugins.wheel.tests.power.playing import PAIR, SETTINGS, Reclaiming, Run
 from rmqstore_conformance.faults.cutting import judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.power import tracing

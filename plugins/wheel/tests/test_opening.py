@@ -1,19 +1,26 @@
-"""An open of the wheel whose caches are gone in part: they are made again from the log."""
+"""Opens of the wheel: of caches that are gone in part, which are made again from the log; and behind a call that was cut short (F4)."""
 
 from __future__ import annotations
 
+import errno
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from plugins.wheel.tests.breaking import opened
-from rmqstore import ManualClock, Message
+from plugins.wheel.tests.stores import meanwhile, noted, opened
+from rmqstore import CancelOutcome, ManualClock, Message, MessageBatch, Store, StorePathError
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError, FormatVersionError
-from rmqstore_conformance.stores import START_MS
+from rmqstore.transfer import load_into
+from rmqstore_conformance.stores import HOUR_MS, START_MS
 from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.log import check_point
-from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.log.journal import State
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.log.replay import Replay
 
 
@@ -104,8 +111,14 @@ def test_a_second_cache_may_be_lost_after_a_first_one(tmp_path: Path, first: str
         assert store.verify() == []
 
 
+def _interrupted(where: type, name: str, act: Callable[[], object]) -> None:
+    """Make a call that is interrupted where it would call something."""
+    with patch.object(where, name, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        act()
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["made anew", "while made anew"])
-def test_a_check_point_from_before_all_was_made_anew_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+def test_a_check_point_from_before_all_was_made_anew_is_not_left(tmp_path: Path, again: bool) -> None:
     clock = ManualClock(START_MS)
     path = tmp_path / "store"
     for _ in range(2):
@@ -114,14 +127,77 @@ def test_a_check_point_from_before_all_was_made_anew_is_not_left(tmp_path: Path,
     assert (own / "checkpoint.bak").exists()
     shutil.rmtree(own / "facts")
     if again:
-        with monkeypatch.context() as patched:
-            patched.setattr(Replay, "finish", _killed)
-            with pytest.raises(KeyboardInterrupt):
-                opened(path, clock)
+        _interrupted(Replay, "finish", lambda: opened(path, clock))
         assert (own / "rebuild").exists(), "what is half made is not taken for what a check point vouches for"
     _made(path, clock)
     assert sorted(each.name for each in own.glob("*") if "check" in each.name or each.name == "rebuild") == ["checkpoint"]
 
 
-def _killed(_: Replay) -> None:
-    raise KeyboardInterrupt
+def _cut_short(store: Store) -> None:
+    """Have a send interrupted behind its frame."""
+    _interrupted(State, "apply", lambda: store.send(Message("t", b"cut short")))
+
+
+def test_a_sync_that_meets_a_log_which_is_being_opened_again_says_only_what_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "store") as store:
+        pops = store.engine.pops
+        # What another thread has written, for which it still waits.
+        _, ticket = pops.append(MessageBatch.of([Message("t", b"written", message_id="m1", born_ms=START_MS, queue_id=0)]), START_MS)
+        synced = noted(monkeypatch, DiskFile, "sync", lambda _, file: file.path.parent.name)
+        _cut_short(store)
+        _interrupted(Ledger, "open", store.stats)
+        pops.sync(ticket)
+        assert "commitlog" in synced
+        assert [message.body for message in store.read("t").messages] == [b"written", b"cut short"]
+
+
+def test_a_close_that_is_interrupted_behind_an_interrupted_call_says_nothing_of_memory(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store")
+    store.send(Message("t", b"first"))
+    _cut_short(store)
+    _interrupted(Ledger, "_open_again", store.close)
+    with opened(tmp_path / "store") as store:
+        assert store.verify() == []
+        store.send(Message("t", b"next"))
+        assert [message.body for message in store.read("t").messages] == [b"first", b"cut short", b"next"]
+
+
+def test_behind_an_interrupt_handles_are_of_the_same_session_whatever_a_load_has_noted(tmp_path: Path) -> None:
+    """What was loaded may have been given at a later epoch than any of here."""
+    clock = ManualClock(START_MS)
+    for _ in range(3):
+        opened(tmp_path / "from", clock).close()
+    with opened(tmp_path / "from", clock) as store:
+        store.send(Message("t", b"loaded"), delay_ms=HOUR_MS)
+        store.transfer.dump(tmp_path / "dump")
+    with opened(tmp_path / "store", clock) as store:
+        load_into(tmp_path / "dump", store)
+        _cut_short(store)
+        handle = store.send(Message("t", b"later"), delay_ms=HOUR_MS).handle or ""
+        copy_tree(tmp_path / "store", tmp_path / "killed")
+    with opened(tmp_path / "killed", clock) as killed:
+        assert killed.cancel(handle) is CancelOutcome.CANCELLED
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_an_open_whose_sync_fails_does_not_try_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """F2: the system tells of a failed write once, so what a second sync says is not true."""
+    opened(tmp_path / "store").close()
+    with opened(tmp_path / "store", flush="async") as store:
+        store.send(Message("t", b"not synced"))
+        copy_tree(tmp_path / "store", tmp_path / "killed")
+    failed: list[Path] = []
+
+    def fail_once(path: Path) -> None:
+        if path.name == "commitlog" and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+
+    if what == "file":
+        meanwhile(monkeypatch, DiskFile, "sync", lambda file: fail_once(file.path.parent))
+    else:
+        meanwhile(monkeypatch, Disk, "sync_directory", lambda disk, path: fail_once(path))
+    with pytest.raises(StorePathError, match="a sync failed: Input/output error"):
+        opened(tmp_path / "killed")

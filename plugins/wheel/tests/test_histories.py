@@ -39,7 +39,7 @@ BUFFER = {"pop__buffer": True, "pop__buffer_stay_ms": 2000, "pop__buffer_left_ms
 
 @pytest.fixture(autouse=True)
 def _inspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inspect what histories write when they look at all of it, if a check point came since the open: else what brokers are told is older."""
+    """Inspect what is written when a history looks at all of it, if a check point came since the open: else what tells brokers is older."""
     look = WholeMachine.look
 
     def inspecting(machine: WholeMachine, view: Store | ReadStore | None = None, *, whole: bool) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
 from rmqstore_benchmarks.peers import PEERS, __main__ as command, measure
 from rmqstore_benchmarks.peers.in_process import SQLite
-from rmqstore_benchmarks.peers.peer import Durability, PeerError, Taken, Task, compare, popped
+from rmqstore_benchmarks.peers.peer import Durability, PeerError, Taken, Task
 from rmqstore_benchmarks.peers.servers import running
 
 PHASES = {"schedule", "schedule_one", "cancel", "cancel_one", "drain", "ack_one", "pop_32", "pop_1024", "done"}
@@ -94,18 +93,6 @@ def test_a_peer_that_loses_or_invents_a_message_gets_no_figure(call: str, fault:
     kind = type("Wrong", (SQLite,), {call: fault})
     with kind(tmp_path, Durability.PROCESS_CRASH).started() as peer, pytest.raises(PeerError, match=why):
         peer.measure(task("sqlite", tmp_path))
-
-
-def test_bodies_are_compared() -> None:
-    compare([b"b", b"a"], Counter([b"a", b"b"]))
-    for found in ([b"a"], [b"a", b"a", b"b"], [b"a", b"x"]):
-        with pytest.raises(PeerError):
-            compare(found, Counter([b"a", b"b"]))
-
-
-def test_what_does_not_come_is_missed(tmp_path: Path) -> None:
-    with SQLite(tmp_path, Durability.PROCESS_CRASH).started() as empty, pytest.raises(PeerError, match="did not come"):
-        popped(empty, Counter([b"a", b"b"]))
 
 
 def test_the_command_writes_the_table_and_names_what_is_absent(

@@ -409,7 +409,8 @@ class _Consumer:
         if acked.all():
             self._ack(popped, ids, attempts)
             return
-        for mask, settle in ((acked, self._ack), (released, self._release), (held, self._hold), (changed, self._take_longer)):
+        hold = partial(self._change, invisible_ms=HELD_MS, changed=Event.HELD)
+        for mask, settle in ((acked, self._ack), (released, self._release), (held, hold), (changed, self._take_longer)):
             if mask.any():
                 settle([receipts[row] for row in np.flatnonzero(mask).tolist()], ids[mask], attempts[mask])
 
@@ -422,12 +423,9 @@ class _Consumer:
 
         self._shard.asked("release", Event.RELEASING, ids, attempts, partial(self._store.release, receipts), event)
 
-    def _hold(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
-        self._change(receipts, ids, attempts, HELD_MS, Event.HELD)
-
     def _take_longer(self, old: Sequence[Any], ids: Ids, attempts: Ids) -> None:
         """Ask for more time; then ack by the receipts that this replaced, which must do nothing (P6), and by those that it gave."""
-        new = self._change(old, ids, attempts, LONGER_MS, Event.CHANGED)
+        new = self._change(old, ids, attempts, invisible_ms=LONGER_MS, changed=Event.CHANGED)
         if not new:
             return  # whether the old ones were replaced is not known
         began = self._ledger.moment(self._shard.now_ms)
@@ -438,7 +436,7 @@ class _Consumer:
         if rows:
             self._ack([new[row] for row in rows], ids[rows], attempts[rows])
 
-    def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, invisible_ms: int, changed: Event) -> list[Any]:
+    def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, *, invisible_ms: int, changed: Event) -> list[Any]:
         def event(result: Any) -> Event:
             return changed if result.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED
 

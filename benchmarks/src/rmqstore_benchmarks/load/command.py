@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -32,9 +32,6 @@ from rmqstore_benchmarks.load.run import (
     write_begun,
 )
 from rmqstore_benchmarks.machine import default_directory
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _QUICK_MESSAGES: Final = 50_000
 _CLUSTER: Final = "local-cluster[2,1,1024]"
@@ -141,42 +138,29 @@ def run(request: Request, told: Told = lambda engine, job, number, jobs: None) -
         if request.audit is not None:
             for plan in begun.plans:
                 forget_audit(plan)
-        spark = None if is_ended else _started(begun, stack)
+        spark = None
+        if not is_ended:
+            is_quick = all(plan.messages <= _QUICK_MESSAGES for plan in begun.plans)
+            spark = stack.enter_context(session(_CLUSTER if begun.cluster else begun.master, name="rmqstore load-test", quick=is_quick))
         for plan in begun.below(root).plans:
 
             def tell(job: str, engine: str = plan.engine) -> None:
                 told(engine, job, next(numbers), jobs)
 
-            outcome = read_outcome(plan)
-            if spark is not None and outcome is None:
-                outcome = run_load(spark, plan, tell)
-            else:
-                for name in job_names(plan):
-                    tell(name)
-            if outcome is not None:
-                yield outcome
+            yield run_load(spark, plan, tell)
 
 
 def _begun(request: Request) -> Begun:
-    if request.there is not None:
-        begun = read_begun(request.there.resolve())
-        if request.audit is not None:
-            _check_played(request.audit, begun)
-        return begun
-    return Begun(plans=tuple(plans(request)), master=request.master, cluster=request.cluster)
-
-
-def _check_played(root: Path, begun: Begun) -> None:
-    for plan in begun.plans:
-        for job in job_names(plan)[:-2]:
-            if done_of(plan, job) is None:
-                raise IllegalArgumentError(f"--audit {root}: {job} of {plan.engine} was not played to its end; --resume goes on there")
-
-
-def _started(begun: Begun, stack: ExitStack) -> SparkSession:
-    master = _CLUSTER if begun.cluster else begun.master
-    is_quick = all(plan.messages <= _QUICK_MESSAGES for plan in begun.plans)
-    return stack.enter_context(session(master, name="rmqstore load-test", quick=is_quick))
+    if request.there is None:
+        return Begun(plans=tuple(plans(request)), master=request.master, cluster=request.cluster)
+    begun = read_begun(request.there.resolve())
+    if request.audit is not None:
+        for plan in begun.plans:
+            if undone := [job for job in job_names(plan)[:-2] if done_of(plan, job) is None]:
+                raise IllegalArgumentError(
+                    f"--audit {request.audit}: {undone[0]} of {plan.engine} was not played to its end; --resume goes on there"
+                )
+    return begun
 
 
 def _failures(request: Request) -> tuple[Failure, ...]:

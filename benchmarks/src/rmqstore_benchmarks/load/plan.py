@@ -277,14 +277,9 @@ class Plan(msgspec.Struct, frozen=True):
                 "body": self.bodies(ids),
                 "keys": pa.array(keys, pa.list_(pa.string())),
                 "deliver_at_ms": pa.array(due, mask=due == NO_TIME),
-                "message_id": pa.array([id_text(number) for number in ids.tolist()]),
+                "message_id": pa.array([f"{number:020d}" for number in ids.tolist()]),
             }
         )
-
-
-def id_text(number: int) -> str:
-    """Return an id as a message id."""
-    return f"{number:020d}"
 
 
 def key_of(number: int) -> str:

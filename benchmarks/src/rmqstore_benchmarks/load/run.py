@@ -185,20 +185,21 @@ class Outcome(msgspec.Struct, frozen=True):
         return found
 
 
-def run_load(spark: SparkSession, plan: Plan, told: Told = lambda job: None) -> Outcome:
+def run_load(spark: SparkSession | None, plan: Plan, told: Told = lambda job: None) -> Outcome:
     """Play a plan and close its ledger; goes on behind the last job that is done, if the plan was begun before.
 
     Args:
+        spark: None if all jobs are done.
         told: called with the name of each job before it starts.
     """
     plan.make_directories()
-    acts: list[Callable[[], Closed | None]] = [partial(_played, spark, plan, round_) for round_ in range(plan.rounds + 1)]
-    acts += [partial(_audited, spark, plan), partial(close_ledger, spark, plan)]
+    rounds = [partial(_played, round_=round_) for round_ in range(plan.rounds + 1)]
+    acts: list[Callable[[SparkSession, Plan], Closed | None]] = [*rounds, _audited, close_ledger]
     for name, act in zip(job_names(plan), acts, strict=True):
         told(name)
-        if done_of(plan, name) is None:
+        if spark is not None and done_of(plan, name) is None:
             start_s = time.perf_counter()
-            closed = act()
+            closed = act(spark, plan)
             mark_done(plan, name, Done(time.perf_counter() - start_s, closed))
     outcome = read_outcome(plan)
     assert outcome is not None, "every job has its mark"

@@ -1,32 +1,26 @@
-"""``rmqstore topics`` and ``groups``: what there is, and how it is made, moved and removed; ``pause`` and ``resume``."""
+"""``rmqstore topics``, ``groups`` and ``schedules``: what there is, and how it is made, moved and removed; ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import os
+from datetime import timedelta
+from typing import Annotated, Any
 
 import typer
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import GroupArgument, JsonOption, StoreArgument, TopicArgument, examples
-from rmqstore.cli.show import Column
-from rmqstore.cli.times import clock_time
+from rmqstore.cli.show import Cell
+from rmqstore.cli.times import clock_and_relative, clock_time, duration_option, duration_text
 from rmqstore.contract import InitMode, TopicInfo
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import DLQ_PREFIX, MAX_QUEUES, PARKED_TOPIC
+from rmqstore.message import DLQ_PREFIX, MAX_QUEUES, PARKED_TOPIC, Message
 from rmqstore.store.pauses import Flow
 from rmqstore.store.reader import Reader
+from rmqstore.store.schedules import Schedule
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-_TOPIC_COLUMNS: Final = (Column("topic", long=True), *show.columns([], ["queues", "messages", "first kept", "next offset"]))
-
-_GROUP_COLUMNS: Final = (
-    Column("group", lambda each: each.group, long=True),
-    Column("topic", lambda each: each.topic, long=True),
-    Column("order", lambda each: "in order" if each.is_ordered else ""),
-    Column("popped last", lambda each: clock_time(each.active_ms)),
-)
 
 
 @examples("rmqstore topics list data", "rmqstore topics list data --system --json")
@@ -38,7 +32,7 @@ def list_topics(
     """List the topics, with queues, messages and offsets."""
     with stores.reading(store) as opened:
         infos = opened.topics.list(system=system)
-        rows = [[each.name, each.queues, _kept(opened, each), _range(each.min_offsets), _range(each.max_offsets)] for each in infos]
+        counts = {info.name: _kept(opened, info) for info in infos}
         parts = [(shard, {info.name: info for info in part.topics.list(system=system)}) for shard, part in stores.parts(opened)]
     if as_json:
         queues = {
@@ -49,7 +43,17 @@ def list_topics(
     if not infos:
         show.line("There is no topic yet; the first message of a topic makes it.")
         return
-    show.table(_TOPIC_COLUMNS, rows)
+    rows: list[dict[str, Cell]] = [
+        {
+            "topic": info.name,
+            "queues": info.queues,
+            "messages": counts[info.name],
+            "first kept": _range(info.min_offsets),
+            "next offset": _range(info.max_offsets),
+        }
+        for info in infos
+    ]
+    show.table(rows, long=["topic"], right=["first kept", "next offset"])
     show.note(f"{show.count(len(infos), 'topic')}; messages whose time has not come are in `rmqstore timers {store}`.")
 
 
@@ -101,7 +105,16 @@ def list_groups(store: StoreArgument, as_json: JsonOption = False) -> None:
     if not found:
         show.line("No group has popped yet; the first pop of a group makes it.")
         return
-    show.table(_GROUP_COLUMNS, sorted(found, key=lambda each: (each.group, each.topic)))
+    rows = [
+        {
+            "group": each.group,
+            "topic": each.topic,
+            "order": "in order" if each.is_ordered else "",
+            "popped last": clock_time(each.active_ms),
+        }
+        for each in sorted(found, key=lambda each: (each.group, each.topic))
+    ]
+    show.table(rows, long=["group", "topic"])
     show.note(f"{show.count(len({each.group for each in found}), 'group')}.")
 
 
@@ -223,3 +236,102 @@ def _kept(store: Reader, info: TopicInfo) -> int:
 def _range(offsets: tuple[int, ...]) -> str:
     low, high = min(offsets, default=0), max(offsets, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+# ---------------------------------------------------------------- schedules
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
+
+
+@examples("rmqstore schedules list data", "rmqstore schedules list data --json")
+def list_schedules(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """List what is sent again and again, and when it comes next."""
+    with stores.reading(store) as opened:
+        found = opened.schedules.list()
+    if as_json:
+        show.document({"schedules": [_schedule_document(each) for each in found]})
+    elif found:
+        rows: list[dict[str, Cell]] = [
+            {
+                "schedule": each.name,
+                "when": _when(each),
+                "next": clock_and_relative(each.next_ms, stores.now_ms()),
+                "topic": each.message.topic,
+                "body": show.body_start(each.message.body),
+            }
+            for each in found
+        ]
+        show.table(rows, long=["schedule", "topic", "body"])
+    else:
+        show.line("There is no schedule; `rmqstore schedules put`, or store.schedules.put in a program, makes one.")
+
+
+@examples(
+    'rmqstore schedules put data nightly reports "run all" --cron "30 2 * * *" --zone Europe/Berlin',
+    "rmqstore schedules put data heartbeat health ping --every 30s --no-catch-up",
+)
+def put_schedule(
+    store: StoreArgument,
+    name: NameArgument,
+    topic: TopicArgument,
+    body: Annotated[str, typer.Argument(metavar="BODY", help="The text to send.")],
+    cron: Annotated[
+        str | None, typer.Option("--cron", "-c", metavar="EXPRESSION", help="Five fields: minute, hour, day, month, day of week.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", "-e", metavar="DURATION", help="So often, the first time so long from now.")
+    ] = None,
+    zone: Annotated[str, typer.Option("--zone", "-z", metavar="ZONE", help="Time zone of the expression.")] = "UTC",
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="One word to filter by.")] = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up/--no-catch-up", help="Whether each time that passed while nobody had the store open has a message.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a message at cron times, or every so often.
+
+    Each time has one message, whoever has the store open then. One of this name is replaced; if its times are the same, it goes on with
+    them. The message says in its properties SCHEDULE and SCHEDULED_MS what it is of.
+    """
+    if (cron is None) == (every is None):
+        raise typer.BadParameter("give --cron or --every, and not both", param_hint="--cron")
+    when = cron if every is None else timedelta(milliseconds=duration_option("--every", every, minimum=1000))
+    with stores.owning(store) as opened:
+        made = opened.schedules.put(name, when or "", Message(topic, os.fsencode(body), tag=tag), zone=zone, catch_up=catch_up)
+    if as_json:
+        show.document(_schedule_document(made))
+    else:
+        show.line(f"schedule {made.name} sends to {topic} {_when(made)}; next {clock_and_relative(made.next_ms, stores.now_ms())}.")
+
+
+@examples("rmqstore schedules delete data nightly")
+def delete_schedule(store: StoreArgument, name: NameArgument) -> None:
+    """End a schedule.
+
+    What it has sent stays.
+    """
+    with stores.owning(store) as opened:
+        was_there = opened.schedules.delete(name)
+    if not was_there:
+        show.note(f"There is no schedule {show.plain(name)}; `rmqstore schedules list {store}` shows those there are.")
+        raise typer.Exit(EXIT_NOT_DONE)
+    show.line(f"schedule {name} is ended.")
+
+
+def _when(schedule: Schedule) -> str:
+    if schedule.every_ms is not None:
+        return f"every {duration_text(schedule.every_ms)}"
+    return f"at {schedule.cron} {schedule.zone}"
+
+
+def _schedule_document(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "zone": schedule.zone,
+        "every_ms": schedule.every_ms,
+        "catch_up": schedule.catch_up,
+        **show.times_document(next=schedule.next_ms),
+        "message": show.message_document(schedule.message),
+    }

@@ -22,7 +22,6 @@ from rmqstore.cli import (
     groups,
     looking,
     pop,
-    schedules,
     send,
     serving,
     suites,
@@ -148,7 +147,7 @@ app.add_typer(consumers, name="groups")
 _add(consumers, list=administering.list_groups, reset_offset=administering.reset_offset, delete=administering.delete_group)
 _add(app, administering.pause, administering.resume)
 app.add_typer(repeating, name="schedules")
-_add(repeating, list=schedules.list_schedules, put=schedules.put_schedule, delete=schedules.delete_schedule)
+_add(repeating, list=administering.list_schedules, put=administering.put_schedule, delete=administering.delete_schedule)
 _add(app, looking.lag, looking.peek, looking.leases, looking.where, groups.group)
 app.add_typer(dead_letters, name="dlq")
 _add(dead_letters, groups.list_, groups.resend, groups.drop)

@@ -234,7 +234,7 @@ def _report(path: Path, tables: Mapping[str, int], previous: Path | None, as_jso
 
 
 def _show_tables(tables: Mapping[str, int]) -> None:
-    show.table(show.columns(["table"], ["rows"]), [(name, number) for name, number in tables.items() if number])
+    show.table({"table": name, "rows": number} for name, number in tables.items() if number)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ _LIVE_LEAD_MS = 400
 _LIVE_PATIENCE_S = 15.0
 _LIVE_PRECISION_MS = 100
 _LIVE_TOPIC, _LIVE_GROUP = "alarms", "clock-watchers"
-_COUNTED = ("in", "cancelled", "delivered", "redelivered", "acked", "seconds", "msgs/s")
+_COUNTED = ("in", "cancelled", "delivered", "redelivered", "acked")
 _PROMISES = """Checked by order number, on every engine:
   - each paid order was cancelled, and never delivered;
   - each other one was handed over in the minute in which it was due, never early, and acked exactly once;
@@ -81,13 +81,13 @@ def demo(
     show.line("One flush makes five simulated minutes durable. One of three consumers hangs at 20:00 and dies.\n")
     failed: list[str] = []
     with _directory(keep, names) as root:
-        rows: list[list[Cell]] = []
+        rows: list[dict[str, Cell]] = []
         with show.progress("{task.description:10}", MofNCompleteColumn(), "orders and payments") as progress:
             for name in names:
                 counts, problems = _play(name, root / name, day, progress)
-                rows.append([name, *counts])
+                rows.append({"engine": name, **counts})
                 failed += [f"{name}: {problem}" for problem in problems]
-        show.table(show.columns(["engine"], _COUNTED), rows)
+        show.table(rows, right=["seconds", "msgs/s"])
         show.line("msgs/s counts every send, cancel, delivery and ack; one cancel in 100 is by key, the others by handle.\n")
         if not failed:
             show.line(_PROMISES)
@@ -97,10 +97,11 @@ def demo(
             rows = []
             for name in names:
                 late_ms, problems = _live(root / f"{name}-live", name, live)
-                shares = [f"{np.percentile(late_ms, share):.0f}" if late_ms else "-" for share in (50, 99, 100)]
-                rows.append([name, *shares, sum(late < 0 for late in late_ms)])
+                shares = {"p50": 50, "p99": 99, "max": 100}
+                late = {share: f"{np.percentile(late_ms, at):.0f}" if late_ms else "-" for share, at in shares.items()}
+                rows.append({"engine": name, **late, "early": sum(each < 0 for each in late_ms)})
                 failed += [f"{name}, live: {problem}" for problem in problems]
-            show.table(show.columns(["engine"], ["p50", "p99", "max", "early"]), rows)
+            show.table(rows, right=["p50", "p99", "max"])
     if keep is not None:
         show.line(f"\nThe stores are in {keep}.")
     if store is not None:
@@ -145,7 +146,7 @@ def _directory(keep: Path | None, names: list[str]) -> Iterator[Path]:
     yield keep
 
 
-def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tuple[list[Cell], list[str]]:
+def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tuple[dict[str, Cell], list[str]]:
     """Play the day through an engine; returns a row of the table of counts, and what was wrong."""
     clock = ManualClock(START_MS)
     task = progress.add_task(engine, total=len(day) + sum(order.paid_ms is not None for order in day))
@@ -154,7 +155,8 @@ def _play(engine: str, path: Path, day: list[Order], progress: Progress) -> tupl
         played = OrderDay(store, clock, day)
         played.play(lambda done: progress.advance(task, done))
         seconds, counts = time.perf_counter() - begun_s, played.counts()
-        return [*counts, f"{seconds:.1f}", f"{sum(counts) / seconds:,.0f}"], played.problems()
+        rates = {"seconds": f"{seconds:.1f}", "msgs/s": f"{sum(counts) / seconds:,.0f}"}
+        return {**dict(zip(_COUNTED, counts, strict=True)), **rates}, played.problems()
 
 
 # ---------------------------------------------------------------- the real clock

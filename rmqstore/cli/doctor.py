@@ -20,7 +20,6 @@ from rmqstore.cli import show, stores
 from rmqstore.cli.engines import effective
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
-from rmqstore.cli.show import Column
 from rmqstore.cli.times import MINUTE_MS, clock_and_relative, clock_time, iso, relative, span, time_option
 from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment
 from rmqstore.errors import EngineLookupError, RmqstoreError, StoreLockedError, StorePathError
@@ -351,13 +350,6 @@ def size(number: int) -> str:
 # ---------------------------------------------------------------- inspect
 
 
-_DAMAGE: Final = (
-    Column("file", lambda damage: damage.file),
-    Column("offset", lambda damage: "-" if damage.offset is None else str(damage.offset), right=True),
-    Column("what", lambda damage: damage.what),
-)
-
-
 _MISSING: Final = Inspection(title="a store's directory without its files", damage=(Damage(".", None, "its files are missing"),))
 """What is found in a store where the inspector of its own engine knows nothing."""
 
@@ -456,16 +448,18 @@ def _print(look: _Look, now_ms: int) -> None:
         show.line()
         show.line(Text(show.plain(section.heading), "bold underline"))
         if section.rows:
-            # Numbers go to the right.
-            is_number = [all(cell is None or isinstance(cell, int) for cell in cells) for cells in zip(*section.rows, strict=True)]
-            columns = [Column(heading, right=right) for heading, right in zip(section.columns, is_number, strict=True)]
-            show.table(columns, [[_text(cell, now_ms) for cell in row] for row in section.rows])
+            columns = zip(section.columns, zip(*section.rows, strict=True), strict=True)
+            numbers = [heading for heading, cells in columns if all(isinstance(cell, int | None) for cell in cells)]
+            texts = ([_text(cell, now_ms) for cell in row] for row in section.rows)
+            show.table((dict(zip(section.columns, row, strict=True)) for row in texts), right=numbers)
         if section.note:
             show.line(show.plain(section.note))
-    if look.inspection.damage:
+    if damage := look.inspection.damage:
         show.line()
         show.line(Text("Damage", "bold red"))
-        show.table(_DAMAGE, look.inspection.damage)
+        show.table(
+            ({name: _text(cell, now_ms) for name, cell in msgspec.structs.asdict(each).items()} for each in damage), right=["offset"]
+        )
 
 
 def _text(cell: Cell, now_ms: int) -> str:

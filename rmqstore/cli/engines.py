@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
-from rmqstore.cli.show import Cell, Column
+from rmqstore.cli.show import Cell
 from rmqstore.cli.times import SECOND_MS, duration_text
 from rmqstore.config import Config, load
 from rmqstore.contract import UNLIMITED_MS, Capabilities, Flush, Support
@@ -24,15 +24,6 @@ from rmqstore.plugins import EngineEntry, EngineState, get_plugins
 from rmqstore.settings import CORE_SETTINGS, Source, allowed
 
 _STYLES = {EngineState.OK: "green", EngineState.NOT_INSTALLED: "yellow", EngineState.BROKEN: "red"}
-_COLUMNS: Final = (
-    Column("engine"),
-    Column("distribution"),
-    Column("version"),
-    Column("state"),
-    Column("survives (sync / async)", long=True),
-    Column("horizon"),
-    Column("not there", long=True),
-)
 
 
 @examples("rmqstore engines", "rmqstore engines --json")
@@ -50,16 +41,18 @@ def engines(
     if not entries:
         show.line("No engine is installed. For example: pip install 'rmqstore[all]'")
         return
-    show.table(_COLUMNS, [_row(entry) for entry in entries])
+    show.table(map(_row, entries), long=["survives (sync / async)", "not there"])
     for entry in entries:
         if entry.reason:
             show.line()
             show.line(Text.assemble((f"{entry.name} ", "bold"), (entry.state.value, _STYLES[entry.state]), f": {entry.reason}"))
 
 
-def _row(entry: EngineEntry) -> list[Cell]:
-    declared = _declared(entry.info.capabilities) if entry.info else ("", "", "")
-    return [entry.name, entry.distribution, entry.version, Text(entry.state.value, _STYLES[entry.state]), *declared]
+def _row(entry: EngineEntry) -> dict[str, Cell]:
+    survives, horizon, absent = _declared(entry.info.capabilities) if entry.info else ("", "", "")
+    state = Text(entry.state.value, _STYLES[entry.state])
+    found: dict[str, Cell] = {"engine": entry.name, "distribution": entry.distribution, "version": entry.version, "state": state}
+    return found | {"survives (sync / async)": survives, "horizon": horizon, "not there": absent}
 
 
 def _declared(capabilities: Capabilities) -> tuple[str, str, str]:
@@ -124,8 +117,9 @@ def config(
             show.line(f"    {setting.doc}")
             show.line(f"    Takes {allowed(setting)}." + (" Fixed when the store is made." if setting.baked else ""))
     else:
-        rows = [[key, _value_text(settings, key), _origin(settings, key)] for key in shown_keys(settings)]
-        show.table((Column("setting"), Column("value"), Column("from", long=True)), rows)
+        keys = shown_keys(settings)
+        rows = ({"setting": key, "value": _value_text(settings, key), "from": _origin(settings, key)} for key in keys)
+        show.table(rows, long=["from"])
     show.note(
         f"There is no store in {store}; one that is made there has these settings."
         if is_new

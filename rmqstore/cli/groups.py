@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import GroupArgument, JsonOption, StoreArgument, complete_group, examples
-from rmqstore.cli.show import Column
+from rmqstore.cli.show import Cell
 from rmqstore.cli.times import clock_time, duration_option, duration_text, relative
 from rmqstore.contract.pops import GroupSettings
 from rmqstore.delays import RETRY_BACKOFF_MS
@@ -72,16 +72,6 @@ MaybeGroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help=
 IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The message with this id; may be given again.")]
 ParkedOption = Annotated[bool, typer.Option("--parked", help="The entries that could not be read, in place of a group's dead letters.")]
 
-_COLUMNS: Final = (
-    Column("died", lambda letter: clock_time(letter.died_ms)),
-    Column("ago", lambda letter: relative(letter.died_ms, stores.now_ms())),
-    Column("origin topic", lambda letter: letter.origin_topic),
-    Column("attempts", lambda letter: letter.attempts, right=True),
-    Column("id", lambda letter: letter.message.message_id, long=True),
-    Column("reason", lambda letter: letter.reason, long=True),
-    Column("body", lambda letter: show.body_start(letter.message.body), long=True),
-)
-
 
 @examples("rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json")
 def list_(store: StoreArgument, group: MaybeGroupArgument = None, parked: ParkedOption = False, as_json: JsonOption = False) -> None:
@@ -100,7 +90,19 @@ def list_(store: StoreArgument, group: MaybeGroupArgument = None, parked: Parked
         documents = [{**show.struct_document(each), "message": show.message_document(each.message)} for each in letters]
         show.document({**show.times_document(now=now_ms), "dead_letters": documents})
     elif letters:
-        show.table(_COLUMNS, letters)
+        rows: list[dict[str, Cell]] = [
+            {
+                "died": clock_time(letter.died_ms),
+                "ago": relative(letter.died_ms, now_ms),
+                "origin topic": letter.origin_topic,
+                "attempts": letter.attempts,
+                "id": letter.message.message_id,
+                "reason": letter.reason,
+                "body": show.body_start(letter.message.body),
+            }
+            for letter in letters
+        ]
+        show.table(rows, long=["id", "reason", "body"])
         what = "parked entries" if parked else f"dead letters of group {group}"
         show.note(f"{len(letters):,} {what}; `rmqstore dlq {'drop' if parked else 'resend'} -h` tells what can be done.")
     else:
@@ -186,6 +188,6 @@ def _list_groups(store: Reader, *, as_json: bool) -> None:
     if as_json:
         show.document({"groups": counts})
     elif counts:
-        show.table(show.columns(["group"], ["dead letters"]), counts.items())
+        show.table({"group": group, "dead letters": number} for group, number in counts.items())
     else:
         show.line("No group has dead letters.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -11,7 +11,7 @@ from rich.text import Text
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import GroupOption, IdOption, JsonOption, StoreArgument, TopicOption, complete_topic, examples
-from rmqstore.cli.show import Column
+from rmqstore.cli.show import Cell
 from rmqstore.cli.times import clock_and_relative, clock_time, relative
 from rmqstore.contract import Lag, TopicInfo
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX, PoppedMessage
@@ -59,8 +59,10 @@ def lag(
     else:
         seldom = ("expired", "backing_off")
         counts = [name for name in Lag.__struct_fields__ if name not in seldom or any(getattr(each.lag, name) for each in standings)]
-        rows = [[each.group, each.topic, *(getattr(each.lag, name) for name in counts)] for each in standings]
-        show.table(show.columns(["group", "topic"], [name.replace("_", " ") for name in counts]), rows)
+        show.table(
+            {"group": each.group, "topic": each.topic, **{name.replace("_", " "): getattr(each.lag, name) for name in counts}}
+            for each in standings
+        )
     if any(standing.lag.in_flight or standing.lag.backing_off for standing in standings):
         show.note(f"`rmqstore leases {store}` shows who holds what is in flight.")
     if dead := next((standing for standing in standings if standing.lag.dead), None):
@@ -85,14 +87,15 @@ def _standings(store: Reader, group: str | None, topic: str | None) -> list[Stan
 
 
 def _show_queues(standings: list[Standing]) -> None:
-    rows = []
+    rows: list[dict[str, Cell]] = []
     for standing in standings:
         for each in standing.queues:
-            *place, at, end, in_flight = each.values()
-            behind = "-" if at is None or end is None else max(end - at, 0)
-            rows.append([standing.group, standing.topic, *place, "-" if at is None else at, end, behind, "-" if at is None else in_flight])
-    shards = ["shard"] if any("shard" in each for standing in standings for each in standing.queues) else []
-    show.table(show.columns(["group", "topic"], [*shards, "queue", "next offset", "end", "behind", "in flight"]), rows)
+            at, end = each["next_offset"], each["end_offset"] or 0
+            stand: tuple[Cell, ...] = ("-", end, "-", "-") if at is None else (at, end, max(end - at, 0), each["in_flight"])
+            shard = {"shard": each["shard"]} if "shard" in each else {}
+            row: dict[str, Cell] = {"group": standing.group, "topic": standing.topic, **shard, "queue": each["queue_id"]}
+            rows.append(row | dict(zip(("next offset", "end", "behind", "in flight"), stand, strict=True)))
+    show.table(rows, right=["next offset", "behind", "in flight"])
 
 
 def _standing_document(standing: Standing) -> dict[str, Any]:
@@ -184,21 +187,6 @@ def _show_message(message: PoppedMessage) -> None:
         show.line(f"  {text}")
 
 
-_LEASE_COLUMNS: Final = (
-    Column("group", lambda lease: lease.group),
-    Column("topic", lambda lease: lease.topic),
-    Column("queue", lambda lease: lease.queue_id, right=True),
-    Column("offset", lambda lease: lease.queue_offset, right=True),
-    Column("attempt", lambda lease: lease.attempt, right=True),
-    Column("popped at", lambda lease: clock_time(lease.pop_time_ms), long=True),
-    Column("lease ends", lambda lease: clock_time(lease.expiry_ms)),
-    Column("in", lambda lease: relative(lease.expiry_ms, stores.now_ms())),
-    Column("id", lambda lease: lease.message_id, long=True),
-    Column("backing off", lambda lease: (lease.reason or "for no reason given") if lease.is_backing_off else "", long=True),
-    Column("receipt", lambda lease: lease.receipt, long=True),
-)
-
-
 @examples(
     "rmqstore leases data",
     "rmqstore leases data --group billing --topic orders",
@@ -227,27 +215,28 @@ def leases(
     if as_json:
         show.document({**show.times_document(now=now_ms), "leases": [show.struct_document(lease) for lease in found]})
     elif found:
-        show.table(_LEASE_COLUMNS, found)
+        rows: list[dict[str, Cell]] = [
+            {
+                "group": lease.group,
+                "topic": lease.topic,
+                "queue": lease.queue_id,
+                "offset": lease.queue_offset,
+                "attempt": lease.attempt,
+                "popped at": clock_time(lease.pop_time_ms),
+                "lease ends": clock_time(lease.expiry_ms),
+                "in": relative(lease.expiry_ms, now_ms),
+                "id": lease.message_id,
+                "backing off": (lease.reason or "for no reason given") if lease.is_backing_off else "",
+                "receipt": lease.receipt,
+            }
+            for lease in found
+        ]
+        show.table(rows, long=["popped at", "id", "backing off", "receipt"])
         show.note(f"{show.count(len(found), 'lease')}, of {show.count(len({lease.group for lease in found}), 'group')}.")
     else:
         show.note("No message is leased." if message_id is None else f"No message with id {message_id} is leased.")
     if message_id is not None and not found:
         raise typer.Exit(EXIT_NOT_DONE)
-
-
-_PLACE_COLUMNS: Final = (
-    Column("state", lambda place: place.state.value),
-    Column("topic", lambda place: place.message.topic),
-    Column("queue", lambda place: _stored(place, "queue_id"), right=True),
-    Column("offset", lambda place: _stored(place, "queue_offset"), right=True),
-    Column("group", lambda place: place.group),
-    Column("attempt", lambda place: place.attempt or None, right=True),
-    Column("until", lambda place: None if place.until_ms is None else clock_time(place.until_ms)),
-    Column("in", lambda place: None if place.until_ms is None else relative(place.until_ms, stores.now_ms())),
-    Column("id", lambda place: place.message.message_id, long=True),
-    Column("reason", lambda place: place.reason, long=True),
-    Column("handle or receipt", lambda place: place.handle or place.receipt, long=True),
-)
 
 
 @examples(
@@ -277,12 +266,29 @@ def where(
     if as_json:
         show.document({**show.times_document(now=now_ms), "places": [_place_document(each) for each in found]})
     elif found:
-        show.table(_PLACE_COLUMNS, found)
+        show.table(map(_place_row, found), long=["id", "reason", "handle or receipt"])
     else:
         what = f"with id {message_id}" if message_id is not None else f"with key {key}"
         show.note(f"No message {show.plain(what)} is here: it never was, it was cancelled, or every group is done with it.")
     if not found:
         raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _place_row(place: Whereabouts) -> dict[str, Cell]:
+    until_ms = place.until_ms
+    return {
+        "state": place.state.value,
+        "topic": place.message.topic,
+        "queue": _stored(place, "queue_id"),
+        "offset": _stored(place, "queue_offset"),
+        "group": place.group,
+        "attempt": place.attempt or None,
+        "until": None if until_ms is None else clock_time(until_ms),
+        "in": None if until_ms is None else relative(until_ms, stores.now_ms()),
+        "id": place.message.message_id,
+        "reason": place.reason,
+        "handle or receipt": place.handle or place.receipt,
+    }
 
 
 def _place_document(place: Whereabouts) -> dict[str, Any]:

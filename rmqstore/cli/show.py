@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO, TypeAlias
 
 import msgspec
 import typer
@@ -27,26 +27,8 @@ Cell: TypeAlias = str | int | Text | None
 _GAP = 2
 _INDENT = "    "
 _PREVIEW = 60
-
-
-class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        cell: what it shows of an item; without it, rows are sequences of cells.
-        right: align to the right, for numbers.
-        long: ids, handles and the like: they move to lines of their own when the terminal is too narrow.
-    """
-
-    heading: str
-    cell: Callable[[Any], Cell] | None = None
-    right: bool = False
-    long: bool = False
-
-
-def columns(texts: Sequence[str], numbers: Sequence[str]) -> list[Column]:
-    """Return the columns of a table whose rows are sequences of cells: texts first, then numbers."""
-    return [*map(Column, texts), *(Column(heading, right=True) for heading in numbers)]
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEAST_BAR = 5
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -109,24 +91,41 @@ def count(number: int, noun: str, plural: str = "") -> str:
 # ---------------------------------------------------------------- tables
 
 
-def table(columns: Sequence[Column], items: Iterable[Any]) -> None:
-    """Print items under headings; where a terminal is too narrow, the widest of the long columns go to lines below each row."""
-    out = console()
-    cells = [[_shown(column.cell(item) if column.cell else item[at]) for at, column in enumerate(columns)] for item in items]
-    widths = [max([len(column.heading), *(row[at].cell_len for row in cells)]) for at, column in enumerate(columns)]
-    shown = list(range(len(columns)))
-    below: list[int] = []
-    for at in sorted((at for at in shown if columns[at].long), key=lambda at: -widths[at]):
-        if out.is_terminal and sum(widths[each] + _GAP for each in shown) - _GAP > out.width:
-            below = sorted([*below, at])
-            shown.remove(at)
-    lines = [_row([Text(columns[at].heading, "bold") for at in shown], shown, columns, widths)]
-    label_width = max((len(columns[at].heading) for at in below), default=0)
-    for row in cells:
-        lines.append(_row([row[at] for at in shown], shown, columns, widths))
-        lines += [
-            Text.assemble(f"{_INDENT}{columns[at].heading.ljust(label_width)}  ", row[at], style="dim") for at in below if row[at].plain
-        ]
+def table(rows: Iterable[Mapping[str, Cell]], *, long: Collection[str] = (), right: Collection[str] = ()) -> None:
+    """Print rows, which name their cells alike; numbers go to the right.
+
+    Args:
+        long: columns of ids, handles and the like; where a terminal is too narrow, the widest ones go to lines below each row.
+        right: columns of what is no number and goes to the right all the same.
+    """
+    out, given = console(), list(rows)
+    if not given:
+        return
+    headings = list(given[0])
+    to_right = {*right, *(each for each in headings if all(isinstance(row[each], int | None) for row in given))}
+    shown = [{heading: _shown(cell) for heading, cell in row.items()} for row in given]
+    widths = {heading: max(len(heading), *(row[heading].cell_len for row in shown)) for heading in headings}
+    beside, below = list(headings), []
+    for heading in sorted(long, key=lambda each: -widths[each]):
+        if out.is_terminal and sum(widths[each] + _GAP for each in beside) - _GAP > out.width:
+            beside.remove(heading)
+            below.append(heading)
+    label_width = max(map(len, below), default=0)
+
+    def line_of(row: Mapping[str, Text]) -> Text:
+        parts: list[Text] = []
+        for heading in beside:
+            cell, padding = row[heading], " " * (widths[heading] - row[heading].cell_len)
+            parts.append(Text.assemble(padding, cell) if heading in to_right else Text.assemble(cell, padding))
+        line = Text(" " * _GAP).join(parts)
+        line.rstrip()
+        return line
+
+    lines = [line_of({heading: Text(heading, "bold") for heading in headings})]
+    for row in shown:
+        lines.append(line_of(row))
+        for heading in (each for each in headings if each in below and row[each].plain):
+            lines.append(Text.assemble(f"{_INDENT}{heading.ljust(label_width)}  ", row[heading], style="dim"))
     out.print(Text("\n").join(lines), soft_wrap=True)
 
 
@@ -136,22 +135,42 @@ def _shown(cell: Cell) -> Text:
     return Text(f"{cell:,}" if isinstance(cell, int) else plain(cell or ""))
 
 
-def _row(cells: Sequence[Text], places: Sequence[int], columns: Sequence[Column], widths: Sequence[int]) -> Text:
-    parts: list[str | Text] = []
-    for cell, at in zip(cells, places, strict=True):
-        padding = " " * (widths[at] - cell.cell_len)
-        parts += [" " * _GAP if parts else "", *((padding, cell) if columns[at].right else (cell, padding))]
-    row = Text.assemble(*parts)
-    row.rstrip()
-    return row
-
-
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
     """Print names and values below each other, the values aligned."""
     given = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in given), default=0)
     for name, value in given:
         line(Text.assemble((name.ljust(width), "bold"), "  ", value))
+
+
+# ---------------------------------------------------------------- bars
+
+
+def bars(out: Console, rows: Sequence[tuple[str, int, str]], width: int) -> list[Text]:
+    """Return lines with a label on the left, a number on the right, and a bar in a colour between them.
+
+    A number without a colour has no bar, and makes no other bar small.
+    """
+    shown = [f"{number:,}" for _, number, _ in rows]
+    label_width, number_width = max(len(label) for label, _, _ in rows), max(map(len, shown))
+    room = max(width - label_width - number_width - 2 * _GAP, _LEAST_BAR)
+    most = max((number for _, number, colour in rows if colour), default=0)
+    lines = []
+    for (label, number, colour), text in zip(rows, shown, strict=True):
+        drawn = bar(number, most, room, is_ascii=out.options.ascii_only) if colour else ""
+        padding = " " * (room - len(drawn) + _GAP)
+        lines.append(Text.assemble(label.ljust(label_width + _GAP), (drawn, colour), padding, text.rjust(number_width)))
+    return lines
+
+
+def bar(number: int, most: int, width: int, *, is_ascii: bool = False) -> str:
+    """Return a bar of ``number / most`` of ``width`` cells, in steps of an eighth; what is not zero is seen."""
+    if not number or not most:
+        return ""
+    if is_ascii:
+        return "#" * max(number * width // most, 1)
+    full, rest = divmod(max(number * width * 8 // most, 1), 8)
+    return "█" * full + _EIGHTHS[rest].strip()
 
 
 # ---------------------------------------------------------------- JSON

@@ -18,7 +18,6 @@ from rich.text import Text
 from rmqstore.cli import show
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import EnginesOption, complete_engine, examples, imported
-from rmqstore.cli.show import Column
 from rmqstore.errors import IllegalArgumentError
 
 _STYLES: Final = {"pass": "green", "fail": "bold red", "declared absent": "dim", "not run": "yellow"}
@@ -101,14 +100,6 @@ def _show_verdicts(found: Any, command: ModuleType) -> bool:
 # ---------------------------------------------------------------- bench
 
 
-_COLUMNS: Final = (
-    Column("workload", lambda each: each.name),
-    Column("cancelled", lambda each: f"{each.cancelled:.0%}", right=True),
-    Column("acked", lambda each: f"{each.acked:.0%}", right=True),
-    Column("about", lambda each: each.about, long=True),
-)
-
-
 @examples(
     "rmqstore bench run benchmarks/specs/small.toml --out build/small",
     "rmqstore bench run full.toml --out full --stores /mnt/disk",
@@ -153,7 +144,11 @@ def run(
 def workloads() -> None:
     """List the workloads that a specification can name."""
     named = _part("grid.named").named_workloads()
-    show.table(_COLUMNS, named.values())
+    rows = (
+        {"workload": each.name, "cancelled": f"{each.cancelled:.0%}", "acked": f"{each.acked:.0%}", "about": each.about}
+        for each in named.values()
+    )
+    show.table(rows, long=["about"], right=["cancelled", "acked"])
 
 
 def _part(name: str) -> ModuleType:
@@ -243,7 +238,8 @@ def load_test(
         audit=audit,
     )
     outcomes = _played(command, request)
-    show.table(show.columns(reporting.HEADINGS[:1], reporting.HEADINGS[1:]), map(reporting.summary, outcomes))
+    rows = (dict(zip(reporting.HEADINGS, reporting.summary(outcome), strict=True)) for outcome in outcomes)
+    show.table(rows, right=reporting.HEADINGS[1:])
     show.line()
     for outcome in outcomes:
         _tell(outcome, reporting)

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.text import Text
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.options import JsonOption, StoreArgument, TopicOption, examples, refuse_together
-from rmqstore.cli.show import Column
+from rmqstore.cli.show import Cell
 from rmqstore.cli.times import (
     DAY_MS,
     HOUR_MS,
@@ -41,9 +40,7 @@ _WIDTHS_MS: Final = tuple(
     )
     for number in numbers
 )
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _PIPE_WIDTH: Final = 80
-_LEAST_BAR: Final = 10
 _PAGE: Final = 1000
 
 
@@ -97,7 +94,7 @@ def timers(
             if as_json:
                 show.document_with(show.times_document(now=now_ms), "timers", map(_document, listed))
             else:
-                _list(listed)
+                _list(listed, now_ms)
             return
         histogram = _histogram(opened, now_ms if begin_ms is None else begin_ms, end_ms, buckets, topic)
     if as_json:
@@ -166,7 +163,12 @@ def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool, has_end: bool
     bars = [(text, number) for text, number in zip(_labels(histogram.edges_ms, is_from_now), histogram.counts, strict=True)]
     inside = sum(histogram.counts)
     show.line()
-    _bars(bars if inside else [], "overdue" if is_from_now else "before", histogram.before, histogram.after)
+    rows = [("overdue" if is_from_now else "before", histogram.before, "")] if histogram.before else []
+    rows += [(text, number, "cyan") for text, number in bars if inside]
+    rows += [("later", histogram.after, "")] if histogram.after else []
+    out = show.console()
+    for drawn in show.bars(out, rows, out.width if out.is_terminal else _PIPE_WIDTH):
+        show.line(drawn)
     show.line()
     first, last = histogram.edges_ms[0], histogram.edges_ms[-1]
     if len(bars) > 1 and inside:
@@ -200,32 +202,6 @@ def _labels(edges_ms: Sequence[int], is_from_now: bool) -> list[str]:
     return ["now", *labels[1:]] if is_from_now else labels
 
 
-def _bars(bars: Sequence[tuple[str, int]], before_label: str, before: int, after: int) -> None:
-    """Draw bars, labels on the left, numbers on the right; what is outside has a number alone, so that it makes no bar small."""
-    out = show.console()
-    outside = [(before_label, before)] if before else []
-    rows = [*outside, *bars, *([("later", after)] if after else [])]
-    numbers = [f"{number:,}" for _, number in rows]
-    label_width = max(len(label) for label, _ in rows)
-    number_width = max(map(len, numbers))
-    width = max((out.width if out.is_terminal else _PIPE_WIDTH) - label_width - number_width - 4, _LEAST_BAR)
-    most = max((number for _, number in bars), default=0)
-    for at, ((label, number), shown) in enumerate(zip(rows, numbers, strict=True)):
-        is_inside = len(outside) <= at < len(outside) + len(bars)
-        drawn = bar(number, most, width, is_ascii=out.options.ascii_only) if is_inside else ""
-        show.line(Text.assemble(label.ljust(label_width), "  ", (drawn, "cyan"), " " * (width - len(drawn) + 2), shown.rjust(number_width)))
-
-
-def bar(number: int, most: int, width: int, *, is_ascii: bool = False) -> str:
-    """Return a bar of ``number / most`` of ``width`` cells, in steps of an eighth; what is not zero is seen."""
-    if not number or not most:
-        return ""
-    if is_ascii:
-        return "#" * max(number * width // most, 1)
-    full, rest = divmod(max(number * width * 8 // most, 1), 8)
-    return "█" * full + _EIGHTHS[rest].strip()
-
-
 def _histogram_document(histogram: Histogram, now_ms: int) -> dict[str, Any]:
     edges = histogram.edges_ms
     return {
@@ -247,21 +223,16 @@ def _pending(store: Reader, from_ms: int, to_ms: int | None, topic: str | None) 
     return (timer for timer in stores.pending_timers(store, from_ms, to_ms) if topic is None or timer.message.topic == topic)
 
 
-_COLUMNS: Final = (
-    Column("due", lambda timer: clock_time(timer.deliver_at_ms)),
-    Column("in", lambda timer: relative(timer.deliver_at_ms, stores.now_ms())),
-    Column("topic", lambda timer: timer.message.topic),
-    Column("tag", lambda timer: timer.message.tag),
-    Column("keys", lambda timer: ",".join(timer.message.keys)),
-    Column("id", lambda timer: timer.message.message_id, long=True),
-    Column("handle", lambda timer: timer.handle.text(), long=True),
-)
+def _row(timer: PendingTimer, now_ms: int) -> dict[str, Cell]:
+    message, due_ms = timer.message, timer.deliver_at_ms
+    found: dict[str, Cell] = {"due": clock_time(due_ms), "in": relative(due_ms, now_ms), "topic": message.topic, "tag": message.tag}
+    return found | {"keys": ",".join(message.keys), "id": message.message_id, "handle": timer.handle.text()}
 
 
-def _list(timers: Iterator[PendingTimer]) -> None:
+def _list(timers: Iterator[PendingTimer], now_ms: int) -> None:
     listed = 0
     while page := list(islice(timers, _PAGE)):
-        show.table(_COLUMNS, page)
+        show.table((_row(timer, now_ms) for timer in page), long=["id", "handle"])
         listed += len(page)
     show.note(f"{show.count(listed, 'timer')}; `rmqstore cancel STORE HANDLE` stops one." if listed else "No such timer is pending.")
 

@@ -24,7 +24,6 @@ import rmqstore
 from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
 from rmqstore.cli.options import AddressArgument, JsonOption, TokenOption, examples
-from rmqstore.cli.timers import bar
 from rmqstore.cli.times import DAY_MS, HOUR_MS, MINUTE_MS, clock_time, duration_option, span
 from rmqstore.errors import RmqstoreError, StoreUnavailableError
 from rmqstore.message import RETRY_PREFIX
@@ -40,7 +39,6 @@ _LEFT_WIDTH: Final = 26
 _FRAME_WIDTH: Final = 4
 _GAP: Final = 2
 _LEAST_NAMES: Final = 16
-_LEAST_BAR: Final = 5
 
 
 class Shot(msgspec.Struct, frozen=True):
@@ -232,18 +230,10 @@ def _rate_table(rates: Mapping[str, float | None]) -> Table:
     return table
 
 
-def _bars(out: Console, shot: Shot) -> Table:
-    numbers = [f"{number:,}" for number in shot.due.values()]
-    labels_width = max(map(len, shot.due))
-    width = max(out.width - _LEFT_WIDTH - labels_width - max(map(len, numbers)) - _FRAME_WIDTH - 4, _LEAST_BAR)
-    table = Table.grid(expand=True, padding=(0, 1))
-    table.add_column(width=labels_width)
-    table.add_column(ratio=1)
-    table.add_column(justify="right", no_wrap=True)
-    for (label, number), shown in zip(shot.due.items(), numbers, strict=True):
-        colour = "red" if label == "now" and shot.health.overdue else "cyan"
-        table.add_row(label, Text(bar(number, max(shot.due.values()), width, is_ascii=out.options.ascii_only), colour), shown)
-    return table
+def _bars(out: Console, shot: Shot) -> Group:
+    late = shot.health.overdue
+    rows = [(label, number, "red" if label == "now" and late else "cyan") for label, number in shot.due.items()]
+    return Group(*show.bars(out, rows, out.width - _LEFT_WIDTH - _FRAME_WIDTH))
 
 
 def _most_behind(groups: Sequence[GroupHealth], rows: int) -> Sequence[GroupHealth]:

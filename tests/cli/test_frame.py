@@ -232,11 +232,8 @@ def test_the_json_document_holds_all_that_an_engine_declares() -> None:
     assert document["capabilities"]["horizon_ms"] == 5000
     (setting,) = document["settings"]
     assert (setting["key"], setting["type"], setting["minimum"]) == ("acme.size", "int", 1)
-
-
-def test_a_broken_plugin_has_no_declaration_to_show() -> None:
-    document = _document(EngineEntry("acme", None, "acme-engines", "1.0", EngineState.BROKEN, "ImportError"))
-    assert document == {"name": "acme", "distribution": "acme-engines", "version": "1.0", "state": "broken", "reason": "ImportError"}
+    broken = _document(EngineEntry("acme", None, "acme-engines", "1.0", EngineState.BROKEN, "ImportError"))
+    assert broken == {"name": "acme", "distribution": "acme-engines", "version": "1.0", "state": "broken", "reason": "ImportError"}
 
 
 def test_the_table_shows_the_weakest_durability_and_what_is_absent() -> None:
@@ -262,15 +259,16 @@ def test_the_table_shows_the_weakest_durability_and_what_is_absent() -> None:
         ("rmqstore conformance mem", ["memory"]),
     ],
 )
-def test_commands_engines_and_names_of_the_store_are_completed(cli: Command, typed: str, offered: list[str]) -> None:
+def test_commands_engines_and_names_of_the_store_are_completed(
+    cli: Command, monkeypatch: pytest.MonkeyPatch, typed: str, offered: list[str]
+) -> None:
     cli.send()
     cli.good("pop", "data", "orders", "-g", "billing", "--no-ack")
-    words = typed.split(" ")
-    environment = os.environ | {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_RMQSTORE_COMPLETE": "complete_bash"}
-    done = subprocess.run(
-        [sys.executable, "-m", "rmqstore"], capture_output=True, text=True, env=environment, check=True, cwd=cli.data.parent
-    )
-    assert (done.stdout.split(), done.stderr) == (offered, "")
+    monkeypatch.chdir(cli.root)
+    for name, value in {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_RMQSTORE_COMPLETE": "complete_bash"}.items():
+        monkeypatch.setenv(name, value)
+    done = cli.good()
+    assert (done.out.split(), done.err) == (offered, "")
 
 
 def test_the_scripts_of_shells(cli: Command) -> None:

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from rmqstore import Message
 from rmqstore.cli import show
-from rmqstore.cli.show import Column
-from rmqstore.cli.timers import bar, edges_between
+from rmqstore.cli.show import bar
+from rmqstore.cli.timers import edges_between
 from rmqstore.cli.times import clock_time, duration_text, iso, parse_duration, parse_time, relative
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS
@@ -125,12 +125,14 @@ def test_a_time_that_a_clock_passes_over_is_the_one_behind_it(utc: Callable[[str
 # ---------------------------------------------------------------- tables and texts
 
 
-COLUMNS = (Column("name"), Column("n", right=True), Column("id", long=True), Column("receipt", long=True))
-ROWS = [["first", "1", "i" * 20, "r" * 40], ["second", "1,000", "", "r"]]
+ROWS = [
+    {"name": "first", "n": 1, "id": "i" * 20, "receipt": "r" * 40},
+    {"name": "second", "n": 1000, "id": "", "receipt": "r"},
+]
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    show.table(COLUMNS, ROWS)
+    show.table(ROWS, long=["id", "receipt"])
     return capsys.readouterr().out.splitlines()
 
 
@@ -164,12 +166,12 @@ def test_a_table_on_a_terminal(
 
 
 def test_cells_are_numbers_nothing_or_texts_that_drive_no_terminal(cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    show.table((Column("a", right=True), Column("b"), Column("c")), [(1234, None, "\x1b[2J")])
+    show.table([{"a": 1234, "b": None, "c": "\x1b[2J"}])
     assert capsys.readouterr().out.splitlines()[1] == "1,234     \\x1b[2J"
 
 
 def test_wide_characters_are_aligned(cli: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    show.table((Column("a"), Column("b")), [["漢字", "x"], ["abcd", "y"]])
+    show.table([{"a": "漢字", "b": "x"}, {"a": "abcd", "b": "y"}])
     assert capsys.readouterr().out == "a     b\n漢字  x\nabcd  y\n"
 
 

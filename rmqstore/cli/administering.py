@@ -32,7 +32,7 @@ def list_topics(
     """List the topics, with queues, messages and offsets."""
     with stores.reading(store) as opened:
         infos = opened.topics.list(system=system)
-        counts = {info.name: _kept(opened, info) for info in infos}
+        counts = {} if as_json else {info.name: _kept(opened, info) for info in infos}
         parts = [(shard, {info.name: info for info in part.topics.list(system=system)}) for shard, part in stores.parts(opened)]
     if as_json:
         queues = {

@@ -103,8 +103,9 @@ def list_(store: StoreArgument, group: MaybeGroupArgument = None, parked: Parked
             for letter in letters
         ]
         show.table(rows, long=["id", "reason", "body"])
-        what = "parked entries" if parked else f"dead letters of group {group}"
-        show.note(f"{len(letters):,} {what}; `rmqstore dlq {'drop' if parked else 'resend'} -h` tells what can be done.")
+        number = len(letters)
+        what = show.count(number, "parked entry", "parked entries") if parked else f"{show.count(number, 'dead letter')} of group {group}"
+        show.note(f"{what}; `rmqstore dlq {'drop' if parked else 'resend'} -h` tells what can be done.")
     else:
         show.line("Nothing is parked." if parked else f"Group {group} has no dead letters.")
 

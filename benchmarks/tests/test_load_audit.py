@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.tests.conftest import store_of, told
+from rmqstore_benchmarks.grid.load import Ids
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import audit
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
-from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, TOPIC, Fate, Ids, Plan
+from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, TOPIC, Fate, Plan
 
 LATER_MS = START_MS + 1_000_000
 

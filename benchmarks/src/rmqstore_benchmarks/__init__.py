@@ -1,1 +1,1 @@
-"""Measurements of rmqstore's engines beside the raw databases (``speed``), and their load test from Spark (``load``)."""
+"""Measurements of rmqstore's engines: the grid and its report, other systems beside them, Spark; and their load test (``load``)."""

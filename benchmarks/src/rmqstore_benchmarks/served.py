@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,12 +50,12 @@ def batches(store: Store) -> Callable[[], object]:
     return partial(store.send_batch, MessageBatch.of([Message("t", BODY)] * 1000).columns, delay=LATER)
 
 
-_served: Any = None
-_together: Any = None
+_served: Store
+_together: Barrier
 """Of another process: the store that it is connected to, and where it waits for the others."""
 
 
-def connect(path: Path, together: Any) -> None:
+def connect(path: Path, together: Barrier) -> None:
     """Be another process, of several that begin their rounds together."""
     global _served, _together
     _served, _together = rmqstore.connect(path), together

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.tables import bounds_of
-
-if TYPE_CHECKING:
-    from rmqstore_benchmarks.grid.tables import Results
+from rmqstore_benchmarks.grid.tables import Results, bounds_of
 
 _Item = TypeVar("_Item")
 

@@ -15,12 +15,13 @@ import numpy as np
 import rmqstore
 from rmqstore.contract import TimerHandle
 from rmqstore.message import MAX_POP
+from rmqstore.store.sending import SendReceipt
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.account import Account
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, Mask, ends_of, ids_in, ticks_of
 from rmqstore_benchmarks.grid.named import BATCH, INVISIBLE_MS, POP_MESSAGES, PRECISION_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
-from rmqstore_benchmarks.grid.stores import Hollow, page_messages
+from rmqstore_benchmarks.grid.stores import Hollow, HollowReceipt, page_messages
 
 GROUP: Final = "workers"
 _FLUSH_S: Final = 0.5
@@ -78,9 +79,9 @@ class Calls:
         phase.call("schedule", begin_ns, time.perf_counter_ns(), len(made.ids), intended_ns)
         self.sent(made, receipts)
 
-    def sent(self, made: Made, receipts: Sequence[Any]) -> None:
+    def sent(self, made: Made, receipts: Sequence[SendReceipt | HollowReceipt]) -> None:
         """Enter timers that were stored by one call."""
-        first = TimerHandle.parse(receipts[0].handle or "")
+        first = receipts[0].timer
         if first is None or len(receipts) != len(made.ids):
             raise RuntimeError(f"a batch of {len(made.ids)} timers was answered with {len(receipts)} receipts, the first {receipts[0]}")
         self._name = (first.store_tag, first.epoch)
@@ -140,8 +141,8 @@ class Calls:
         begin_ns: int,
         popped_ns: int,
         acked_ns: int,
-        popped: rmqstore.MessageBatch | Sequence[Any],
-        outcomes: Any,
+        popped: rmqstore.MessageBatch | Sequence[rmqstore.PoppedMessage],
+        outcomes: list[rmqstore.AckOutcome] | None,
         intended_ns: int | None = None,
     ) -> Ids:
         """Enter a pop and the ack of all that it gave, if there was one; returns the ticks of messages that came for the first time."""

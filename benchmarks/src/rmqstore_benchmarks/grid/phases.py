@@ -23,6 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+import rmqstore
+from rmqstore.store.sending import SendReceipt
 from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form, messages_of
 from rmqstore_benchmarks.grid.load import Ids, Load, Made
 from rmqstore_benchmarks.grid.named import HOUR_MS, INVISIBLE_MS, MIXED_BATCH, POP_MESSAGES, ROLL_SPAN_MS, TOPIC, NamedWorkload
@@ -158,7 +160,7 @@ class Producers:
         self._threads = threads
         self._made = calls.load.fresh(calls.clock.now_ms(), _PRODUCED)
         self._messages = messages_of(self._made)
-        self._sent: list[tuple[int, int, int, Any]] = []
+        self._sent: list[tuple[int, int, int, SendReceipt]] = []
         self._start = threading.Barrier(threads)
 
     def run(self, phase: Phase) -> int:
@@ -168,7 +170,7 @@ class Producers:
                 self._sent += sent
         return len(self._sent)
 
-    def _produce(self, first: int) -> list[tuple[int, int, int, Any]]:
+    def _produce(self, first: int) -> list[tuple[int, int, int, SendReceipt]]:
         send, sent = self._calls.store.send, []
         self._start.wait()
         for row in range(first, _PRODUCED, self._threads):
@@ -186,6 +188,10 @@ class Producers:
         return {}
 
 
+_Taken = tuple[int, int, int, Sequence[rmqstore.PoppedMessage], list[rmqstore.AckOutcome]]
+"""A pop: when it began and ended, when its ack ended, ns; what it gave, and what the ack said."""
+
+
 class Consumers:
     """Threads of one group that pop and ack until nothing is left.
 
@@ -195,7 +201,7 @@ class Consumers:
 
     def __init__(self, calls: Calls, threads: int) -> None:
         self._calls = calls
-        self._taken: list[list[tuple[int, int, int, Sequence[Any], Any]]] = [[] for _ in range(threads)]
+        self._taken: list[list[_Taken]] = [[] for _ in range(threads)]
         self._start = threading.Barrier(threads)
 
     def run(self, phase: Phase) -> int:
@@ -203,7 +209,7 @@ class Consumers:
         with ThreadPoolExecutor(len(self._taken)) as pool:
             return sum(pool.map(self._consume, self._taken))
 
-    def _consume(self, taken: list[tuple[int, int, int, Sequence[Any], Any]]) -> int:
+    def _consume(self, taken: list[_Taken]) -> int:
         store = self._calls.store
         count = 0
         self._start.wait()

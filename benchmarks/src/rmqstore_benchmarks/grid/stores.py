@@ -126,10 +126,10 @@ def store_path(task: ShardTask) -> Path:
     return Path(task.directory, "store")
 
 
-class _Receipt(msgspec.Struct, frozen=True):
+class HollowReceipt(msgspec.Struct, frozen=True):
     """The receipt of what does not come back; all of a batch have that of the first."""
 
-    handle: str
+    timer: TimerHandle
 
 
 Prepare = Callable[[pa.RecordBatch, int, int], Any]
@@ -157,10 +157,10 @@ class Hollow:
         """Return what :meth:`send_batch` takes for these timers."""
         return self._prepare(columns, self._sent, now_ms)
 
-    def send_batch(self, prepared: Any) -> list[_Receipt]:
+    def send_batch(self, prepared: Any) -> list[HollowReceipt]:
         first_seq, count = self._sent + 1, self._put(prepared)
         self._sent += count
-        return [_Receipt(TimerHandle(0, 1, first_seq, 0).text())] * count
+        return [HollowReceipt(TimerHandle(0, 1, first_seq, 0))] * count
 
     def cancel(self, handles: Sequence[Any]) -> list[CancelOutcome]:
         return [CancelOutcome.CANCELLED] * len(handles)

@@ -18,16 +18,17 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch
-from rmqstore.contract import ReleaseOutcome
+from rmqstore.contract import ChangeResult, Receipt, ReleaseOutcome
 from rmqstore.errors import StoreUnavailableError
-from rmqstore.store.receipts import receipts_of
+from rmqstore.store.receipts import LeasedMany, receipts_of
 from rmqstore.store.sending import SendReceipts
+from rmqstore_benchmarks.grid.load import Ids
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.owner import Owner, open_store
@@ -41,7 +42,6 @@ from rmqstore_benchmarks.load.plan import (
     TOPIC,
     Failure,
     Fate,
-    Ids,
     Plan,
     ids_in,
     key_of,
@@ -183,8 +183,14 @@ class Attempt:
             return act()
 
     def asked(
-        self, op: str, intent: Event, ids: Ids, attempts: Ids | None, act: Callable[[], Any], event: Callable[[Any], Event]
-    ) -> list[Any]:
+        self,
+        op: str,
+        intent: Event,
+        ids: Ids,
+        attempts: Ids | None,
+        act: Callable[[], Sequence[_Answer]],
+        event: Callable[[_Answer], Event],
+    ) -> list[_Answer]:
         """Make a call that answers each of ``ids``: its intent is written before, and what ``event`` makes of each answer behind it.
 
         One whose owner was killed meanwhile stays in doubt where no answer came, which gives none, and where the answer is to its repeat:
@@ -332,7 +338,7 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
     rows = np.flatnonzero(shard.plan.has(ids, Fate.CANCELLED_BY_HANDLE))
     if len(rows):
         handles = [handle for row in rows.tolist() if (handle := receipts[row].handle) is not None]
-        shard.asked("cancel", Event.CANCELLING, ids[rows], None, partial(shard.store.cancel, handles), _CANCELS.__getitem__)
+        shard.asked("cancel", Event.CANCELLING, ids[rows], None, lambda: shard.store.cancel(handles), _CANCELS.__getitem__)
     for row in np.flatnonzero(shard.plan.has(ids, Fate.CANCELLED_BY_KEY)).tolist():
         mine = ids[row : row + 1]
         topic = KEPT_TOPIC if shard.plan.has(mine, Fate.KEPT)[0] else TOPIC
@@ -414,31 +420,33 @@ class _Consumer:
             if mask.any():
                 settle([receipts[row] for row in np.flatnonzero(mask).tolist()], ids[mask], attempts[mask])
 
-    def _ack(self, leased: Any, ids: Ids, attempts: Ids) -> None:
-        self._shard.asked("ack", Event.ACKING, ids, attempts, partial(self._store.ack, leased), _ACKS.__getitem__)
+    def _ack(self, leased: LeasedMany, ids: Ids, attempts: Ids) -> None:
+        self._shard.asked("ack", Event.ACKING, ids, attempts, lambda: self._store.ack(leased), _ACKS.__getitem__)
 
-    def _release(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
+    def _release(self, receipts: Sequence[Receipt], ids: Ids, attempts: Ids) -> None:
         def event(outcome: ReleaseOutcome) -> Event:
             return Event.RELEASED if outcome is ReleaseOutcome.RELEASED else Event.RELEASE_REFUSED
 
-        self._shard.asked("release", Event.RELEASING, ids, attempts, partial(self._store.release, receipts), event)
+        self._shard.asked("release", Event.RELEASING, ids, attempts, lambda: self._store.release(receipts), event)
 
-    def _take_longer(self, old: Sequence[Any], ids: Ids, attempts: Ids) -> None:
+    def _take_longer(self, old: Sequence[Receipt], ids: Ids, attempts: Ids) -> None:
         """Ask for more time; then ack by the receipts that this replaced, which must do nothing (P6), and by those that it gave."""
         new = self._change(old, ids, attempts, invisible_ms=LONGER_MS, changed=Event.CHANGED)
         if not new:
             return  # whether the old ones were replaced is not known
         began = self._ledger.moment(self._shard.now_ms)
-        outcomes: Any = self._shard.call("ack of an old receipt", partial(self._store.ack, old))
+        outcomes = self._shard.call("ack of an old receipt", lambda: self._store.ack(old))
         honoured = np.array([outcome is AckOutcome.ACKED for outcome in outcomes])
         self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.latest_ms, attempts[honoured])
-        rows = [row for row, receipt in enumerate(new) if receipt is not None]
-        if rows:
-            self._ack([new[row] for row in rows], ids[rows], attempts[rows])
+        given = {row: receipt for row, receipt in enumerate(new) if receipt is not None}
+        if rows := list(given):
+            self._ack(list(given.values()), ids[rows], attempts[rows])
 
-    def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, *, invisible_ms: int, changed: Event) -> list[Any]:
-        def event(result: Any) -> Event:
+    def _change(self, receipts: Sequence[Receipt], ids: Ids, attempts: Ids, *, invisible_ms: int, changed: Event) -> list[Receipt | None]:
+        def event(result: ChangeResult) -> Event:
             return changed if result.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED
 
-        act = partial(self._store.change_invisible, receipts, invisible_ms=invisible_ms)
+        def act() -> list[ChangeResult]:
+            return self._store.change_invisible(receipts, invisible_ms=invisible_ms)
+
         return [each.receipt for each in self._shard.asked("change_invisible", Event.CHANGING, ids, attempts, act, event)]

@@ -7,8 +7,8 @@ died) may have happened or not, so it explains an end that nobody was told of, b
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 import rmqstore
 from rmqstore.message import retry_topic
 from rmqstore.tables import State
+from rmqstore_benchmarks.grid.load import Ids, Mask
 from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.ledger import NO_ID, Event, last_ms
 from rmqstore_benchmarks.load.owner import open_store
@@ -30,13 +31,12 @@ from rmqstore_benchmarks.load.plan import (
     MAX_RETRIES,
     NO_TIME,
     TOPIC,
-    Mask,
     Plan,
     ids_in,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 # ---------------------------------------------------------------- the audit
 
@@ -104,7 +104,9 @@ def _placed(plan: Plan, number: int, page: pa.RecordBatch, places: dict[str, Mas
         yield _found_rows(number, ids[are_there], place)
 
 
-def _found_rows(number: int, ids: Any, place: str, attempts: Any = None, notes: Any = None) -> pa.RecordBatch:
+def _found_rows(
+    number: int, ids: Ids | list[int], place: str, attempts: Sequence[int] | None = None, notes: Sequence[str | None] | None = None
+) -> pa.RecordBatch:
     count = len(ids)
     columns = {
         "shard": np.full(count, number, np.int32),
@@ -353,7 +355,7 @@ def _listed(spark: SparkSession, most: int) -> list[Fault]:
     return [Fault(row["id"], row["shard"], list(row["faults"]), histories[row["id"]]) for row in faulty]
 
 
-def _said(row: Any) -> str:
+def _said(row: Row) -> str:
     """Return one row of the ledger as words."""
     attempt = f" #{row['attempt']}" if row["attempt"] else ""
     return (

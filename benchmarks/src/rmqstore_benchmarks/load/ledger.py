@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from rmqstore_benchmarks.load.plan import Ids
+from rmqstore_benchmarks.grid.load import Ids
 
 
 class Event(enum.StrEnum):

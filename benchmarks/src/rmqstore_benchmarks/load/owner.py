@@ -140,7 +140,7 @@ class Owner:
         self._process.start()
         its_end.close()
 
-    def _hear(self) -> Any:
+    def _hear(self) -> object:
         try:
             return self._pipe.recv()
         except (EOFError, ConnectionError):

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from rmqstore_benchmarks.grid.load import Ids, Mask
 from rmqstore_benchmarks.grid.named import HOUR_MS, START_MS
-
-Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 VERSION: Final = 4
 """What a plan means. It rises whenever the same plan would send, mark, note or judge otherwise: such a plan cannot be resumed."""
@@ -233,7 +232,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     # ------------------------------------------------------------ what becomes of them
 
-    def draw(self, ids: Ids, what: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def draw(self, ids: Ids, what: str) -> NDArray[np.float64]:
         """Return a number from 0 to 1 for each id: always the same for the same seed, id and ``what``."""
         salt = np.uint64(int.from_bytes(what.encode()[:8].ljust(8), "big") ^ (self.seed * 0x9E3779B97F4A7C15 & 2**64 - 1))
         return np.asarray((_mixed(_mixed(ids.astype(np.uint64)) ^ salt) >> np.uint64(11)) / 2**53, np.float64)
@@ -298,7 +297,7 @@ def chunk_for(messages: int, shards: int) -> int:
     return int(np.clip(messages // (shards * ROUNDS * 8), 1, 1000))
 
 
-def _mixed(words: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return SplitMix64's step of each word (Steele, Lea, Flood 2014)."""
     with np.errstate(over="ignore"):
         mixed = words + np.uint64(0x9E3779B97F4A7C15)

@@ -29,8 +29,12 @@ _SLICE_MS = 250
 """How long one call waits: the time until Ctrl-C is seen."""
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What to pop and how to show it; ``limit`` is None for no end."""
+class Run(msgspec.Struct):
+    """What to pop and how to show it, and what became of it; ``limit`` is None for no end.
+
+    Attributes:
+        not_acked: how many of those that were printed were not acked although they should be.
+    """
 
     topic: str
     group: str
@@ -42,11 +46,6 @@ class Wish(msgspec.Struct, frozen=True):
     attempt_id: str | None
     ack: bool
     as_json: bool
-
-
-class Tally(msgspec.Struct):
-    """What became of the messages: printed, and of those not acked although they should be."""
-
     printed: int = 0
     not_acked: int = 0
 
@@ -97,42 +96,41 @@ def pop(
     if attempt_id is not None and limit is not None and limit > MAX_POP:
         raise typer.BadParameter(f"with --attempt-id at most {MAX_POP}", param_hint="--max")
     invisible_ms = duration_option("--invisible", invisible, minimum=1)
-    wish = Wish(topic, group, limit, invisible_ms, filter, order, queue, attempt_id, ack, as_json)
+    run = Run(topic, group, limit, invisible_ms, filter, order, queue, attempt_id, ack, as_json)
     waits = follow or wait_ms > 0
-    tally = Tally()
     with Interrupt() as interrupt, stores.owning(store, services=waits) as opened:
         opened.tick()
         if not create:
             stores.require_topic(opened, topic)
         elif topic not in [info.name for info in opened.topics.list(system=True)]:
             show.note(f"Topic {topic} is not there yet; this makes it.")
-        _check_way(opened, wish)
+        _check_way(opened, run)
         for pause in opened.pauses.list():
             if pause.flow is Flow.HAND_OVER:
                 show.note(f"T{str(pause)[1:]}; `rmqstore resume {store} hand-over` ends that.")
-        _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
-    _report(wish, tally, store=str(store))
+        _consume(opened, run, interrupt, None if follow else wait_ms)
+    _report(run, store=str(store))
     if interrupt.is_set and not follow:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if tally.not_acked:
+    if run.not_acked:
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _check_way(store: Store, wish: Wish) -> None:
+def _check_way(store: Store, run: Run) -> None:
     """Refuse the way of popping that the group's first pop ruled out; tell where a group begins that never popped the topic.
 
     Raises:
         IllegalArgumentError: the group pops in order and ``--order`` is missing, or the reverse.
     """
-    known = next((each for each in store.groups.subscriptions(wish.group) if each.topic == wish.topic), None)
-    if known is not None and known.is_ordered != wish.order:
+    known = next((each for each in store.groups.subscriptions(run.group) if each.topic == run.topic), None)
+    if known is not None and known.is_ordered != run.order:
         how, what = ("in order", "add --order") if known.is_ordered else ("out of order", "leave out --order")
         raise IllegalArgumentError(
-            f"group {wish.group!r} pops topic {wish.topic!r} {how}, as its first pop fixed; {what}, or use another group"
+            f"group {run.group!r} pops topic {run.topic!r} {how}, as its first pop fixed; {what}, or use another group"
         )
-    has_stand = known is not None or any(each.topic == wish.topic for each in store.groups.offsets(wish.group))
-    if not has_stand and wish.topic in [info.name for info in store.topics.list(system=True)]:
-        show.note(f"Group {wish.group} is new to topic {wish.topic} and begins {_start_in(store)}.")
+    has_stand = known is not None or any(each.topic == run.topic for each in store.groups.offsets(run.group))
+    if not has_stand and run.topic in [info.name for info in store.topics.list(system=True)]:
+        show.note(f"Group {run.group} is new to topic {run.topic} and begins {_start_in(store)}.")
 
 
 def _start_in(store: Store) -> str:
@@ -144,55 +142,55 @@ def _start_in(store: Store) -> str:
     return "with the first kept message" if init is InitMode.MIN else "after the last message, since init is max"
 
 
-def _consume(store: Store, wish: Wish, tally: Tally, interrupt: Interrupt, wait_ms: int | None) -> None:
+def _consume(store: Store, run: Run, interrupt: Interrupt, wait_ms: int | None) -> None:
     """Pop page after page until the limit, the end of what is there, or Ctrl-C; ``wait_ms`` is None to go on for ever."""
     until_s = None if wait_ms is None else time.monotonic() + wait_ms / 1000
-    while not interrupt.is_set and (wish.limit is None or tally.printed < wish.limit):
-        left = MAX_POP if wish.limit is None else wish.limit - tally.printed
+    while not interrupt.is_set and (run.limit is None or run.printed < run.limit):
+        left = MAX_POP if run.limit is None else run.limit - run.printed
         left_ms = _SLICE_MS if until_s is None else max(int((until_s - time.monotonic()) * 1000), 0)
         messages = store.pop(
-            wish.topic,
-            wish.group,
-            max_messages=min(left, MAX_POP if wish.attempt_id is not None else _PAGE),
-            invisible_ms=wish.invisible_ms,
+            run.topic,
+            run.group,
+            max_messages=min(left, MAX_POP if run.attempt_id is not None else _PAGE),
+            invisible_ms=run.invisible_ms,
             wait_ms=min(left_ms, _SLICE_MS),
-            order=wish.order,
-            filter=wish.filter,
-            attempt_id=wish.attempt_id,
-            queue=wish.queue,
+            order=run.order,
+            filter=run.filter,
+            attempt_id=run.attempt_id,
+            queue=run.queue,
         )
-        _print(store, wish, messages, tally, interrupt)
+        _print(store, run, messages, interrupt)
         if until_s is not None:
             if messages:
                 until_s = 0.0  # the first ones are here: take what else is ready, wait no longer
             elif time.monotonic() >= until_s:
                 break
-        if wish.attempt_id is not None and messages:
+        if run.attempt_id is not None and messages:
             break
 
 
-def _print(store: Store, wish: Wish, messages: Sequence[PoppedMessage], tally: Tally, interrupt: Interrupt) -> None:
+def _print(store: Store, run: Run, messages: Sequence[PoppedMessage], interrupt: Interrupt) -> None:
     """Print messages; ack those that were printed and give the others back, whatever happens on the way."""
     printed = 0
     try:
         for message in messages:
             if interrupt.is_set:
                 break
-            if wish.as_json:
+            if run.as_json:
                 lease = {**show.times_document(lease_end=_lease_end_ms(message)), "receipt": message.receipt}
                 show.json_line({**show.message_document(message), **lease})
             else:
-                _show(message, wish)
+                _show(message, run)
             printed += 1
     finally:
-        tally.printed += printed
+        run.printed += printed
         if printed < len(messages):
             store.release(messages[printed:])
-        if wish.ack and printed:
+        if run.ack and printed:
             outcomes = store.ack(messages[:printed])
             for message, outcome in zip(messages, outcomes, strict=False):
                 if outcome is not AckOutcome.ACKED:
-                    tally.not_acked += 1
+                    run.not_acked += 1
                     show.note(
                         f"rmqstore: message {show.plain(message.message_id)} was not acked, the lease is {outcome.value}; it may come again"
                     )
@@ -204,28 +202,26 @@ def _lease_end_ms(message: PoppedMessage) -> int | None:
     return None if receipt is None else receipt.pop_time_ms + receipt.invisible_ms
 
 
-def _show(message: PoppedMessage, wish: Wish) -> None:
+def _show(message: PoppedMessage, run: Run) -> None:
     attempt = "" if message.attempt == 1 else f"attempt {message.attempt}"
     parts = [show.plain(message.message_id), *show.words(message), attempt]
     show.line(Text.assemble((clock_time(message.store_ms), "bold"), *(f"  {part}" for part in parts if part)))
     for text in show.body_lines(message.body):
         show.line(f"  {text}")
-    if not wish.ack:
+    if not run.ack:
         ends_ms = _lease_end_ms(message)
         show.line(Text(f"  receipt: {message.receipt}", "dim"))
         if ends_ms is not None:
             show.line(Text(f"  lease ends {clock_and_relative(ends_ms, stores.now_ms())}", "dim"))
 
 
-def _report(wish: Wish, tally: Tally, store: str) -> None:
-    if not tally.printed:
-        show.note(f"Nothing is ready in topic {wish.topic} for group {wish.group}; `rmqstore lag {store}` shows what is leased or waits.")
-    elif wish.ack:
-        show.note(
-            f"{show.count(tally.printed, 'message')}, {'acked' if not tally.not_acked else f'{tally.not_acked:,} of them not acked'}."
-        )
+def _report(run: Run, store: str) -> None:
+    if not run.printed:
+        show.note(f"Nothing is ready in topic {run.topic} for group {run.group}; `rmqstore lag {store}` shows what is leased or waits.")
+    elif run.ack:
+        show.note(f"{show.count(run.printed, 'message')}, {'acked' if not run.not_acked else f'{run.not_acked:,} of them not acked'}.")
     else:
-        show.note(f"{show.count(tally.printed, 'message')}, leased; `rmqstore ack {store} 'RECEIPT'` acks one.")
+        show.note(f"{show.count(run.printed, 'message')}, leased; `rmqstore ack {store} 'RECEIPT'` acks one.")
 
 
 # ---------------------------------------------------------------- ack and cancel

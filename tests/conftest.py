@@ -12,8 +12,10 @@ import pytest
 if (_ROOT := str(Path(__file__).parent.parent)) not in sys.path:
     sys.path.insert(0, _ROOT)
 
+from rmqstore.server.clients import Limits
 from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
+from tests.server.served import Served
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -49,3 +51,12 @@ def durable_stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
     """Stores of what outlives a close."""
     with stores_of(request.param) as factory:
         yield factory
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """A store that is served in this process, within the limits that the mark ``limits`` of a test names."""
+    limits = request.node.get_closest_marker("limits")
+    made = Served(tmp_path, **({} if limits is None else {"limits": Limits(**limits.kwargs)}))
+    yield made
+    made.close()

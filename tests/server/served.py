@@ -15,14 +15,22 @@ from rmqstore import (
     Message,
     Store,
 )
-from rmqstore.server.connection import Connection
+from rmqstore.server.connection import Address, Connection
 from rmqstore.server.serving import ServerThread
-from rmqstore.server.wire import HEAD, unpack
+from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
 
 ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else "memory"
 SECOND = timedelta(seconds=1)
 NOW = Message("t", b"x")
+
+
+class Raw(Connection):
+    """A connection for what no client says."""
+
+    def say(self, *requests: list[Any]) -> None:
+        """Send requests, in one piece: number, call, arguments and named arguments of each."""
+        self._socket.sendall(b"".join(map(frame, requests)))
 
 
 class Served:
@@ -33,7 +41,7 @@ class Served:
         self.store = rmqstore.open(root / "store", engine=ENGINE, clock=self.clock, services=False)
         self.socket = root / "socket"
         self.options = options
-        self.clients: list[Store] = []
+        self.clients: list[Store | Connection] = []
         self.start()
 
     def start(self) -> None:
@@ -42,8 +50,15 @@ class Served:
 
     def connect(self, **options: Any) -> Store:
         """Return a new client."""
-        self.clients.append(rmqstore.connect(f"unix:{self.socket}", **options))
-        return self.clients[-1]
+        client = rmqstore.connect(f"unix:{self.socket}", **options)
+        self.clients.append(client)
+        return client
+
+    def raw(self) -> Raw:
+        """Return a new connection."""
+        connection = Raw(Address(self.socket), None, None)
+        self.clients.append(connection)
+        return connection
 
     def close(self) -> None:
         """Close everything."""

@@ -61,13 +61,6 @@ async def soon(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Any:
-    made = Served(tmp_path)
-    yield made
-    made.close()
-
-
 def with_client(served: Served, work: Callable[[AsyncStore], Awaitable[None]]) -> None:
     """Do some work with a client; it leaves no task behind."""
 

@@ -231,9 +231,9 @@ def test_more_calls_than_a_server_takes_wait_for_their_turn(served: Served) -> N
     with_client(served, work)
 
 
-def test_a_release_has_the_place_of_its_pop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits(client_calls=3)
+def test_a_release_has_the_place_of_its_pop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     places(monkeypatch, waiting=3, others=1)
-    served = Served(tmp_path, limits=Limits(client_calls=3))
     go = threading.Event()
 
     async def work(store: AsyncStore) -> None:

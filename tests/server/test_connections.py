@@ -23,9 +23,9 @@ from rmqstore.server.wire import HEAD, frame, unpack
 from tests.server.served import ENGINE, NOW, SECOND, Served, soon, waiting
 
 
+@pytest.mark.limits(connections=2)
 @pytest.mark.parametrize("place", ["unix", "tcp"])
-def test_connections_beyond_the_limit_are_told_so(tmp_path: Path, place: str) -> None:
-    served = Served(tmp_path, limits=Limits(connections=2))
+def test_connections_beyond_the_limit_are_told_so(served: Served, place: str) -> None:
     where = f"unix:{served.socket}"
     if place == "tcp":
         (port,) = served.thread._done(served.thread._server.entrance.listen("127.0.0.1", 0))  # type: ignore[misc]
@@ -52,14 +52,13 @@ def test_connections_beyond_the_limit_are_told_so(tmp_path: Path, place: str) ->
     soon(lambda: len(served.thread._server.clients) == 1)
     rmqstore.connect(where).close()
     second.close()
-    served.close()
 
 
+@pytest.mark.limits(connections=2)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_repeat_that_finds_too_many_connections_says_that_the_send_may_have_been_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
-    served = Served(tmp_path, limits=Limits(connections=2))
     server = served.thread._server
     answer = server._answer
 
@@ -80,12 +79,11 @@ def test_a_repeat_that_finds_too_many_connections_says_that_the_send_may_have_be
     with pytest.raises(StoreUnavailableError, match=r"0 connections are there.* so it may have been done"):
         asyncio.run(send()) if is_async else served.connect().send(NOW)
     assert served.store.lag("t", "g").ready == 1
-    served.close()
 
 
-def test_silent_connections_take_no_place_of_a_client(tmp_path: Path) -> None:
+@pytest.mark.limits(connections=2)
+def test_silent_connections_take_no_place_of_a_client(served: Served) -> None:
     """Nor the descriptors that the store needs: those that have been silent for longest are closed."""
-    served = Served(tmp_path, limits=Limits(connections=2))
     server = served.thread._server
     client = served.connect()
     client.send(NOW)
@@ -102,7 +100,6 @@ def test_silent_connections_take_no_place_of_a_client(tmp_path: Path) -> None:
         served.connect()
     for each in silent:
         each.close()
-    served.close()
 
 
 _FULL = """
@@ -197,9 +194,8 @@ def _frame_from(connection: socket.socket) -> bytes:
     return connection.recv(size, socket.MSG_WAITALL)
 
 
-def test_both_ends_of_a_connection_see_when_the_other_machine_is_gone(tmp_path: Path) -> None:
+def test_both_ends_of_a_connection_see_when_the_other_machine_is_gone(served: Served) -> None:
     """Also while something is on its way to it, when the system sends no probes."""
-    served = Served(tmp_path)
     (port,) = served.thread._done(served.thread._server.entrance.listen("127.0.0.1", 0))  # type: ignore[misc]
     client = Connection(Address(host="127.0.0.1", port=port), None, None)
     (here,) = served.thread._server.clients
@@ -213,11 +209,8 @@ def test_both_ends_of_a_connection_see_when_the_other_machine_is_gone(tmp_path: 
             assert store._connection is not None
             assert_told_of(store._connection._writer.get_extra_info("socket"))
 
-    try:
-        asyncio.run(connect_async())
-        pytest.importorskip("uvloop").run(connect_async())
-    finally:
-        served.close()
+    asyncio.run(connect_async())
+    pytest.importorskip("uvloop").run(connect_async())
 
 
 def assert_told_of(end: socket.socket) -> None:

@@ -6,32 +6,30 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError
-from rmqstore.server.clients import ROW_BYTES, Limits, _number_in
-from rmqstore.server.connection import Address, Connection
+from rmqstore.server.clients import ROW_BYTES, _number_in
+from rmqstore.server.connection import Connection
 from rmqstore.server.wire import frame
 from tests.server.served import NOW, SECOND, Served, answer, asked, let_turn, soon, waiting
 
 
-def test_sends_beyond_the_limit_do_not_wait(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(waiting_calls=0))
+@pytest.mark.limits(waiting_calls=0)
+def test_sends_beyond_the_limit_do_not_wait(served: Served) -> None:
     client = served.connect()
     assert len(client.send_batch([NOW], timeout=60 * SECOND)) == 1
     served.store.pauses.begin(Flow.SENDS)
     for send in (client.send, client.send_batch):
         with pytest.raises(FlowControlError, match="sends are paused"):
             send(NOW if send == client.send else [NOW], timeout=60 * SECOND)  # type: ignore[arg-type]
-    served.close()
 
 
-def test_as_many_pops_wait_as_the_limit_says(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(waiting_calls=1))
+@pytest.mark.limits(waiting_calls=1)
+def test_as_many_pops_wait_as_the_limit_says(served: Served) -> None:
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
         soon(lambda: waiting(served) == 1)
@@ -39,25 +37,23 @@ def test_as_many_pops_wait_as_the_limit_says(tmp_path: Path) -> None:
             served.connect().pop("t", "g", wait=SECOND)
         served.store.send(NOW)
         assert len(found.result(10)) == 1
-    served.close()
 
 
-def test_a_call_that_is_too_long_is_not_made(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(frame_bytes=10_000))
+@pytest.mark.limits(frame_bytes=10_000)
+def test_a_call_that_is_too_long_is_not_made(served: Served) -> None:
     client = served.connect()
     with pytest.raises(IllegalArgumentError, match="more than the server takes"):
         client.send(Message("t", b"x" * 20_000))
     client.send(NOW)
     assert len(client.pop("t", "g")) == 1
-    served.close()
 
 
-def test_calls_beyond_what_a_server_holds_are_refused(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
+@pytest.mark.limits(held_bytes=1_000_000)
+def test_calls_beyond_what_a_server_holds_are_refused(served: Served) -> None:
     server, client = served.thread._server, served.connect()
     large = Message("t", bytes(900_000))
     request = frame([1, "send", [large], {}])
-    slow = Connection(Address(served.socket), None, None)
+    slow = served.raw()
     slow._socket.sendall(request[:100])  # it says how much is to come, and keeps the server waiting
     soon(lambda: server.refusal(200_000) is not None)
     for _ in range(2):
@@ -72,12 +68,11 @@ def test_calls_beyond_what_a_server_holds_are_refused(tmp_path: Path) -> None:
     slow.close()
     soon(lambda: server.refusal(1_000_000) is None)
     assert sorted(len(each.body) for each in client.pop("t", "g")) == [1, 900_000, 900_000]
-    served.close()
 
 
-def test_calls_under_way_count_when_their_clients_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits(held_bytes=5_000_000, threads=1)
+def test_calls_under_way_count_when_their_clients_are_gone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that have no thread yet are gone with them."""
-    served = Served(tmp_path, limits=Limits(held_bytes=5_000_000, threads=1))
     server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
 
     def slow(*arguments: Any, **named: Any) -> Any:
@@ -87,9 +82,9 @@ def test_calls_under_way_count_when_their_clients_are_gone(tmp_path: Path, monke
     monkeypatch.setattr(served.store, "send_batch", slow)
 
     def send(body: bytes) -> Connection:
-        made = Connection(Address(served.socket), None, None)
+        made = served.raw()
         made._socket.settimeout(5)
-        made._socket.sendall(frame([1, "send_batch", [[Message("t", body * 1_000_000)] * 2], {}]))
+        made.say([1, "send_batch", [[Message("t", body * 1_000_000)] * 2], {}])
         return made
 
     def is_alone() -> bool:
@@ -113,22 +108,19 @@ def test_calls_under_way_count_when_their_clients_are_gone(tmp_path: Path, monke
     assert {each.body[:1] for each in served.store.pop("t", "g")} == {b"1", b"4"}
     assert server.refusal(5_000_000) is None
     fourth.close()
-    served.close()
 
 
-def test_long_lists_are_bounded(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000))
+@pytest.mark.limits(held_bytes=1_000_000)
+def test_long_lists_are_bounded(served: Served) -> None:
     for number in range(40):
         served.store.schedules.put(f"s{number}", timedelta(days=1), Message("t", bytes(60_000)))
-    slow = Connection(Address(served.socket), None, None)
+    slow = served.raw()
     slow._socket.sendall(b"".join(frame([number, "schedules.list", [], {}]) for number in range(1, 6)) + frame([6, "topics.list", [], {}]))
     answers = dict(answer(slow) for _ in range(6))
     assert len(answers[1]) == 40  # type: ignore[arg-type]
     assert [type(answers[number]) for number in range(2, 6)] == [PollingFullError] * 4
     assert answers[6] == []
     assert len(served.connect().schedules.list()) == 40
-    slow.close()
-    served.close()
 
 
 @pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 65_536, 2**32])
@@ -136,11 +128,11 @@ def test_the_number_of_a_request_is_in_its_beginning(number: int) -> None:
     assert _number_in(b"head" + frame([number, "send", [], {}])[4:14], 4) == number
 
 
-def test_answers_that_nobody_reads_keep_others_from_fetching_more(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=2_500_000))
+@pytest.mark.limits(held_bytes=2_500_000)
+def test_answers_that_nobody_reads_keep_others_from_fetching_more(served: Served) -> None:
     served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
     server, client = served.thread._server, served.connect()
-    slow = Connection(Address(served.socket), None, None)
+    slow = served.raw()
     slow._socket.sendall(b"".join(frame([number, "pop", *asked(wait_ms=0)]) for number in range(1, 8)))
     soon(lambda: server.refusal() is not None)
     with ThreadPoolExecutor(1) as threads:
@@ -153,45 +145,42 @@ def test_answers_that_nobody_reads_keep_others_from_fetching_more(tmp_path: Path
         assert served.store.lag("t", "g").in_flight == 3, "of those that were refused nothing is leased"
         found = threads.submit(client.pop, "v", "g", wait=60 * SECOND)
         soon(lambda: waiting(served) == 1)
-        slow._socket.sendall(frame([8, "read", ["t"], {}]))
+        slow.say([8, "read", ["t"], {}])
         soon(lambda: server.refusal() is not None)
         served.store.send(Message("v", b"x"))
         assert [each.name for each in client.topics.list()] == ["t", "u", "v"]  # behind what has been woken
         assert waiting(served) == 1
         assert len(answer(slow)[1]) == 8  # type: ignore[arg-type]
         assert len(found.result(10)) == 1
-    slow.close()
-    served.close()
 
 
-def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
-    served = Served(tmp_path, limits=Limits(unread_bytes=1000, unread_s=0.05))
+@pytest.mark.limits(unread_bytes=1000, unread_s=0.05)
+def test_a_client_that_reads_nothing_is_cut_off(served: Served) -> None:
     served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
-    connection = Connection(Address(served.socket), None, None)
+    connection = served.raw()
     for number in range(1, 20):
-        connection._socket.sendall(frame([number, "read", ["t"], {}]))
+        connection.say([number, "read", ["t"], {}])
     soon(lambda: not served.thread._server.clients)
     connection.close()
     assert served.connect().lag("t", "g").ready == 8
-    served.close()
 
 
 def beginning(served: Served, data: bytes | bytearray) -> Connection:
     """Return a connection over which a request begins to come."""
-    made = Connection(Address(served.socket), None, None)
+    made = served.raw()
     made._socket.settimeout(10)
     made._socket.sendall(data[:100])
     return made
 
 
-def test_calls_of_a_client_that_is_gone_are_not_begun(tmp_path: Path) -> None:
+@pytest.mark.limits(waiting_calls=5, frame_bytes=1_000_000)
+def test_calls_of_a_client_that_is_gone_are_not_begun(served: Served) -> None:
     """It had written a send that waits behind a call that was refused, and did not read the answer."""
-    served = Served(tmp_path, limits=Limits(waiting_calls=5, frame_bytes=1_000_000))
     refused = frame([1, "send_batch", [[Message("t", b"x")] * 2000], {}])
     waits = frame([2, "send_batch", [[Message("t", b"x" * 5000)]], {"timeout": 60 * SECOND}])
     served.store.pauses.begin(Flow.SENDS)
     for _ in range(50):
-        gone = Connection(Address(served.socket), None, None)
+        gone = served.raw()
         gone._socket.sendall(refused + waits)
         gone.close()
     soon(lambda: not served.thread._server.clients)
@@ -199,23 +188,20 @@ def test_calls_of_a_client_that_is_gone_are_not_begun(tmp_path: Path) -> None:
     served.store.pauses.end(Flow.SENDS)
     served.connect().send(NOW)
     assert len(served.store.pop("t", "g")) == 1
-    served.close()
 
 
-def test_a_request_that_comes_no_further_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.limits(held_bytes=1_000_000, unread_s=0.05)
+def test_a_request_that_comes_no_further_is_cut_off(served: Served) -> None:
     """It counts as a whole among what the server holds, and kept all others out."""
-    served = Served(tmp_path, limits=Limits(held_bytes=1_000_000, unread_s=0.05))
     large = Message("t", bytes(900_000))
     silent = beginning(served, frame([1, "send", [large], {}]))
     assert silent._reader.read() == b""
     soon(lambda: not served.thread._server.clients)
     served.connect().send(large)
     silent.close()
-    served.close()
 
 
-def test_a_request_that_comes_slowly_is_taken(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+def test_a_request_that_comes_slowly_is_taken(served: Served) -> None:
     request = frame([1, "send", [Message("t", bytes(900_000))], {}])
     slow = beginning(served, request)
     soon(lambda: any(client._cut for client in served.thread._server.clients))
@@ -229,27 +215,25 @@ def test_a_request_that_comes_slowly_is_taken(tmp_path: Path) -> None:
     assert not isinstance(answer(slow)[1], Exception)
     assert client._cut is None, "a connection may be silent between its requests"
     slow.close()
-    served.close()
 
 
 BATCHES = {"messages": lambda rows: [NOW] * rows, "Arrow": lambda rows: pa.record_batch({"topic": ["t"] * rows, "body": [b"x"] * rows})}
 
 
+@pytest.mark.limits(frame_bytes=100 * ROW_BYTES)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_rows_count_as_what_they_take_in_memory(tmp_path: Path, batch: Callable[[int], Any]) -> None:
+def test_rows_count_as_what_they_take_in_memory(served: Served, batch: Callable[[int], Any]) -> None:
     """One byte each, they took 75 times that."""
-    served = Served(tmp_path, limits=Limits(frame_bytes=100 * ROW_BYTES))
     client = served.connect()
     assert len(client.send_batch(batch(100))) == 100
     with pytest.raises(IllegalArgumentError, match=r"101 rows take 60600 bytes .* at most 60000; send fewer rows a call"):
         client.send_batch(batch(101))
     assert served.store.lag("t", "g").ready == 100
-    served.close()
 
 
+@pytest.mark.limits(held_bytes=100 * ROW_BYTES)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_rows_under_way_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: Callable[[int], Any]) -> None:
-    served = Served(tmp_path, limits=Limits(held_bytes=100 * ROW_BYTES))
+def test_rows_under_way_are_held(served: Served, monkeypatch: pytest.MonkeyPatch, batch: Callable[[int], Any]) -> None:
     server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
 
     def slow(*arguments: Any, **named: Any) -> Any:
@@ -267,4 +251,3 @@ def test_rows_under_way_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(sent.result(10)) == 60
     assert len(second.send_batch(batch(60))) == 60
     assert server._asked_bytes == 0
-    served.close()

@@ -34,7 +34,7 @@ from rmqstore import (
     UnsupportedOperationError,
 )
 from rmqstore.server.calls import is_quick
-from rmqstore.server.connection import Address, Connection, short_name
+from rmqstore.server.connection import Address, short_name
 from rmqstore.server.listening import Entrance
 from rmqstore.server.requests import Ask
 from rmqstore.server.serving import ServerThread
@@ -200,10 +200,10 @@ def test_room_that_is_made_while_a_batch_is_refused_is_not_missed(served: Served
 
 def test_a_client_that_goes_takes_its_send_along(served: Served) -> None:
     served.store.pauses.begin(Flow.SENDS)
-    connection = Connection(Address(served.socket), None, None)
-    connection._socket.sendall(frame([1, "send", [NOW], {"timeout": 60 * SECOND}]) + frame([2, "send", [NOW], {"timeout": 60 * SECOND}]))
+    connection = served.raw()
+    connection.say([1, "send", [NOW], {"timeout": 60 * SECOND}], [2, "send", [NOW], {"timeout": 60 * SECOND}])
     soon(lambda: waiting(served) == 2)
-    connection._socket.sendall(frame([3, "give_up", [1], {}]))
+    connection.say([3, "give_up", [1], {}])
     answers = dict(answer(connection) for _ in range(2))
     assert isinstance(answers[1], FlowControlError)
     connection.close()
@@ -227,10 +227,8 @@ def test_acks_of_a_pop_that_waits_are_done_at_once(served: Served) -> None:
 
 
 def test_a_client_that_goes_leaves_no_wait_behind(served: Served) -> None:
-    connection = Connection(Address(served.socket), None, None)
-    named = dict.fromkeys("invisible invisible_ms wait attempt_id queue".split())
-    request = ["t", "g", [], True], {**named, "max_messages": 1, "wait_ms": 60_000, "order": False, "filter": "*"}
-    connection._socket.sendall(frame([1, "pop", *request]))
+    connection = served.raw()
+    connection.say([1, "pop", *asked()])
     soon(lambda: waiting(served) == 1)
     connection.close()
     soon(lambda: waiting(served) == 0)
@@ -239,20 +237,16 @@ def test_a_client_that_goes_leaves_no_wait_behind(served: Served) -> None:
 
 
 def test_a_wait_can_be_given_up(served: Served) -> None:
-    connection = Connection(Address(served.socket), None, None)
-    named = dict.fromkeys("invisible invisible_ms wait attempt_id queue".split())
-    request = ["t", "g", [], True], {**named, "max_messages": 1, "wait_ms": 60_000, "order": False, "filter": "*"}
-    connection._socket.sendall(frame([1, "pop", *request]) + frame([2, "give_up", [1], {}]))
+    connection = served.raw()
+    connection.say([1, "pop", *asked()], [2, "give_up", [1], {}])
     answers = dict(answer(connection) for _ in range(2))
     assert answers == {1: [], 2: None}
-    connection.close()
 
 
 def test_a_nonsense_give_up_harms_nobody(served: Served) -> None:
-    connection = Connection(Address(served.socket), None, None)
-    connection._socket.sendall(frame([1, "give_up", [[]], {}]) + frame([2, "topics.list", [], {}]))
+    connection = served.raw()
+    connection.say([1, "give_up", [[]], {}], [2, "topics.list", [], {}])
     assert dict(answer(connection) for _ in range(2)) == {1: None, 2: []}
-    connection.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -261,7 +255,7 @@ def test_requests_arrive_whole_however_they_are_cut(served: Served, seed: int) -
     chance = random.Random(seed)
     bodies = [chance.randbytes(chance.choice((3, 5_000, 16_300 + chance.randrange(100), 70_000, 400_000))) for _ in range(40)]
     data = b"".join(frame([1 + number, "send", [Message("t", body, queue_id=0)], {}]) for number, body in enumerate(bodies))
-    connection = Connection(Address.parse(f"unix:{served.socket}"), None, None)
+    connection = served.raw()
     with ThreadPoolExecutor(1) as threads:
         answers = threads.submit(lambda: [answer(connection) for _ in bodies])
         at = 0
@@ -277,8 +271,8 @@ def test_requests_arrive_whole_however_they_are_cut(served: Served, seed: int) -
 
 
 def test_a_call_with_a_used_number_is_refused(served: Served) -> None:
-    connection = Connection(Address(served.socket), None, None)
-    connection._socket.sendall(frame([1, "pop", *asked()]) + frame([1, "topics.list", [], {}]))
+    connection = served.raw()
+    connection.say([1, "pop", *asked()], [1, "topics.list", [], {}])
     assert isinstance(answer(connection)[1], PollingFullError)
     assert waiting(served) == 1
     connection.close()
@@ -309,43 +303,37 @@ def test_an_ack_is_durable_before_it_is_told(served: Served) -> None:
 def test_a_repeated_pop_finds_its_leases_although_others_wait(served: Served) -> None:
     served.store.send(NOW)
     leased = served.store.pop("t", "g", max_messages=1, attempt_id="a")
-    first, second = (Connection(Address(served.socket), None, None) for _ in range(2))
-    first._socket.sendall(frame([1, "pop", *asked("b")]))
+    first, second = (served.raw() for _ in range(2))
+    first.say([1, "pop", *asked("b")])
     soon(lambda: waiting(served) == 1)
-    second._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
+    second.say([1, "pop", *asked("a", is_fresh=False)])
     ((_, found),) = [answer(second)]
     assert [each.receipt for each in found] == [leased[0].receipt]  # type: ignore[attr-defined]
-    for connection in (first, second):
-        connection.close()
 
 
 def test_an_attempt_that_finds_nothing_any_more_keeps_nobody_waiting(served: Served) -> None:
     served.store.send(NOW)
     served.store.ack(served.store.pop("t", "g", max_messages=1, attempt_id="a"))
-    first, second = (Connection(Address(served.socket), None, None) for _ in range(2))
-    first._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
+    first, second = (served.raw() for _ in range(2))
+    first.say([1, "pop", *asked("a", is_fresh=False)])
     soon(lambda: waiting(served) == 1)
-    second._socket.sendall(frame([1, "pop", *asked("b")]))
+    second.say([1, "pop", *asked("b")])
     soon(lambda: waiting(served) == 2)
     served.store.send(NOW)
     assert len(answer(second)[1]) == 1  # type: ignore[arg-type]
-    for connection in (first, second):
-        connection.close()
 
 
 def test_a_repeated_pop_takes_the_place_of_its_first_copy(served: Served) -> None:
     """The connection of the first copy is dead, which the server does not know yet."""
-    first, second, third = (Connection(Address(served.socket), None, None) for _ in range(3))
-    first._socket.sendall(frame([1, "pop", *asked("a")]))
+    first, second, third = (served.raw() for _ in range(3))
+    first.say([1, "pop", *asked("a")])
     soon(lambda: waiting(served) == 1)
-    second._socket.sendall(frame([1, "pop", *asked("b")]))
+    second.say([1, "pop", *asked("b")])
     soon(lambda: waiting(served) == 2)
-    third._socket.sendall(frame([1, "pop", *asked("a", is_fresh=False)]))
+    third.say([1, "pop", *asked("a", is_fresh=False)])
     assert answer(first) == (1, [])
     served.store.send_batch([NOW, NOW])
     assert [len(answer(each)[1]) for each in (second, third)] == [1, 1]  # type: ignore[arg-type]
-    for connection in (first, second, third):
-        connection.close()
 
 
 def test_long_calls_are_synced_when_there_are_no_threads_for_them(served: Served) -> None:
@@ -360,7 +348,7 @@ def test_long_calls_are_synced_when_there_are_no_threads_for_them(served: Served
 
 
 def test_a_stop_answers_what_has_come_in(served: Served) -> None:
-    connection = Connection(Address(served.socket), None, None)
+    connection = served.raw()
     server = served.thread._server
     stopping = threading.Event()
 
@@ -369,11 +357,10 @@ def test_a_stop_answers_what_has_come_in(served: Served) -> None:
         stopping.set()
 
     server.take = stop_first  # type: ignore[method-assign]
-    connection._socket.sendall(frame([1, "send_batch", [[NOW]], {}]))
+    connection.say([1, "send_batch", [[NOW]], {}])
     assert stopping.wait(10)
     served.thread.stop()
     assert len(answer(connection)[1]) == 1  # type: ignore[arg-type]
-    connection.close()
 
 
 def test_a_stop_closes_who_is_just_being_let_in(served: Served) -> None:
@@ -401,15 +388,14 @@ def test_a_store_of_another_process_cannot_be_served(served: Served) -> None:
 
 def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
     served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
-    connection = Connection(Address(served.socket), None, None)
-    connection._socket.sendall(frame([1, "read", ["t"], {}]))
+    connection = served.raw()
+    connection.say([1, "read", ["t"], {}])
     soon(lambda: any(client.transport and client.transport.get_write_buffer_size() for client in served.thread._server.clients))
     with ThreadPoolExecutor(1) as threads:
         stopped = threads.submit(served.thread.stop)
         assert len(answer(connection)[1]) == 8  # type: ignore[arg-type]
         stopped.result(10)
     assert connection._reader.read() == b""
-    connection.close()
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
@@ -436,7 +422,7 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served) -> None:
     """Those of other tasks go by the same connection; a client of a later version may say what this one does not know."""
-    connection = Connection(Address(served.socket), None, None)
+    connection = served.raw()
     bad = [
         msgspec.msgpack.encode(request)
         for request in ([7, "send", [msgspec.msgpack.Ext(99, b"?")], {}], [300, "send", "?", {}], [70_000, "send", "?" * 1_000_000, {}])
@@ -448,7 +434,6 @@ def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served) -
     assert all(isinstance(answers[number], IllegalArgumentError) for number in (7, 300, 70_000))
     assert answers[8] == []
     assert served.thread._server._asked_bytes == 0, "what a client sent is held until it is answered"
-    connection.close()
 
 
 def test_another_protocol_is_refused(served: Served) -> None:
@@ -650,8 +635,8 @@ def test_a_call_of_very_many_messages_holds_nobody_up(
         return "done"
 
     monkeypatch.setattr(served.store, call, slow)
-    other, connection = served.connect(), Connection(Address(served.socket), None, None)
-    connection._socket.sendall(frame([1, call, arguments, {}]))
+    other, connection = served.connect(), served.raw()
+    connection.say([1, call, arguments, {}])
     soon(lambda: any(client.calls for client in served.thread._server.clients) or bool(was_open))
     assert other.topics.list() == []
     gate.set()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rmqstore import Worker
 from rmqstore.services import consuming
 from rmqstore.services.async_worker import AsyncWorker
-from tests.server.served import Served
 
 
 @pytest.fixture
@@ -23,11 +20,3 @@ def asleep_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(Worker, "keep", lambda self: None)
     monkeypatch.setattr(AsyncWorker, "keep", lambda self: asyncio.sleep(0))
     return asleep
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """Return a store that is served in this process."""
-    made = Served(tmp_path)
-    yield made
-    made.close()

@@ -14,8 +14,7 @@ import pytest
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_conformance.case import Case
 from rmqstore_conformance.rendering import RENDERERS
-from rmqstore_conformance.report import Report, report_of
-from rmqstore_conformance.results import Outcome, Result
+from rmqstore_conformance.report import Outcome, Report, Result, report_of
 from rmqstore_conformance.targets import Target
 
 EVIDENCE = "rmqstore_conformance_evidence"

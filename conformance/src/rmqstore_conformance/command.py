@@ -20,8 +20,7 @@ from rmqstore_conformance.case import Case, case_of, has_its_turn
 from rmqstore_conformance.clauses import clause
 from rmqstore_conformance.plugin import COLLECTOR, PACKAGE, TARGET
 from rmqstore_conformance.rendering import alone, evidence, not_run
-from rmqstore_conformance.report import Report
-from rmqstore_conformance.results import Outcome
+from rmqstore_conformance.report import Outcome, Report
 from rmqstore_conformance.targets import Level, Target
 
 __all__ = ["evidence", "explanation", "failures", "known_cases", "not_run", "run"]

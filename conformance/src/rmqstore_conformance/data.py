@@ -60,41 +60,44 @@ def _growing(letter: str, limit: int) -> Callable[[int], str]:
 _JAVA: Final = ("Aa", "BB")
 _CRC: Final = ("plumless", "buckeroo")
 
-_NAMES: Final[tuple[tuple[str, Callable[[int], str]], ...]] = (
-    ("plain", lambda index: f"name{index}"),
-    ("each begins with the one before", _growing("a", 100)),
-    ("upper and lower case", _spelled("a", "A", 17)),
-    ("one Java hash", _spelled(*_JAVA, 17)),
-    ("one CRC-32", _spelled(*_CRC, 15)),
-    ("separators", _listed("a|b", "a", "b|c", "b", "c", "a|", "|b", "|", "a-b", "a_b", "a%b", "aXb", "-", "_", "%", "%%", "a||b", "a|b|c")),
-    ("numbers", _listed("1", "01", "10", "9", "-1", "0", "00", "1_0", "9007199254740993", "9007199254740992", "-0")),
-    ("nearly reserved", _listed("%RETRY", "RETRY%", "%DLQ", "%dlq%g", "%retry%g", "rmq_sys", "RMQ_SYS_", "%PARKED", "SCHEDULE_TOPIC_XXX")),
-    ("words of languages", _listed("None", "null", "true", "nan", "NULL", "undefined", "none", "False", "inf")),
+_NAMES: Final[tuple[Family[str], ...]] = (
+    Family("plain", lambda index: f"name{index}"),
+    Family("each begins with the one before", _growing("a", 100)),
+    Family("upper and lower case", _spelled("a", "A", 17)),
+    Family("one Java hash", _spelled(*_JAVA, 17)),
+    Family("one CRC-32", _spelled(*_CRC, 15)),
+    Family(
+        "separators",
+        _listed("a|b", "a", "b|c", "b", "c", "a|", "|b", "|", "a-b", "a_b", "a%b", "aXb", "-", "_", "%", "%%", "a||b", "a|b|c"),
+    ),
+    Family("numbers", _listed("1", "01", "10", "9", "-1", "0", "00", "1_0", "9007199254740993", "9007199254740992", "-0")),
+    Family(
+        "nearly reserved", _listed("%RETRY", "RETRY%", "%DLQ", "%dlq%g", "%retry%g", "rmq_sys", "RMQ_SYS_", "%PARKED", "SCHEDULE_TOPIC_XXX")
+    ),
+    Family("words of languages", _listed("None", "null", "true", "nan", "NULL", "undefined", "none", "False", "inf")),
 )
 """Members made of what a name may hold, by what is alike about them."""
 
-_WORDS: Final[tuple[tuple[str, Callable[[int], str]], ...]] = (
-    ("composed and not", _spelled("é", "e\u0301", 17)),
-    ("equal when folded", _listed("straße", "strasse", "STRASSE", "ﬁn", "fin", "K", "\u212a", "k", "İ", "i̇", "ı", "i", "Å", "\u212b")),
-    ("beyond the first plane", lambda index: "".join(chr(0x1F600 + (index >> shift & 63)) for shift in (12, 6, 0))),
-    (
+_WORDS: Final[tuple[Family[str], ...]] = (
+    Family("composed and not", _spelled("é", "e\u0301", 17)),
+    Family(
+        "equal when folded", _listed("straße", "strasse", "STRASSE", "ﬁn", "fin", "K", "\u212a", "k", "İ", "i̇", "ı", "i", "Å", "\u212b")
+    ),
+    Family("beyond the first plane", lambda index: "".join(chr(0x1F600 + (index >> shift & 63)) for shift in (12, 6, 0))),
+    Family(
         "blanks that are not ASCII",
         _listed("a", "a\u00a0", "\u00a0a", "a\u2028", "a\x85", "\ufeffa", "a\u200b", "a\u3000", "a\x7f", "\u200ba"),
     ),
-    (
+    Family(
         "separators of paths and lists",
         _listed("a:b", "a/b", "a+b", "a,b", "a;b", "a=b", "a#b", "../a", "a\\b", "a@b", "a", "b", "/", ":", "#"),
     ),
-    ("quotes", _listed("'", '"', "''", "\\", "\\\\", "%00", "{}", "<a>", "$1", "`", "a'b", "?", "*a", "&amp;")),
-    ("numbers beyond 2^53", lambda index: str(2**53 + index)),
-    ("numbers as text", _listed("1", "1.0", "01", "1e0", "+1", "10", "9", "0x1", "-1", "1L", "NaN", "١")),
-    ("hexadecimal", lambda index: f"{index:034x}" if index % 2 else f"{index + 2**132 - 1:034X}"),
+    Family("quotes", _listed("'", '"', "''", "\\", "\\\\", "%00", "{}", "<a>", "$1", "`", "a'b", "?", "*a", "&amp;")),
+    Family("numbers beyond 2^53", lambda index: str(2**53 + index)),
+    Family("numbers as text", _listed("1", "1.0", "01", "1e0", "+1", "10", "9", "0x1", "-1", "1L", "NaN", "١")),
+    Family("hexadecimal", lambda index: f"{index:034x}" if index % 2 else f"{index + 2**132 - 1:034X}"),
 )
 """Members of which a name may hold nothing: ids, keys and message groups may."""
-
-
-def _names() -> list[Family[str]]:
-    return [*(Family(*each) for each in _NAMES), Family("at the limit", _up_to(MAX_NAME_BYTES))]
 
 
 def _words(limit: int) -> list[Family[str]]:
@@ -103,19 +106,15 @@ def _words(limit: int) -> list[Family[str]]:
         Family("at the limit, two bytes a letter", _up_to(limit, "é")),
         Family("at the limit, four bytes a letter", _up_to(limit, "😀")),
     ]
-    return [*(Family(*each) for each in (*_NAMES, *_WORDS)), *own]
+    return [*_NAMES, *_WORDS, *own]
 
 
 LONG_WORD_BYTES: Final = 700
 """Of long keys and tags: longer than a key of LMDB may be."""
 
 
-def _tags() -> list[Family[str]]:
-    """Return families of tags: words without the sign that filters put between tags."""
-    return [Family(each.name, _without_bars(each.member)) for each in _words(LONG_WORD_BYTES)]
-
-
 def _without_bars(member: Callable[[int], str]) -> Callable[[int], str]:
+    """Leave out the sign that filters put between tags."""
     return lambda index: member(index).replace("|", "\u00a6")
 
 
@@ -198,11 +197,11 @@ BORN_TIMES: Final[tuple[Family[int], ...]] = (
     Family("not whole seconds", lambda index: 1_699_999_999_001 + 7 * index),
 )
 
-NAMES: Final[tuple[Family[str], ...]] = tuple(_names())
+NAMES: Final[tuple[Family[str], ...]] = (*_NAMES, Family("at the limit", _up_to(MAX_NAME_BYTES)))
 IDS: Final[tuple[Family[str], ...]] = tuple(_words(MAX_ID_BYTES))
 MESSAGE_GROUPS: Final[tuple[Family[str], ...]] = tuple(_words(MAX_GROUP_KEY_BYTES))
 KEYS: Final[tuple[Family[str], ...]] = tuple(_words(LONG_WORD_BYTES))
-TAGS: Final[tuple[Family[str], ...]] = tuple(_tags())
+TAGS: Final[tuple[Family[str], ...]] = tuple(Family(each.name, _without_bars(each.member)) for each in KEYS)
 
 GLUED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("a|b", "c", "a", "b|c"),

@@ -12,8 +12,7 @@ import msgspec
 
 from rmqstore.contract import NewNames
 from rmqstore_conformance.plugin import PACKAGE
-from rmqstore_conformance.report import Capability, Report
-from rmqstore_conformance.results import Outcome, Result
+from rmqstore_conformance.report import Capability, Outcome, Report, Result
 
 _MARKS: Final = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.DECLARED_ABSENT: "–", Outcome.NOT_RUN: "?"}
 _LONGEST_ROWS: Final = 60

@@ -209,6 +209,8 @@ def judge_mutation(mutation: Mutation, reaches: dict[str, Reach], level: str) ->
     started = time.monotonic()
     tried = 0
     passed: set[str] = set()
+    verdict = ground = seen = ""
+    failed: Finding | None = None
     for engine, reach in reaches.items():
         cases = {name: seconds for name, seconds in reach.cases_at(mutation).items() if name not in passed}
         if not cases:
@@ -224,18 +226,18 @@ def judge_mutation(mutation: Mutation, reaches: dict[str, Reach], level: str) ->
         failed = next((each for each in found.findings if each.failed), None)
         verdict = "caught" if failed or not found.ended else "stillborn" if not found.findings else ""
         if verdict:
-            return MutationVerdict(
-                mutation=mutation,
-                verdict=verdict,
-                ground=engine,
-                case=failed.case if failed else "",
-                level=failed.level if failed else "",
-                seen=failed.seen if failed else found.said[-300:],
-                tried=tried,
-                seconds=round(time.monotonic() - started, 1),
-            )
-    verdict = "survived" if tried else "not reached"
-    return MutationVerdict(mutation=mutation, verdict=verdict, tried=tried, seconds=round(time.monotonic() - started, 1))
+            ground, seen = engine, failed.seen if failed else found.said[-300:]
+            break
+    return MutationVerdict(
+        mutation=mutation,
+        verdict=verdict or ("survived" if tried else "not reached"),
+        ground=ground,
+        case=failed.case if failed else "",
+        level=failed.level if failed else "",
+        seen=seen,
+        tried=tried,
+        seconds=round(time.monotonic() - started, 1),
+    )
 
 
 # ---------------------------------------------------------------- engines

@@ -21,7 +21,6 @@ import pyarrow as pa
 from rmqstore import MessageBatch
 from rmqstore.batch import columns_of
 from rmqstore.contract import (
-    DueBatch,
     Engine,
     EngineOptions,
     EngineSession,
@@ -255,11 +254,6 @@ def with_rows(batch: MessageBatch, change: Callable[[Message], Message]) -> Mess
     return batch if after == before else MessageBatch(messages=after)
 
 
-def holding(due: DueBatch, messages: MessageBatch) -> DueBatch:
-    """Return what was due with other messages in it."""
-    return but(due, messages=messages)
-
-
 class _Edited(PoppedBatch):
     """Popped messages, each changed on its way out, or one of their columns alone."""
 
@@ -318,5 +312,5 @@ def _rows(kind: Maker, of_rows: Callable[[_Change], _Change]) -> Maker:
 ROWS_PUT: Final = _rows(asks(Timers, "put"), lambda change: lambda batch: with_rows(batch, change))
 ROWS_SENT: Final = _rows(asks(Pops, "apply"), lambda change: _of_appends(lambda batch: with_rows(batch, change)))
 SENT: Final = _rows(asks(Pops, "apply"), _of_appends)
-ROWS_DUE: Final = _rows(answers(Timers, "due"), lambda change: lambda due: holding(due, with_rows(due.messages, change)))
+ROWS_DUE: Final = _rows(answers(Timers, "due"), lambda change: lambda due: but(due, messages=with_rows(due.messages, change)))
 ROWS_POPPED: Final = _rows(answers(Pops, "pop"), lambda change: lambda result: edited(result, change))

@@ -20,7 +20,6 @@ from rmqstore_conformance.proving.kinds import (
     by_the_latest_clock,
     cancels_by_key,
     edit,
-    holding,
     instead,
     of_rows,
     times_put,
@@ -82,7 +81,7 @@ def an_hour_a_tick(self: Timers, seal: Callable[[int], None], until_ms: int) -> 
 
 def _sorted(found: DueBatch, key: Callable[[int], Any]) -> DueBatch:
     """Return a batch with its rows in another order."""
-    return holding(found, of_rows(found.messages, sorted(range(len(found.messages)), key=key)))
+    return but(found, messages=of_rows(found.messages, sorted(range(len(found.messages)), key=key)))
 
 
 def _ticks(found: DueBatch) -> list[int]:
@@ -194,7 +193,7 @@ def the_cursor_lags_behind(self: Timers, due: Callable[[TimerCursor, int], DueBa
     """The cursor of a batch leaves out its last message, which is handed over twice."""
     found = due(after, limit)
     count = len(found.messages)
-    return found if count < 2 else holding(due(after, count - 1), found.messages)
+    return found if count < 2 else but(due(after, count - 1), messages=found.messages)
 
 
 @mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "H1.a_failing_apply_is_tried_again", at=instead(Timers, "seal"))
@@ -214,11 +213,11 @@ def read_only_once(self: Timers, due: Callable[[TimerCursor, int], DueBatch], af
 
 properties_are_lost = mutant("H2", "H2.every_family_of_values_comes_as_it_was_sent")(
     "A message comes out of the hand-over without its properties.",
-    answers(Timers, "due")(lambda found: holding(found, with_column(found.messages, "properties", [None] * len(found.messages)))),
+    answers(Timers, "due")(lambda found: but(found, messages=with_column(found.messages, "properties", [None] * len(found.messages)))),
 )
 the_queue_is_chosen_anew = mutant("H2", "H2.the_queue_is_chosen_when_it_is_sent")(
     "The hand-over puts all messages into the first queue of their topics.",
-    answers(Timers, "due")(lambda found: holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))),
+    answers(Timers, "due")(lambda found: but(found, messages=with_column(found.messages, "queue_id", [0] * len(found.messages)))),
 )
 the_first_batch_is_all = mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches")(
     "The first batch of a tick says that nothing more is due, so the rest of a large tick waits for the next one.",
@@ -230,7 +229,7 @@ the_first_batch_is_all = mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says
 def deliver_times_are_rounded(found: DueBatch) -> DueBatch:
     """A message comes out of the hand-over with its tick in place of its deliver time."""
     delivers = [at and -(-at // 1000) * 1000 for at in values_of(found.messages, "deliver_at_ms")]
-    return holding(found, with_column(found.messages, "deliver_at_ms", delivers))
+    return but(found, messages=with_column(found.messages, "deliver_at_ms", delivers))
 
 
 puts_during_a_tick_are_lost = mutant("H4", "H4.every_call_at_every_place")(
@@ -255,7 +254,7 @@ handles_of_damaged_timers_are_unknown = mutant("T12", "T12.a_cancel_of_a_damaged
 def what_cannot_be_read_is_skipped(found: DueBatch) -> DueBatch:
     """A timer that cannot be read is stepped over without a word."""
     topics = values_of(found.messages, "topic")
-    return holding(found, of_rows(found.messages, [row for row, topic in enumerate(topics) if topic != PARKED_TOPIC]))
+    return but(found, messages=of_rows(found.messages, [row for row, topic in enumerate(topics) if topic != PARKED_TOPIC]))
 
 
 _DAY_MS = 86_400_000

@@ -79,20 +79,17 @@ if TYPE_CHECKING:
     from rmqstore.engine.pops.store import OrderedPops
     from rmqstore.engine.pops.transaction import Transaction
     from rmqstore.engine.timers.store import OrderedTimers
-
-    class Timers(_Fault, OrderedTimers):
-        """Base of faults of the timers."""
-
-    class Pops(_Fault, OrderedPops):
-        """Base of faults of the pops."""
-
 else:
+    # A fault gets its side as a further base when it is planted.
+    OrderedPops = OrderedTimers = object
 
-    class Timers(_Fault):
-        """Base of faults of the timers."""
 
-    class Pops(_Fault):
-        """Base of faults of the pops."""
+class Timers(_Fault, OrderedTimers):
+    """Base of faults of the timers."""
+
+
+class Pops(_Fault, OrderedPops):
+    """Base of faults of the pops."""
 
 
 class Whole:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
-from rmqstore import ManualClock, PoppedMessage, Store
+from rmqstore import ManualClock, Store
 from rmqstore_conformance.faults.recording import Playing, Recorded, record
-from rmqstore_conformance.faults.script import Answer, Call, Play, Script, messages_of, outcomes_of
+from rmqstore_conformance.faults.script import Notes, Play, Script, messages_of
 from rmqstore_conformance.faults.scripts import play_of
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair
@@ -42,33 +42,14 @@ class Reclaiming(Script):
 
     name: ClassVar[str] = "reclaiming"
 
-    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, store: Store, clock: ManualClock, notes: Notes | None = None) -> None:
         super().__init__(store, clock, notes)
-        self._handles: list[str] = []
-        self._held: list[PoppedMessage] = []
         for turn in range(8):
-            self._add(f"send later {turn}", lambda turn=turn: self._send_later(turn))
-            self._add(f"send {turn}", lambda turn=turn: self._send(turn))
-            self._add(f"pop {turn}", self._pop)
-            self._add(f"ack {turn}", lambda turn=turn: outcomes_of(store.ack(self._held[: 2 + turn % 2])))
+            self.add_send(f"send later {turn}", messages_of(f"later{turn}-", 2, "t", due_ms=(60_000, 61_000)))
+            self.add_send(f"send {turn}", messages_of(f"m{turn}-", 3, "t", body=b"m" * 900))
+            self.add_pop(f"pop {turn}", "t", "g", 3, again=False, invisible_ms=40_000)
+            self.add(f"ack {turn}", "ack", lambda turn=turn: store.ack(self.notes[f"pop {turn}"][: 2 + turn % 2]))
             if turn % 3 == 1:
-                self._add(f"cancel {turn}", lambda: outcomes_of([store.cancel(self._handles[-1])]))
+                self.add(f"cancel {turn}", "cancel", lambda turn=turn: store.cancel(self.notes[f"send later {turn}"][-1]))
             # What is too old goes with the upkeep, of which nothing is promised.
-            tick = Call("tick", lambda turn=turn: self.tick(3000 * (turn + 1)), may_halt=True, is_promised=False)
-            self.calls[f"tick {turn}"] = tick
-
-    def _add(self, name: str, make: Any) -> None:
-        self.calls[name] = Call(name.partition(" ")[0], make)
-
-    def _send_later(self, turn: int) -> Answer:
-        sent = self.store.send_batch(messages_of(f"later{turn}-", 2, "t", due_ms=(60_000, 61_000)))
-        self._handles += [receipt.handle or "" for receipt in sent]
-        return Answer("APPLIED")
-
-    def _send(self, turn: int) -> Answer:
-        self.store.send_batch(messages_of(f"m{turn}-", 3, "t", body=b"m" * 900))
-        return Answer("APPLIED")
-
-    def _pop(self) -> Answer:
-        self._held = self.store.pop("t", "g", max_messages=3, invisible_ms=40_000)
-        return Answer("GIVEN")
+            self.add_tick(f"tick {turn}", 3000 * (turn + 1), is_promised=False)

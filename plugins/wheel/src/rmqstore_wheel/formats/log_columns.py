@@ -60,6 +60,12 @@ class Columns(msgspec.Struct, kw_only=True):
     def __len__(self) -> int:
         return len(self.body)
 
+    @property
+    def text(self) -> pa.Array:
+        """The properties of records that were read."""
+        (text,) = self.properties
+        return text
+
 
 class Encoded(NamedTuple):
     """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""

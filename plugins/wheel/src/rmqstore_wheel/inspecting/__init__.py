@@ -41,5 +41,5 @@ def _is_store(path: Path) -> bool:
 def _title(survey: Survey, is_inner: bool) -> str:
     by_rmqstore = survey.frames.whole or survey.frames.torn
     what = "RocketMQ 5 store, written by rmqstore" if by_rmqstore else "RocketMQ 5 store"
-    messages = sum(tally.messages for tally in survey.topics.tallies.values())
+    messages = sum(tally.messages for tally in survey.tallies.values())
     return f"{what}{f', in {_INNER}/' if is_inner else ''}: {messages} records in {len(survey.log.reports)} files of the commit log"

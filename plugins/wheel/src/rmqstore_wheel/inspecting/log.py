@@ -6,6 +6,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log, log_reading, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_columns import Columns
-from rmqstore_wheel.formats.log_reading import Scan, Stop
+from rmqstore_wheel.formats.log_reading import Stop
 from rmqstore_wheel.inspecting.files import FileSet, Findings
 from rmqstore_wheel.inspecting.reading import DAMAGED, MOST_BYTES, ChainReader, FileReport
 from rmqstore_wheel.records import sums
@@ -30,28 +31,19 @@ class Records(NamedTuple):
     columns: Columns
     sizes: Ints
 
-    @property
-    def texts(self) -> pa.Array:
-        return self.columns.properties[0]
-
     def by_queue(self) -> Iterator[tuple[QueueName, Ints]]:
         for topic, queue, rows in log_reading.by_queue(self.columns.topic, np.asarray(self.columns.queue_id)):
             yield QueueName(topic, queue), rows
 
 
 class _Found(NamedTuple):
-    """The records of a window, of which the first ``sound`` are known to be sound."""
+    """As ``log_reading.Scan``; the first ``sound`` records are known to be sound."""
 
-    scan: Scan
+    starts: Ints
+    sizes: Ints
+    end: int
+    stop: Stop
     sound: int
-
-    @property
-    def end(self) -> int:
-        return self.scan.end
-
-    @property
-    def stop(self) -> Stop:
-        return self.scan.stop
 
 
 class LogReader(ChainReader[_Found]):
@@ -70,10 +62,10 @@ class LogReader(ChainReader[_Found]):
 
     def look(self, window: bytes, base: int) -> _Found:
         found = log_reading.scan(window)
-        return _Found(found, log_reading.count_sound(window, found.starts, found.sizes, log_offset=base))
+        return _Found(*found, log_reading.count_sound(window, found.starts, found.sizes, log_offset=base))
 
     def is_sound(self, found: _Found) -> bool:
-        return found.sound == len(found.scan.starts)
+        return found.sound == len(found.starts)
 
     def records(self, findings: Findings) -> Iterator[Records]:
         """Yield the sound records in their order; what is damaged is noted, and skipped up to the next record or the next file."""
@@ -83,7 +75,7 @@ class LogReader(ChainReader[_Found]):
         for file in self.files.files:
             report = FileReport(file)
             for at, window, found in self.windows(report, findings):
-                records = self._sound(window, found.scan, found.sound, at, report, findings)
+                records = self._sound(window, found, at, report, findings)
                 if records is not None:
                     yield records
                 if report.unsound > _MOST_UNSOUND:
@@ -94,10 +86,10 @@ class LogReader(ChainReader[_Found]):
             if report.count:
                 self.end = report.end
 
-    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: FileReport, findings: Findings) -> Records | None:
-        """Return the sound records of a scan, of which the first ``row`` are known to be; those that are not are noted."""
+    def _sound(self, window: bytes, found: _Found, at: int, report: FileReport, findings: Findings) -> Records | None:
+        """Return the sound records of a window; those that are not are noted."""
         base = report.file.start + at
-        starts, sizes = found.starts, found.sizes
+        starts, sizes, row = found.starts, found.sizes, found.sound
         keep = np.ones(len(starts), bool)
         while row < len(starts) and report.unsound <= _MOST_UNSOUND:
             start = int(starts[row])
@@ -154,29 +146,20 @@ class QueueName(NamedTuple):
     queue_id: int
 
 
-class Tally:
-    """What the log holds of one queue."""
+class Tally(msgspec.Struct):
+    """What the log holds of one queue, counted while the records go by."""
 
-    def __init__(self) -> None:
-        self.messages = 0
-        self.bytes = 0
-        self.first_ms = 2**63 - 1
-        self.last_ms = -1
+    messages: int = 0
+    bytes: int = 0
+    first_ms: int = 2**63 - 1
+    last_ms: int = -1
 
-
-class Topics:
-    """Counts messages while the records go by."""
-
-    def __init__(self) -> None:
-        self.tallies: dict[QueueName, Tally] = {}
-
-    def take(self, name: QueueName, records: Records, rows: Ints) -> None:
-        tally = self.tallies.setdefault(name, Tally())
+    def take(self, records: Records, rows: Ints) -> None:
         stored = np.asarray(records.columns.store_ms)[rows]
-        tally.messages += len(rows)
-        tally.bytes += int(records.sizes[rows].sum())
-        tally.first_ms = min(tally.first_ms, int(stored.min()))
-        tally.last_ms = max(tally.last_ms, int(stored.max()))
+        self.messages += len(rows)
+        self.bytes += int(records.sizes[rows].sum())
+        self.first_ms = min(self.first_ms, int(stored.min()))
+        self.last_ms = max(self.last_ms, int(stored.max()))
 
 
 FRAME: Final = "RMQS_FRAME"
@@ -195,7 +178,7 @@ class Frames:
         self._last = 0  # offset of the last record that ends a frame
 
     def take(self, records: Records) -> None:
-        column: pa.Array = records.texts
+        column = records.columns.text
         rows = np.flatnonzero(pc.match_substring(column, f"{FRAME}\x01").to_numpy(zero_copy_only=False))
         offsets = np.asarray(records.columns.physical_offset)
         behind = 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,7 +92,7 @@ class _Timers:
     """What some records of the wheel's topic say. A time that a record does not tell is -1."""
 
     def __init__(self, records: Records, rows: Ints) -> None:
-        properties = decode_column(records.texts.take(pa.array(rows)))
+        properties = decode_column(records.columns.text.take(pa.array(rows)))
         out = texts.integers(properties.column(texts.OUT_MS))
         deliver = texts.integers(properties.column(texts.DELIVER_MS))
         self.out_ms = _filled(pc.coalesce(out, deliver))
@@ -124,12 +125,11 @@ _Key = tuple[str, str, int, int, int]
 # Without the broker's name, which a batch ack may lack: a store is one broker's.
 
 
-class _Pop:
+class _Pop(msgspec.Struct):
     """One check point. ``waits`` says that its copy in the revive topic was not seen yet, so the entry must stay to be told by it."""
 
-    def __init__(self, point: CheckPoint, waits: bool) -> None:
-        self.point = point
-        self.waits = waits
+    point: CheckPoint
+    waits: bool
 
     @property
     def unacked(self) -> int:
@@ -151,7 +151,7 @@ class Popped:
 
     def take(self, name: QueueName, records: Records, rows: Ints) -> None:
         """Look at records of the wheel's topic or of a revive topic."""
-        found = decode_column(records.texts.take(pa.array(rows)))
+        found = decode_column(records.columns.text.take(pa.array(rows)))
         homes = found.column(texts.REAL_TOPIC).to_pylist() if name.topic == WHEEL_TOPIC else [name.topic] * len(rows)
         tags = found.column(texts.TAG).to_pylist()
         mine = [place for place, (home, tag) in enumerate(zip(homes, tags, strict=True)) if tag in _TAGS and _is_revive(home)]

@@ -6,13 +6,14 @@ Only the consume queues come after the log, since its records lead to the units 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 from rmqstore_wheel.formats.check_points import REVIVE_PREFIX
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import index_check, small_files, timers
 from rmqstore_wheel.inspecting.files import FileSet, Findings
-from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics
+from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Tally
 from rmqstore_wheel.inspecting.pending import Pending, Popped
 from rmqstore_wheel.inspecting.queues import Queues
 from rmqstore_wheel.inspecting.timers import LastUnits, TimerUnits, WheelCheck
@@ -51,17 +52,16 @@ class Survey:
         self.wheels = timers.find_wheels(self.root, findings)
         self.log = LogReader(FileSet(self.root / "commitlog", self.root, findings))
         files = FileSet(self.root / "timerlog", self.root, findings)
-        wheel = max((each for each in self.wheels if each.slots is not None), key=lambda each: each.position or 0, default=None)
-        slots = None if wheel is None else wheel.slots
-        self.precision = None if wheel is None or slots is None else timers.precision_of(slots, wheel.used, files, self.now_ms)
+        wheel = max((each for each in self.wheels if len(each.slots)), key=lambda each: each.position or 0, default=None)
+        self.precision = None if wheel is None else timers.precision_of(wheel.slots, wheel.used, files, self.now_ms)
         last = None
-        if wheel is not None and slots is not None and self.precision is not None:
+        if wheel is not None and self.precision is not None:
             settled = 0 if check is None else check.timer_log_position
-            last = LastUnits(slots, self.precision[0], settled if wheel.position is None else min(settled, wheel.position))
+            last = LastUnits(wheel.slots, self.precision[0], settled if wheel.position is None else min(settled, wheel.position))
         self.units = TimerUnits(files, findings, self.read_ms, last, 0 if (self.root / "rmqstore").is_dir() else self.log.files.start)
         self.wheel_check = None
-        if wheel is not None and slots is not None and last is not None:
-            self.wheel_check = WheelCheck(wheel, slots, self.units, last, self.read_ms)
+        if wheel is not None and last is not None:
+            self.wheel_check = WheelCheck(wheel, self.units, last, self.read_ms)
             self.wheel_check.run(findings)
         if check is not None and files.files and check.timer_log_position > files.end:
             what = f"the timer log is said to be on disk up to {check.timer_log_position}, but it ends at {files.end}"
@@ -71,7 +71,7 @@ class Survey:
 
     def _read_log(self) -> None:
         findings, files = self.findings, self.log.files
-        self.topics = Topics()
+        self.tallies: defaultdict[QueueName, Tally] = defaultdict(Tally)
         self.frames = Frames(self.log, findings)
         self.queues = Queues(self.root, self.log, findings)
         self.pending = Pending(self.now_ms, self.small.timer_check, self.units.superseded)
@@ -79,7 +79,7 @@ class Survey:
         for records in self.log.records(findings):
             self.frames.take(records)
             for name, rows in records.by_queue():
-                self.topics.take(name, records, rows)
+                self.tallies[name].take(records, rows)
                 self.queues.take(name, records, rows)
                 if name.topic == WHEEL_TOPIC:
                     self.pending.take(records, rows)

@@ -214,13 +214,14 @@ def find_wheels(root: Path, findings: Findings) -> list[WheelFile]:
 
 
 class WheelFile:
-    """One wheel. ``slots`` is None when it cannot be read as one, ``position`` that of the timer log at which a snapshot was made."""
+    """One wheel. ``slots`` is empty when it cannot be read as one, ``position`` that of the timer log at which a snapshot was made."""
 
     def __init__(self, path: Path, root: Path, position: int | None, findings: Findings) -> None:
         self.position = position
         self.name = str(path.relative_to(root))
         self.length = length_of(path)
-        self.slots: Rows | None = None
+        self.slots: Rows = np.zeros(0, SLOT)
+        self.used: Flags = np.zeros(0, np.bool_)
         if self.length == 0 or self.length % (2 * SLOT_BYTES) or self.length > _MOST_BYTES:
             what = f"the file has {self.length} bytes, which is no even number of slots of {SLOT_BYTES} bytes"
             findings.add(self.name, self.length, what if self.length <= _MOST_BYTES else f"{self.length} bytes are no length of a wheel")
@@ -238,11 +239,6 @@ class WheelFile:
             SLOT_BYTES,
             lambda place: f"slot {place} holds tick {ticks[place]}, whose slot is {ticks[place] % count}",
         )
-
-    @property
-    def slot_count(self) -> int:
-        """Slots of the ring, twice as many as the wheel spans."""
-        return 0 if self.slots is None else len(self.slots)
 
 
 _SAMPLE_UNITS: Final = 2000
@@ -292,9 +288,9 @@ class WheelCheck:
     ``waiting`` slots are of ticks that are not delivered yet; ``timers`` are in them, by the wheel's own count.
     """
 
-    def __init__(self, found: WheelFile, slots: Rows, units: TimerUnits, last: LastUnits, read_ms: int | None) -> None:
+    def __init__(self, found: WheelFile, units: TimerUnits, last: LastUnits, read_ms: int | None) -> None:
         self.wheel = found
-        self._slots = slots
+        self._slots = slots = found.slots
         self._units = units
         self._last = last
         self._from_tick = 0 if read_ms is None else -(-read_ms // last.precision_ms)

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import join_columns, measure
-from rmqstore_wheel.formats.properties import decimal_parts
-from rmqstore_wheel.formats.property_columns import decode_column
+from rmqstore_wheel.formats.properties import decimal_parts, decode_column
 
 PIECE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)
 NAMES = st.sampled_from(["a", "b", "KEYS", "UNIQ_KEY", "längs", "RMQS_FRAME"]) | PIECE

@@ -95,6 +95,9 @@ class Record(msgspec.Struct, kw_only=True):
     store_host: bytes = LOCAL_HOST
 
 
+_KEPT_FIELDS: Final = [name for name in Record.__struct_fields__ if name not in ("topic", "body", "properties")]
+
+
 def body_crc(body: Bytes) -> int:
     """Return the CRC-32 that a record holds for its body: 31 bits (``UtilAll.crc32``)."""
     return crc32(body) & 0x7FFFFFFF
@@ -113,14 +116,16 @@ def magic_of(topic: bytes) -> int:
     return MAGIC_V1 if len(topic) <= MAX_V1_TOPIC_BYTES else MAGIC_V2
 
 
+HEAD_FIELDS: Final = (
+    "size magic crc queue_id flag queue_offset physical_offset sys_flag born_ms born_host store_ms store_host reconsume_times "
+    "prepared_offset body_bytes"
+).split()
+"""What is before the body, in its order."""
+
+
 @functools.cache
 def _header(born_host_bytes: int, store_host_bytes: int) -> struct.Struct:
     return struct.Struct(f">iiiiiqqiq{born_host_bytes}sq{store_host_bytes}siqi")
-
-
-def _check_properties(properties: bytes) -> None:
-    if len(properties) > MAX_PROPERTIES_BYTES:
-        raise IllegalArgumentError(f"the properties have {len(properties)} bytes; a record holds at most {MAX_PROPERTIES_BYTES}")
 
 
 class Form:
@@ -144,7 +149,7 @@ class Form:
             IllegalArgumentError: the properties are too long.
         """
         if len(properties) > MAX_PROPERTIES_BYTES:
-            _check_properties(properties)
+            raise IllegalArgumentError(f"the properties have {len(properties)} bytes; a record holds at most {MAX_PROPERTIES_BYTES}")
         size = FIXED_BYTES + len(body) + len(self._field) + 2 + len(properties)
         head = self._pack(
             size, self._magic, crc32(body) & 0x7FFFFFFF, queue_id, 0, queue_offset, 0, 0,
@@ -194,33 +199,18 @@ def _decode(data: memoryview, physical_offset: int | None) -> Record:
         HOST_V6_BYTES if sys_flag & BORN_HOST_V6 else HOST_V4_BYTES,
         HOST_V6_BYTES if sys_flag & STORE_HOST_V6 else HOST_V4_BYTES,
     )
-    fields = head.unpack_from(data)
-    body, at = _piece(data, head.size, fields[14], "body")
+    fields = dict(zip(HEAD_FIELDS, head.unpack_from(data), strict=True))
+    body, at = _piece(data, head.size, fields["body_bytes"], "body")
     width = 1 if magic == MAGIC_V1 else 2
     topic, at = _piece(data, at + width, int.from_bytes(data[at : at + width], signed=True), "topic")
     properties, at = _piece(data, at + 2, int.from_bytes(data[at : at + 2], signed=True), "properties")
     if at != size:
         raise ValueError(f"a size of {size} bytes, but its parts take {at}")
-    if fields[2] != body_crc(body):
-        raise ValueError(f"a body whose CRC-32 is {body_crc(body):#010x} where {fields[2] & 0xFFFFFFFF:#010x} is stored")
-    if physical_offset is not None and fields[6] != physical_offset:
-        raise ValueError(f"the record was written for offset {fields[6]}")
-    return Record(
-        topic=topic,
-        body=body,
-        properties=properties,
-        queue_id=fields[3],
-        queue_offset=fields[5],
-        physical_offset=fields[6],
-        born_ms=fields[8],
-        store_ms=fields[10],
-        reconsume_times=fields[12],
-        flag=fields[4],
-        sys_flag=sys_flag,
-        prepared_offset=fields[13],
-        born_host=fields[9],
-        store_host=fields[11],
-    )
+    if fields["crc"] != body_crc(body):
+        raise ValueError(f"a body whose CRC-32 is {body_crc(body):#010x} where {fields['crc'] & 0xFFFFFFFF:#010x} is stored")
+    if physical_offset is not None and fields["physical_offset"] != physical_offset:
+        raise ValueError(f"the record was written for offset {fields['physical_offset']}")
+    return Record(topic=topic, body=body, properties=properties, **{name: fields[name] for name in _KEPT_FIELDS})
 
 
 def _piece(data: memoryview, at: int, length: int, what: str) -> tuple[bytes, int]:

@@ -14,25 +14,13 @@ from rmqstore.columns import bytes_of, constant_of, offsets_of, pieces_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import (
-    Bytes,
-    Ints,
-    Measured,
-    Octets,
-    Part,
-    Piece,
-    cells,
-    join_columns,
-    measure,
-    taken,
-)
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Measured, Octets, Part, Piece, cells, join_columns, measure, taken
 
 _COPIED_BODY_BYTES: Final = 4096
 
 HEAD: Final = np.dtype(
     {
-        "names": "size magic crc queue_id flag queue_offset physical_offset sys_flag born_ms born_host store_ms store_host reconsume_times "
-        "prepared_offset body_bytes".split(),
+        "names": log.HEAD_FIELDS,
         "formats": ">i4 >i4 >i4 >i4 >i4 >i8 >i8 >i4 >i8 V8 >i8 V8 >i4 >i8 >i4".split(),
     }
 )

@@ -28,7 +28,19 @@ from rmqstore.late import pa, pc, schemas
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece
 from rmqstore_wheel.formats.log_columns import Columns
-from rmqstore_wheel.formats.property_columns import Properties, decode_column
+from rmqstore_wheel.formats.properties import (
+    DELIVER_MS,
+    FIRST_POP_MS,
+    HIDDEN,
+    KEYS,
+    MESSAGE_GROUP,
+    MESSAGE_ID,
+    OUT_MS,
+    OWN_PREFIX,
+    TAG,
+    Properties,
+    decode_column,
+)
 
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 """Where timers wait (``TimerMessageStore.TIMER_TOPIC``)."""
@@ -38,16 +50,6 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 WAITING_TOPICS: Final = (WHEEL_TOPIC, SCHEDULE_TOPIC)
 NO_QUEUE: Final = -1
-
-# Names that a pop asks for with every message.
-_TAG, _KEYS, _MESSAGE_GROUP, _MESSAGE_ID = texts.TAG, texts.KEYS, texts.MESSAGE_GROUP, texts.MESSAGE_ID
-_DELIVER_MS, _OUT_MS, _FIRST_POP_MS, _HIDDEN, _OWN_PREFIX = (
-    texts.DELIVER_MS,
-    texts.OUT_MS,
-    texts.FIRST_POP_MS,
-    texts.HIDDEN,
-    texts.OWN_PREFIX,
-)
 
 
 def encode_batch(
@@ -104,16 +106,16 @@ class Told(msgspec.Struct, frozen=True, gc=False):
 def told_by(found: dict[str, str]) -> Told:
     """Return what the properties of a record tell; they are used up."""
     take = found.pop
-    deliver, out = texts.integer(take(_DELIVER_MS, None)), take(_OUT_MS, None)
+    deliver, out = texts.integer(take(DELIVER_MS, None)), take(OUT_MS, None)
     if deliver is None and out is not None:
         # RocketMQ rounds to one precision before the time that it delivers at; a ms later is the same slot again, and never early.
         out_ms = texts.integer(out)
         deliver = None if out_ms is None else out_ms + 1
-    keys, first_pop_ms = take(_KEYS, None), take(_FIRST_POP_MS, None)
-    tag, group, message_id = take(_TAG, None), take(_MESSAGE_GROUP, None), take(_MESSAGE_ID, None)
+    keys, first_pop_ms = take(KEYS, None), take(FIRST_POP_MS, None)
+    tag, group, message_id = take(TAG, None), take(MESSAGE_GROUP, None), take(MESSAGE_ID, None)
     shown = {}
     for name, value in found.items():
-        if name not in _HIDDEN and not name.startswith(_OWN_PREFIX):
+        if name not in HIDDEN and not name.startswith(OWN_PREFIX):
             shown[name] = value
     return Told(
         tag,
@@ -128,24 +130,23 @@ def told_by(found: dict[str, str]) -> Told:
 
 def decode_batch(records: Columns) -> dict[str, pa.Array]:
     """Return the columns of ``IN_SCHEMA``, and ``attempt`` and ``first_pop_ms``, of records that were read."""
-    (text,) = records.properties
-    found = decode_column(text)
+    found = decode_column(records.text)
     topic, queue_id = _home(records, found)
-    deliver = texts.integers(found.column(texts.DELIVER_MS))
-    if texts.OUT_MS in found.names and deliver.null_count:
-        deliver = pc.coalesce(deliver, pc.add(texts.integers(found.column(texts.OUT_MS)), 1))
+    deliver = texts.integers(found.column(DELIVER_MS))
+    if OUT_MS in found.names and deliver.null_count:
+        deliver = pc.coalesce(deliver, pc.add(texts.integers(found.column(OUT_MS)), 1))
     return {
         "topic": topic,
         "body": records.body,
-        "tag": found.column(texts.TAG),
-        "keys": _keys(found.column(texts.KEYS)),
+        "tag": found.column(TAG),
+        "keys": _keys(found.column(KEYS)),
         "properties": found.visible(),
-        "message_group": found.column(texts.MESSAGE_GROUP),
+        "message_group": found.column(MESSAGE_GROUP),
         "deliver_at_ms": deliver,
-        "message_id": found.column(texts.MESSAGE_ID),
+        "message_id": found.column(MESSAGE_ID),
         "born_ms": pa.array(records.born_ms, pa.int64()),
         "queue_id": pa.array(queue_id, pa.int32(), mask=queue_id < 0),
-        "first_pop_ms": texts.integers(found.column(texts.FIRST_POP_MS)),
+        "first_pop_ms": texts.integers(found.column(FIRST_POP_MS)),
         "attempt": pa.array(records.reconsume_times, pa.int32()),
     }
 

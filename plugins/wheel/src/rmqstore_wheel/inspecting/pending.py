@@ -28,7 +28,7 @@ from rmqstore_wheel.formats.binary_columns import Flags, Ints
 from rmqstore_wheel.formats.check_points import REVIVE_PREFIX, Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.config_files import TimerCheck
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.formats.property_columns import decode_column
+from rmqstore_wheel.formats.properties import decode_column
 from rmqstore_wheel.inspecting.files import FileSet, Findings
 from rmqstore_wheel.inspecting.log import QueueName, Records
 

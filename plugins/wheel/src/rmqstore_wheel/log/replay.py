@@ -9,7 +9,7 @@ import numpy as np
 from rmqstore_wheel.formats import consume_queue, log_reading, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.formats.property_columns import decode_column
+from rmqstore_wheel.formats.properties import decode_column
 from rmqstore_wheel.log import journal
 from rmqstore_wheel.log.commit_log import Frame
 
@@ -24,11 +24,9 @@ class Replay:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._starts: list[Ints] = []
-        self._sizes: list[Ints] = []
-        self._epochs: list[Ints] = []
-        self._file_start = 0
-        self._count = 0
+        # Where records start in the file, how long they are, and their epochs.
+        self._parts: list[tuple[Ints, Ints, Ints]] = []
+        self._file_start = self._count = 0
 
     def add(self, frame: Frame) -> None:
         self._ledger.epoch = frame.epoch
@@ -36,22 +34,20 @@ class Replay:
             if self._count and (part.file_start != self._file_start or self._count >= _RECORDS):
                 self.finish()
             self._file_start = part.file_start
-            self._starts.append(part.starts)
-            self._sizes.append(part.sizes)
-            self._epochs.append(np.full(len(part.starts), frame.epoch, np.int64))
+            self._parts.append((part.starts, part.sizes, np.full(len(part.starts), frame.epoch, np.int64)))
             self._count += len(part.starts)
 
     def finish(self) -> None:
         if not self._count:
             return
-        starts, sizes, epochs = (np.concatenate(each) for each in (self._starts, self._sizes, self._epochs))
-        self._starts, self._sizes, self._epochs, self._count = [], [], [], 0
+        starts, sizes, epochs = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        self._parts, self._count = [], 0
         ledger = self._ledger
         view = ledger.log.chain.view(self._file_start)
         # The frame's CRC has covered every byte.
         found = log_reading.decode_columns(view, starts, sizes, log_offset=self._file_start, verify=False)
         ledger.store_ms = max(ledger.store_ms, int(np.max(found.store_ms)))
-        codes = consume_queue.tags_codes(decode_column(found.properties[0]).column(texts.TAG))
+        codes = consume_queue.tags_codes(decode_column(found.text).column(texts.TAG))
         offsets, groups = np.asarray(found.queue_offset), log_reading.by_queue(found.topic, np.asarray(found.queue_id))
         in_journal = [row for topic, _, rows in groups if topic == journal.TOPIC for row in rows.tolist()]
         changes = {row: journal.decode(found.body[row].as_py()) for row in in_journal}

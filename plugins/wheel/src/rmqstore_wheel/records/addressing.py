@@ -20,14 +20,7 @@ from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.message_records import NONE, TAGS, LogRecords, as_delivered, one_topic
-from rmqstore_wheel.records.parts import (
-    OF_WAITING,
-    V6_MORE,
-    parts_of,
-    store_ms_places,
-    topic_bounds,
-    topic_places,
-)
+from rmqstore_wheel.records.parts import OF_WAITING, V6_MORE, parts_of, store_ms_places, topic_bounds, topic_places
 
 TICK: Final = f"{texts.OWN_PREFIX}TICK"
 EPOCH: Final = f"{texts.OWN_PREFIX}EPOCH"

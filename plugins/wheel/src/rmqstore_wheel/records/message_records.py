@@ -27,7 +27,7 @@ from rmqstore.message import Message, PoppedMessage, Proof
 from rmqstore_wheel.formats import commit_log as log, log_columns, log_reading, messages, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
-from rmqstore_wheel.formats.property_columns import decode_column
+from rmqstore_wheel.formats.properties import decode_column
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.parts import (
     FIRST_POP,
@@ -391,5 +391,4 @@ def columns_of(read: log_columns.Columns) -> dict[str, pa.Array]:
 
 def tag_column(records: Sequence[Bytes]) -> pa.Array:
     """Return the tags of the records, null where there is none."""
-    (text,) = LogRecords(log_columns.joined(records))._read().properties
-    return decode_column(text).column(texts.TAG)
+    return decode_column(LogRecords(log_columns.joined(records))._read().text).column(texts.TAG)

@@ -100,8 +100,7 @@ def without_frames(place: Stretch, found: Columns, spare: Flags) -> Encoded:
         cells(data, ">i4")[places[bare] + log_format.BODY_CRC_AT] = log_format.body_crc(b"")
         cells(data, ">i4")[places[bare] + (bodies - starts[bare]) - 4] = 0
     if len(ends):
-        (texts,) = found.properties
-        lengths = np.broadcast_to(measure(texts).lengths, len(starts))[ends]
+        lengths = np.broadcast_to(measure(found.text).lengths, len(starts))[ends]
         cells(data, ">i4")[places[ends]] = shorter[ends]
         cells(data, ">i2")[places[ends] + shorter[ends] + frames.PROPERTY_BYTES - lengths - 2] = lengths - frames.PROPERTY_BYTES
     return Encoded(data, places, shorter)

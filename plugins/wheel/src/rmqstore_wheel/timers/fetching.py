@@ -20,7 +20,7 @@ from rmqstore.late import pa
 from rmqstore_wheel.formats import commit_log as log_format, log_reading, properties as texts
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows, cells, stretches_of
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.formats.property_columns import decode_column
+from rmqstore_wheel.formats.properties import decode_column
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import fault_of, gather, held

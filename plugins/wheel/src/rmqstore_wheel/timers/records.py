@@ -28,7 +28,7 @@ from rmqstore_wheel.formats.commit_log import Form
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_columns import Columns, Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.formats.property_columns import Properties, decode_column
+from rmqstore_wheel.formats.properties import Properties, decode_column
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.addressing import EPOCH, TICK
 from rmqstore_wheel.timers.table import CANCEL, COPY, TIMER
@@ -233,8 +233,7 @@ class ReadTimers(msgspec.Struct):
 def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints, precision_ms: int) -> ReadTimers:
     """Read records that are sound."""
     found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start, verify=False)
-    (text,) = found.properties
-    read = decode_column(text)
+    read = decode_column(found.text)
     write_ms = np.asarray(found.store_ms)
     delivers = _numbers(read.column(texts.DELIVER_MS), -1)
     ticks, dues = ticks_and_dues(delivers, write_ms, precision_ms)
@@ -269,8 +268,7 @@ def _numbers(column: pa.Array, absent: int) -> Ints:
 
 def read_keys(found: Columns) -> tuple[Ints, Ints]:
     """Return hash and row of every key of records of the wheel's topic."""
-    (text,) = found.properties
-    _, key_hashes, key_rows = _keys_in(decode_column(text))
+    _, key_hashes, key_rows = _keys_in(decode_column(found.text))
     return key_hashes, key_rows
 
 

@@ -15,10 +15,8 @@ vouches for.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
-from io import FileIO
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +24,8 @@ import msgspec
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.errors import NO_ROOM, CorruptStoreError
-from rmqstore_wheel.files.disk import Disk
+from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import Numbers, RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows, put_rows
@@ -287,20 +285,10 @@ class WheelIndex:
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
-        data = (
-            timer_log.rows_of(
-                previous,
-                np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT) if rolls else flags,
-                now * precision,
-                (in_order - now) * precision,
-                log_offsets[order],
-                sizes[order],
-                _of(topic_hashes, order),
-                seqs[order],
-            )
-            .view(np.uint8)
-            .data
-        )
+        all_flags = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT) if rolls else flags
+        delays_ms, hashes = (in_order - now) * precision, _of(topic_hashes, order)
+        units = timer_log.rows_of(previous, all_flags, now * precision, delays_ms, log_offsets[order], sizes[order], hashes, seqs[order])
+        data = units.view(np.uint8).data
         self.units.write_ahead(data)
         rows = np.empty(len(firsts), wheel.SLOT)
         rows["tick"] = in_order[firsts]
@@ -416,11 +404,7 @@ class WheelIndex:
         return max(int(row["timers"]), 0) if row["tick"] == slot else 0
 
     def walk(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Return (units by number, slot of each) of all chains of some slots, in no order.
-
-        Raises:
-            CorruptStoreError: a chain does not lead from newer to older units.
-        """
+        """Return (units by number, slot of each) of all chains of some slots, in no order; see ``slot_chains.walk``."""
         rows = self.slots.take(slots % self._length)
         return walk(self.units, rows["last"].astype(np.int64), rows["first"].astype(np.int64), slots)
 
@@ -494,40 +478,27 @@ class WheelSnapshot:
         self.is_named = False
 
     def read(self, crc: int) -> tuple[Rows, Flags]:
-        """Return the slots that have this CRC-32, and which pages of them were ever used.
-
-        Raises:
-            CorruptStoreError: there is no such snapshot.
-        """
+        """Return the slots that have this CRC-32, and which pages of them were ever used; see :meth:`WheelIndex.start`."""
         for path in (self._path, self._path.with_suffix(".bak")):
             try:
-                with path.open("rb", buffering=0) as file:
-                    if path.stat().st_size == self._ring.file_bytes:
+                with closing(self._disk.open(path)) as file:
+                    if file.length == self._ring.file_bytes:
                         slots, pages = self._filled(file)
                         if _crc_of(slots, pages) == crc:
                             self.is_named = path == self._path
                             return slots, pages
-            except OSError as error:
-                if error.errno in NO_ROOM:
-                    raise
+            except StoreFullError:
+                raise
+            except OSError:
+                continue
         raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
 
-    def _filled(self, file: FileIO) -> tuple[Rows, Flags]:
+    def _filled(self, file: DiskFile) -> tuple[Rows, Flags]:
         """Read the slots, and find out which pages hold any; holes, most of the file as a rule, are not read."""
         slots, pages = np.zeros(self._ring.length, wheel.SLOT), np.zeros(-(-self._ring.length // PAGE_SLOTS), np.bool_)
-        data, stop = slots.view(np.uint8).data, 0
-        while stop < len(data):
-            try:
-                begin = file.seek(stop, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:  # a hole up to the end
-                    raise
-                break
-            stop = file.seek(begin, os.SEEK_HOLE)
-            file.seek(begin)
-            at = begin
-            while at < stop and (read := file.readinto(data[at:stop])):  # a read may give less than is there
-                at += read
+        data = slots.view(np.uint8).data
+        for begin, stop in file.data_from(0):
+            file.read_into(begin, data[begin:stop])
             first, behind = begin // SLOT_BYTES // PAGE_SLOTS, -(-stop // SLOT_BYTES // PAGE_SLOTS)
             pages[first:behind] = _filled_pages(slots[first * PAGE_SLOTS : behind * PAGE_SLOTS])
         return slots, pages

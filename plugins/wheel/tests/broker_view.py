@@ -13,7 +13,7 @@ from plugins.wheel.tests.made_records import encode_record
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, EngineSession, PopBuffer, PopRequest, PopStore, PopTxn, Receipt
 from rmqstore.message import Message
-from rmqstore_wheel.engine import WheelEngine, WheelPops
+from rmqstore_wheel.engine import WheelPops, open_session, sizes_of
 from rmqstore_wheel.formats import check_points as codec, commit_log, config_files, consume_queue, index_file, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.commit_log import Record
@@ -31,7 +31,7 @@ def opened(
 ) -> Iterator[EngineSession]:
     path.mkdir(exist_ok=True)
     options = EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits, engine={"revive_log": revive_log}, **how)
-    session = WheelEngine(sizes=sizes).open(path, options)
+    session = open_session(path, options, sizes or sizes_of(options))
     try:
         yield session
     finally:

@@ -25,49 +25,35 @@ from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.store import WheelTimers
 
 _MIB: Final = 1024 * 1024
-_SIZES: Final = ("log_file_mib", "copy_live_percent", "check_point_mib")
 
 
 class WheelEngine(Engine):
-    """Opens directories as RocketMQ store directories; the settings ``wheel.*`` are in ``EngineOptions.engine``.
-
-    Args:
-        disk: how files are reached; tests put one of their own here.
-        sizes: sizes of the files, whatever the settings say; tests take small ones.
-    """
-
-    def __init__(self, disk: Disk | None = None, sizes: Sizes | None = None) -> None:
-        self._disk = Disk() if disk is None else disk
-        self._sizes = sizes
+    """Opens directories as RocketMQ store directories; the settings ``wheel.*`` are in ``EngineOptions.engine``."""
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
-        return open_session(self._disk, directory, options, self._sizes_of(options))
+        return open_session(directory, options, sizes_of(options))
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
-        return open_for_reading(directory, options, self._sizes_of(options))
-
-    def _sizes_of(self, options: EngineOptions) -> Sizes:
-        return sizes_of(options) if self._sizes is None else self._sizes
+        return open_for_reading(directory, options, sizes_of(options))
 
 
 def sizes_of(options: EngineOptions) -> Sizes:
     """Return the sizes that the settings ask for."""
-    usual = Sizes()
-    given = {key: int(value) for key, value in options.engine.items() if key in _SIZES}
+    usual, given = Sizes(), options.engine
     return usual._replace(
-        log_file_bytes=given.get("log_file_mib", usual.log_file_bytes // _MIB) * _MIB,
-        copy_live_percent=given.get("copy_live_percent", usual.copy_live_percent),
-        check_point_bytes=given.get("check_point_mib", usual.check_point_bytes // _MIB) * _MIB,
+        log_file_bytes=int(given.get("log_file_mib", usual.log_file_bytes // _MIB)) * _MIB,
+        copy_live_percent=int(given.get("copy_live_percent", usual.copy_live_percent)),
+        check_point_bytes=int(given.get("check_point_mib", usual.check_point_bytes // _MIB)) * _MIB,
     )
 
 
-def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:
+def open_session(directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:
     """Open an engine directory as its owner.
 
     Raises:
         StoreLockedError, FormatVersionError, CorruptStoreError, StoreFullError, StorePathError
     """
-    home = home_of(directory)
+    disk, home = Disk(), home_of(directory)
     root = home.open(lambda path: (path / "commitlog").mkdir())
     with ExitStack() as stack, _typed(directory):
         stack.callback(home.close)
@@ -94,9 +80,9 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         ledger.reopened.append(begin_for_brokers)
         check_layout(ledger)
         shared = ledger.in_spare(partial(Shared, ledger, options))  # which writes the epoch
-        upkeep = Upkeep(ledger, index)
-        timers = WheelTimers(shared, ledger, index, upkeep.go_on)
-        pops = WheelPops(shared, ledger, upkeep.go_on)
+        upkeep = Reclaim(ledger, index).upkeep
+        timers = WheelTimers(shared, ledger, index, upkeep)
+        pops = WheelPops(shared, ledger, upkeep)
         stack.pop_all()
         return SharedSession(shared, timers, pops)
 
@@ -108,24 +94,6 @@ def _typed(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise system_error(error, directory) from error
-
-
-class Upkeep:
-    """Does a piece of it when a side is maintained, as a store may use the engine for timers alone, or for pops alone."""
-
-    def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
-        self._ledger = ledger
-        self._index = index
-        self._begin()
-        ledger.reopened.append(self._begin)
-
-    def _begin(self) -> None:
-        self._reclaim = Reclaim(self._ledger, self._index)
-
-    def go_on(self, now_ms: int, beside: UpkeepReport) -> UpkeepReport:
-        """Do what is due; returns that together with what was done beside it."""
-        made, found = self._ledger.upkeep(now_ms), self._reclaim.go_on(now_ms)
-        return UpkeepReport(beside.done + made + found.done, beside.more or found.more, beside.expired)
 
 
 class WheelPops(OrderedPops):

@@ -90,6 +90,10 @@ class Reclaim:
         self._ledger = ledger
         self._index = index
         self._liveness = Liveness(ledger, index)
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
         self._census: Census | None = None
         self._records: Records | None = None
         self._copies: list[FileCopy] = []
@@ -100,9 +104,17 @@ class Reclaim:
         self._fits_spare = False
         self._again_upto = 0
         self._looked_ms: int | None = None
-        self._tail = ledger.log.tail
+        self._tail = self._ledger.log.tail
         self._owed_bytes = self._turn_bytes = 0
         self._turn_ms: int | None = None
+
+    def upkeep(self, now_ms: int, beside: UpkeepReport) -> UpkeepReport:
+        """Do what is due of the log; returns that together with what was done beside it.
+
+        Each side does so when it is maintained, as a store may use the engine for timers alone, or for pops alone.
+        """
+        made, found = self._ledger.upkeep(now_ms), self.go_on(now_ms)
+        return UpkeepReport(beside.done + made + found.done, beside.more or found.more, beside.expired)
 
     def go_on(self, now_ms: int) -> UpkeepReport:
         """Look at a slice, or copy one, if one is owed; what was done counts files that went.

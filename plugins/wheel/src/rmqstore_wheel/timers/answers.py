@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore.message import Message
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.formats.binary_columns import Ints, Rows
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import TimerIndex
@@ -45,12 +45,7 @@ class TimerAnswers:
 
     def is_known(self, place: Place) -> bool:
         """Say whether the timer of a place is here, or is remembered."""
-        return self.fact_of(place) is not None or (is_possible(place) and self._trace_of(place) is not CancelOutcome.UNKNOWN)
-
-    def fact_of(self, place: Place) -> Any | None:
-        """Return what is known of the timer at a place; None when it was never put here."""
-        rows, facts = self._found(_columns([place]))
-        return facts[0] if len(rows) else None
+        return is_possible(place) and (self.is_here(place) or self._trace_of(place) is not CancelOutcome.UNKNOWN)
 
     def cancel(self, places: Sequence[Place | None], sealed: TimerCursor) -> tuple[list[CancelOutcome], Ending]:
         """Return what a cancel answers, None being a place that is unknown, and what it ends.
@@ -60,7 +55,7 @@ class TimerAnswers:
         """
         columns = _columns(places)
         _, ticks, seqs, _ = columns
-        rows, _ = self._found(columns)
+        rows = self._found(columns)
         outcomes = [CancelOutcome.UNKNOWN] * len(places)
         ticks, seqs = ticks[rows], seqs[rows]
         cancelled = self._index.cancelled.get_many(seqs)
@@ -81,7 +76,7 @@ class TimerAnswers:
         if not is_possible(place):
             return CancelOutcome.UNKNOWN, None
         tick, seq, _ = place
-        if not self._is_here(place):
+        if not self.is_here(place):
             return self._trace_of(place), None
         if self._index.cancelled.get(seq):
             return CancelOutcome.CANCELLED, None
@@ -89,7 +84,7 @@ class TimerAnswers:
             return CancelOutcome.ALREADY_DELIVERED, None
         return CancelOutcome.CANCELLED, (tick, seq)
 
-    def _is_here(self, place: Place) -> bool:
+    def is_here(self, place: Place) -> bool:
         """Say whether the timer of a place was put here and is answered for."""
         index = self._index
         tick, seq, epoch = place
@@ -100,15 +95,15 @@ class TimerAnswers:
             return False
         return tick >= index.answered_from or not (index.cancelled.get(seq) or index.forgotten.covers(tick, seq))
 
-    def _found(self, columns: _Columns) -> tuple[Ints, Rows]:
-        """Return which of some places are those of timers that were put here and are answered for, and what is known of these."""
+    def _found(self, columns: _Columns) -> Ints:
+        """As :meth:`is_here`, of many places: which of them."""
         facts, index = self._index.facts, self._index
         _, ticks, seqs, epochs = columns
         rows = np.flatnonzero((seqs > facts.first) & (seqs <= facts.count))
         found = facts.gather(seqs[rows] - 1)
         is_it = (found["kind"] == TIMER) & (found["tick"] == ticks[rows]) & (found["epoch"] == epochs[rows])
         is_it &= (ticks[rows] >= index.answered_from) | ~index.is_gone(seqs[rows], ticks[rows])
-        return rows[is_it], found[is_it]
+        return rows[is_it]  # type: ignore[no-any-return]
 
     def _trace_of(self, place: Place) -> CancelOutcome:
         """Return what is remembered of a timer that another store had, and that was gone when its state was taken in."""

@@ -56,7 +56,6 @@ from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import LogBatch, Messages, One
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.answers import Ending, PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher
@@ -535,13 +534,13 @@ class WheelTimers(TimerSide):
     def get(self, handle: TimerHandle) -> PendingTimer | None:
         with self._lock, self._call:
             place = self._place_of(handle)
-            fact = None if place is None else self._answers.fact_of(place)
-            if place is None or fact is None:
+            if place is None or not self._answers.is_here(place):
                 return None
             tick, seq, _ = place
             if self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq):
                 return None
-            return self._pending.timers(Due(np.array([tick]), np.array([seq]), timer_table.dues_of(np.array([fact]))))[0]
+            _, _, early_ms, *_ = self._index.facts.read_one(seq - 1)
+            return self._pending.timers(Due(*np.array([[tick], [seq], [tick - early_ms]])))[0]
 
     def verify(self) -> list[str]:
         with self._lock, self._call:

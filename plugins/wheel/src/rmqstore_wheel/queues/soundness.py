@@ -87,20 +87,13 @@ def held(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Oc
 def _sound_of(
     data: Octets, inside: Flags, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints
 ) -> Flags:  # fmt: skip
-    """As :func:`_are_sound`, of those records alone that are ``inside``; the others are not sound."""
-    if inside.all():
-        return _are_sound(data, at, sizes, places, topic, queue_id, queue_offsets)
+    """Say which records of a buffer, of those that are ``inside``, are what they should be; they are at ``places`` of the log."""
+    sound = np.zeros(len(at), np.bool_)
     rows = np.flatnonzero(inside)
-    sound = np.zeros(len(at), np.bool_)
-    if len(rows):
-        sound[rows] = _are_sound(data, at[rows], sizes[rows], places[rows], topic, queue_id, queue_offsets[rows])
-    return sound
-
-
-def _are_sound(data: Octets, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
-    """Say which records of a buffer are what they should be; they are at ``places`` of the log."""
-    sound = np.zeros(len(at), np.bool_)
-    rows = np.arange(len(at))
+    if not len(rows):
+        return sound
+    if len(rows) < len(at):
+        at, sizes, places, queue_offsets = (each[rows] for each in (at, sizes, places, queue_offsets))
     stops = at + sizes
     heads = blocks_at(data, at, HEAD)
     good = (heads["size"] == sizes) & (heads["magic"] == log_format.magic_of(topic)) & (heads["queue_id"] == queue_id)

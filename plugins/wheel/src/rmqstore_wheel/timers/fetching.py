@@ -23,7 +23,7 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.properties import decode_column
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.queues.soundness import fault_of, gather, held
+from rmqstore_wheel.queues.soundness import Gathered, fault_of, gather, held
 from rmqstore_wheel.records import message_records as records, sums
 from rmqstore_wheel.records.addressing import for_delivery
 from rmqstore_wheel.records.message_records import LogRecords, as_delivered
@@ -54,6 +54,12 @@ class Fetcher:
         units = self.units(seqs) if units is None else units
         return units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
 
+    def _gathered(self, seqs: Ints, offsets: Ints, sizes: Ints) -> Iterator[tuple[Ints, Gathered]]:
+        """Yield which messages of timers are in each file of the log, and these."""
+        log = self._ledger.log
+        for file_start, rows in _by_file(log, offsets):
+            yield rows, gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
+
     def messages(self, seqs: Ints, units: Rows | None = None) -> MessageBatch:
         """Return the messages of timers, in the order of ``seqs``, as they go to their topics; ``units`` are theirs, if they are known."""
         if not len(seqs):
@@ -62,11 +68,7 @@ class Fetcher:
         if len(seqs) <= _FEW:
             places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
             return MessageBatch(source=LogRecords(list(starmap(self._message, places))))
-        log = self._ledger.log
-        parts = [
-            (rows, gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1))
-            for file_start, rows in _by_file(log, offsets)
-        ]
+        parts = list(self._gathered(seqs, offsets, sizes))
         if all(part.sound.all() for _, part in parts):
             found = [for_delivery(part.data.data, part.starts, sizes[rows]) for rows, part in parts]
             return MessageBatch(
@@ -95,11 +97,9 @@ class Fetcher:
             CorruptStoreError: a record is not what it should be.
         """
         offsets, sizes = self._locate(seqs)
-        log = self._ledger.log
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
-        for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
+        for rows, (data, starts, sound) in self._gathered(seqs, offsets, sizes):
             if not sound.all():
                 raise self._damage(int(seqs[rows[sound.argmin()]]))
             found = log_reading.decode_columns(data.data, starts, sizes[rows], verify=False)
@@ -132,11 +132,9 @@ class Fetcher:
     def property_column(self, seqs: Ints) -> pa.Array:
         once, places = np.unique(seqs, return_inverse=True)
         offsets, sizes = self._locate(once)
-        log = self._ledger.log
         columns = [pa.array([], pa.binary())]
         rows_of = [np.zeros(0, np.int64)]
-        for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, once[rows] - 1)
+        for rows, (data, starts, sound) in self._gathered(once, offsets, sizes):
             good, bad = rows[sound], rows[~sound]
             rows_of += [good, bad]
             columns.append(stretches_of(data, text_places(data, starts[sound]), starts[sound] + sizes[good]))

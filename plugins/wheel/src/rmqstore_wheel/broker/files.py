@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -76,11 +76,8 @@ class OpenMarks:
             if not self._lock.lock():
                 raise StoreLockedError(f"{root} is open in another process, by RocketMQ's lock file; stop the broker first")
             self._lock.write_at(0, LOCK.encode())
-            abort = disk.create(root / ABORT)
-            try:
+            with closing(disk.create(root / ABORT)) as abort:
                 abort.write_at(0, str(os.getpid()).encode())
-            finally:
-                abort.close()
             disk.sync_directory(root)
         except BaseException:
             self._lock.close()
@@ -221,11 +218,8 @@ class BrokerFiles(BrokerWriter):
         self._disk.sync_directory(self._config)
 
     def _write_in_place(self, path: Path, data: bytes, length: int) -> None:
-        file = self._disk.open(path) if path.exists() else self._disk.create(path, length)
-        try:
+        with closing(self._disk.open(path) if path.exists() else self._disk.create(path, length)) as file:
             file.write_at(0, data)
-        finally:
-            file.close()
 
 
 def _name(reader: GroupQueue, topics: dict[int, str], groups: dict[int, str]) -> str | None:

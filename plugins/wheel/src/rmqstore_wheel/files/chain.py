@@ -165,11 +165,7 @@ class FileChain:
             self._next_fill = min(2 * self._next_fill, self._fill_bytes)
 
     def reserve_in(self, start: int, upto: int) -> None:
-        """See to it that writes into the file that starts at ``start``, up to ``upto``, find room; files before it may be missing.
-
-        Raises:
-            OSError: no room; what was set aside so far stays.
-        """
+        """As :meth:`reserve`, in the file that starts at ``start``; files before it may be missing."""
         last = self._start_of(self._filled)
         if start < last:
             if not self.has(start):
@@ -283,12 +279,9 @@ class FileChain:
 
     # ------------------------------------------------------------ removing
 
-    def drop_before(self, offset: int) -> list[int]:
-        """Remove the files that end at or before ``offset``; returns their starts."""
-        gone = [start for start in self.starts if start + self.file_bytes <= offset]
-        for start in gone:
-            self._forget(start)
-        return gone
+    def drop_before(self, offset: int) -> None:
+        """Remove the files that end at or before ``offset``."""
+        self.drop_between(0, offset - self.file_bytes + 1)
 
     def drop_first(self) -> None:
         """Remove the first file, durably, so that no crash leaves a gap behind it."""

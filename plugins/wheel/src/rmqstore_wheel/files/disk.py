@@ -17,7 +17,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -229,13 +229,10 @@ class Disk:
 
     def write_new(self, path: Path, length: int, pieces: Iterable[tuple[int, Bytes]]) -> None:
         """Make a file of ``length`` bytes that holds pieces at some places, durably but for its name."""
-        file = self.create(path, length)
-        try:
+        with closing(self.create(path, length)) as file:
             for at, data in pieces:
                 file.write_at(at, data)
             file.sync()
-        finally:
-            file.close()
 
     def open(self, path: Path) -> DiskFile:
         """Open a file that is there.

@@ -48,11 +48,7 @@ class ConsumeQueues:
         self.dropped: set[QueueName] = set()
 
     def start(self, sums: Mapping[QueueName, Sums], cleared: Mapping[QueueName, Sequence[int]]) -> None:
-        """Begin with the queues that a check point vouches for.
-
-        Raises:
-            CorruptStoreError: a file of one is missing.
-        """
+        """Begin with the queues that a check point vouches for; see ``UnitLog.start``."""
         self._sums = dict(sums)
         self._cleared = {name: set(offsets) for name, offsets in cleared.items()}
         for name in sums:

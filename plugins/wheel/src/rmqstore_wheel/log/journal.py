@@ -143,9 +143,6 @@ class State:
                 others.append(change)
         return others
 
-    def put(self, space: int, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        self.items[space].update(entries)
-
     def entries(self, space: int) -> list[tuple[bytes, bytes]]:
         """Return all of a map, in no order."""
         return [(key, value) for key, value in self.items[space].items() if value is not None]

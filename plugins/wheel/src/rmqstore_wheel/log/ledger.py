@@ -484,7 +484,7 @@ class Ledger(CommittedKV):
         self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
         for space, entries in found.state:
-            self.state.put(space, entries)
+            self.state.items[space].update(entries)
         self.timers.start(found.timers)
         self.epoch, self.store_ms, self._journal_records, self.restart = found.epoch, found.store_ms, found.journal, found.restart
         self._check_point = found

@@ -85,11 +85,7 @@ class KeyIndex:
         self._recent.add_many(hashes, offsets)
 
     def lookup(self, hashed: int) -> list[int]:
-        """Return the offsets of a hash that are not settled, oldest first.
-
-        Raises:
-            CorruptStoreError: a file is damaged.
-        """
+        """Return the offsets of a hash that are not settled, oldest first; see :meth:`KeyFile.lookup`."""
         settled = self._settled.get(hashed, -1)
         files = [file for file in self._files if file.header.last_offset > settled]
         found = [offset for file in files for offset in file.lookup(hashed, settled)]
@@ -237,9 +233,8 @@ class RecentKeys:
             rows.append(np.repeat(np.arange(len(keys)), counts))
             offsets.append(run_offsets[np.arange(behind[-1]) + np.repeat(firsts - behind + counts, counts)])
         few = [(row, offset) for row, hashed in enumerate(hashes.tolist()) for offset in self._few.get(hashed, ())] if self._few else []
-        rows.append(np.array([row for row, _ in few], np.int64))
-        offsets.append(np.array([offset for _, offset in few], np.int64))
-        of_rows, found = np.concatenate(rows), np.concatenate(offsets)
+        few_rows, few_offsets = np.array(few, np.int64).reshape(-1, 2).T
+        of_rows, found = np.concatenate([*rows, few_rows]), np.concatenate([*offsets, few_offsets])
         kept = found > settled[of_rows]
         return of_rows[kept], found[kept]
 
@@ -291,11 +286,7 @@ class KeyFile:
     # ------------------------------------------------------------ opening
 
     def create(self) -> None:
-        """Make the file, empty; its name is durable with the directory.
-
-        Raises:
-            OSError: no room.
-        """
+        """Make the file, empty; its name is durable with the directory."""
         self._file = self._disk.create(self.path, self._length)
         self._file.zero_fill(0, HEADER_BYTES)
         zeros = np.zeros(_SEGMENT, ">i4")
@@ -304,11 +295,6 @@ class KeyFile:
         self._filled = self._entries_at
 
     def start(self, sums: KeyFileSums) -> None:
-        """Begin with what a check point says.
-
-        Raises:
-            CorruptStoreError: that cannot be had.
-        """
         self.header = Header(*sums.header)
         self._entry_crcs = np.frombuffer(sums.entries, "<u4").astype(np.uint32)
         self._slot_crcs = np.frombuffer(sums.slots, "<u4").astype(np.uint32)

@@ -36,7 +36,7 @@ _GIVEN = "new.is_backing_off, new.reason = change.is_backing_off, change.reason"
 
 
 _BACK = "transaction.is_ordered(reader) and self._give_back(transaction, new, 0, receipt.group, receipt.topic, counted=False)"
-changes_open_a_queue_in_order = mutant("P9", "T1.any_history_agrees_with_the_oracle")(
+changes_open_a_queue_in_order = mutant("P9", ANY_HISTORY)(
     "A lease of a run in order whose end was changed no longer keeps the queue closed; its message is given once more.",
     edit(Leasing.change, _GIVEN, f"{_GIVEN}\n{_BACK}"),
 )
@@ -61,7 +61,7 @@ rejects_take_the_rest_along = mutant("P9", "P9.a_rejected_message_goes_alone")(
 )
 
 
-@mutant("P9", "T1.any_history_agrees_with_the_oracle", at=instead(Pops, "pop"))
+@mutant("P9", ANY_HISTORY, at=instead(Pops, "pop"))
 def deleted_topics_keep_their_order(self: Pops, pop: Pop, request: PopRequest, now_ms: int) -> Popped:
     """A group that popped a topic in order has to go on so when the topic was deleted and made anew."""
     if self.noted.setdefault((request.topic, request.group), request.order) != request.order:
@@ -71,13 +71,13 @@ def deleted_topics_keep_their_order(self: Pops, pop: Pop, request: PopRequest, n
 
 # ---------------------------------------------------------------- deleted and made anew (P7, P2)
 
-deleted_groups_keep_their_settings = mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+deleted_groups_keep_their_settings = mutant("P7", CORE_HISTORY)(
     "The settings of a group outlive it.",
     edit(OrderedPops.delete_group, "self._administration.set_group(transaction, name, GroupSettings())", ""),
 )
 
 
-@mutant("P2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=instead(Pops, "delete_group"))
+@mutant("P2", CORE_HISTORY, at=instead(Pops, "delete_group"))
 def deletions_go_by_the_beginning_of_a_name_too(self: Pops, delete_group: Callable[..., Ticket], name: str) -> Ticket:
     """With a group go those whose names begin with its name."""
     for other in self.groups():
@@ -121,11 +121,11 @@ def places_are_glued(self: Pops, reset_offset: Callable[..., Ticket], topic: str
 
 
 _MARK = "find_mark(kv, POP_SIDE, txn.marks)"
-marks_of_both_sides_are_one = mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+marks_of_both_sides_are_one = mutant("I1", CORE_HISTORY)(
     "A send for now with the mark of a send for later counts as a repeat.",
     edit(OrderedPops.apply, _MARK, f"{_MARK} or (find_mark(kv, b't', txn.marks) and U64.pack(1))"),
 )
-sends_know_their_first_mark_only = mutant("I1", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+sends_know_their_first_mark_only = mutant("I1", CORE_HISTORY)(
     "A repeat of a send for now is looked up by the first of its marks.", asks(Pops, "apply")(lambda txn: but(txn, marks=txn.marks[:1]))
 )
 
@@ -181,7 +181,7 @@ retries_are_born_anew = mutant("P3", "P3.every_copy_is_whole")(
     ROWS_POPPED(lambda message: but(message, born_ms=message.first_pop_ms) if message.attempt > 1 else message),
 )
 _ALONG = "new.is_backing_off, new.reason = change.is_backing_off or lease.is_backing_off, change.reason or lease.reason"
-changes_take_reasons_along = mutant("P7", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+changes_take_reasons_along = mutant("P7", CORE_HISTORY)(
     "A lease that is lengthened after its attempt was put off keeps backing off.", edit(Leasing.change, _GIVEN, _ALONG)
 )
 
@@ -243,7 +243,7 @@ waits_open_the_queue = pairs_mutant("P9", "P9.whatever_is_given_back_keeps_its_p
 )
 _DELIVERED = "one._replace(delivered=one.delivered + (at == receipt.queue_offset))"
 _ONE_MORE = f"transaction.fifo(reader).update({{at: {_DELIVERED} for at, one in transaction.fifo(reader).items()}})"
-changes_count_in_order = pairs_mutant("P9", "T1.any_history_agrees_with_the_oracle")(
+changes_count_in_order = pairs_mutant("P9", ANY_HISTORY)(
     "Under FIFO a change of the invisible time counts as a delivery.",
     edit(Leasing.change, "reader = GroupQueue(group_id, topic_id, queue)", f"BEFORE\n{_ONE_MORE}"),
 )

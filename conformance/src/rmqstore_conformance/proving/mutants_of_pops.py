@@ -30,7 +30,7 @@ from rmqstore.engine.shared import Call
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.message import PROPERTY_ORIGIN_TOPIC, PoppedMessage, retry_topic
 from rmqstore_conformance.proving.kinds import ROWS_POPPED, answers, asks, but, by_the_latest_clock, edit, instead
-from rmqstore_conformance.proving.planting import Applied, Apply, Pop, Popped, Pops, mutant
+from rmqstore_conformance.proving.planting import ANY_HISTORY, CORE_HISTORY, Applied, Apply, Pop, Popped, Pops, mutant
 
 _ACKED, _AGAIN, _STALE, _UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
 
@@ -130,11 +130,11 @@ def one_revive_a_tick(self: Any, revive: Any, now_ms: int, limit: int) -> Any:
     return but(report, more=False), ticket
 
 
-nobody_is_woken_for_a_lease = mutant("P3", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+nobody_is_woken_for_a_lease = mutant("P3", CORE_HISTORY)(
     "The time at which the first lease ends is never told, so a service that sleeps until then sleeps on.",
     edit(OrderedPops.next_expiry_ms, "U64.unpack_from(first[0][0], 1)[0] if first else None", "None"),
 )
-leases_never_turn_back = mutant("K1", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+leases_never_turn_back = mutant("K1", CORE_HISTORY)(
     "A lease ends by the latest time that was ever seen, so after a step back it ends at once.", by_the_latest_clock(Pops, "revive")
 )
 
@@ -173,16 +173,16 @@ ended_leases_cannot_be_acked = mutant("P5", "P5.outcomes_are_true")(
     "An ack that comes when the time of its lease has ended is STALE, though nobody has revived it.",
     edit(Leasing._ack_run, _LEASE, _IN_TIME),
 )
-outcomes_are_forgotten_at_once = mutant("P5", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+outcomes_are_forgotten_at_once = mutant("P5", CORE_HISTORY)(
     "What became of a lease is forgotten with the next upkeep.", asks(Pops, "maintain")(lambda now_ms: now_ms + 600_000)
 )
-a_batch_ends_at_an_unknown_receipt = mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+a_batch_ends_at_an_unknown_receipt = mutant("P8", CORE_HISTORY)(
     "What stands behind an unknown receipt in a batch of acks of one pop is left alone, and answered UNKNOWN.",
-    edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.UNKNOWN in outcomes"),
+    edit(Leasing._ack_run, "index is None", "BEFORE or AckOutcome.UNKNOWN in outcomes"),
 )
-a_batch_ends_at_a_duplicate = mutant("P8", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+a_batch_ends_at_a_duplicate = mutant("P8", CORE_HISTORY)(
     "A receipt that was acked before ends a batch of acks of one pop; what stands behind it is left alone.",
-    edit(Leasing._ack_run, "index is None", "index is None or AckOutcome.ALREADY_ACKED in outcomes"),
+    edit(Leasing._ack_run, "index is None", "BEFORE or AckOutcome.ALREADY_ACKED in outcomes"),
 )
 outcomes_are_sorted = mutant("P8", "P8.acks_in_any_order_with_holes", "P5.outcomes_are_true")(
     "The outcomes of a batch of acks come sorted, not in the order of the receipts.",
@@ -207,10 +207,10 @@ def changes_give_no_receipt(self: Any, change: Any, transaction: Any, asked: Cha
 
 leases_only_get_longer = mutant("P6", "P6.change_longer_and_shorter")(
     "A change never ends a lease before it would have ended without.",
-    edit(Leasing.change, "change.invisible_ms", "max(change.invisible_ms, lease.expiry_ms - transaction.now_ms)"),
+    edit(Leasing.change, "change.invisible_ms", "max(BEFORE, lease.expiry_ms - transaction.now_ms)"),
 )
 _ENDED = "isinstance(found := self._find(transaction, receipt), tuple) and found[0].expiry_ms <= transaction.now_ms"
-ended_leases_cannot_change = mutant("P6", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+ended_leases_cannot_change = mutant("P6", CORE_HISTORY)(
     "A change of a lease whose time has ended is STALE, though nobody has revived it.",
     edit(Leasing.change, "self._find(transaction, receipt)", f"NoLease.STALE if {_ENDED} else found"),
 )
@@ -359,7 +359,7 @@ what_is_left_out_stalls = mutant("P10", "P10.tag_expressions")(
         "taken.records and BEFORE",
     ),
 )
-retries_are_filtered = mutant("P10", "T1.any_history_agrees_with_the_oracle")(
+retries_are_filtered = mutant("P10", ANY_HISTORY)(
     "What comes back and does not pass the filter of the pop is passed over.",
     edit(Popping._take, "None if retry_flag else want.picker", "want.picker"),
 )
@@ -371,7 +371,7 @@ every_group_starts_at_the_beginning = mutant("P11", "P11.where_a_new_group_start
     "A new group that asks for the next message gets all that are there.",
     asks(Pops, "pop")(lambda request: but(request, init=InitMode.MIN)),
 )
-resets_reach_every_queue = mutant("P11", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+resets_reach_every_queue = mutant("P11", CORE_HISTORY)(
     "A reset of one queue resets the others too.",
     edit(OrderedPops.reset_offset, "range(known.queues) if queue is None else (queue,)", "range(known.queues)"),
 )
@@ -405,14 +405,14 @@ the_limit_is_for_the_group = mutant("P12", "P12.in_flight_limit_per_group_topic_
 retries_starve = mutant("P13", "P13.retries_get_their_share_under_full_load")(
     "The retry topic is looked at only when there is room left.", lambda options: but(options, retry_share=0.0)
 )
-retries_wait_for_the_topic = mutant("P13", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+retries_wait_for_the_topic = mutant("P13", CORE_HISTORY)(
     "A pop that finds anything in the topic does not look at the retry topic.",
-    edit(Popping._sources, "not retry_first", "not retry_first and not self._state.waiting(topic, group_id)"),
+    edit(Popping._sources, "not retry_first", "BEFORE and not self._state.waiting(topic, group_id)"),
 )
 the_first_queue_first = mutant("P13", "P13.the_start_queue_is_uniform")(
     "Every pop starts with queue 0.", edit(Popping._sources, "turn.queue = (start + 1) % queues", "")
 )
-one_queue_a_pop = mutant("P13", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+one_queue_a_pop = mutant("P13", CORE_HISTORY)(
     "A pop looks at one queue, each in its turn, and comes back empty when that is.", edit(Popping._sources, "range(queues)", "range(1)")
 )
 
@@ -427,11 +427,11 @@ rest_is_that_of_all_queues = mutant("P14", "P14.lag_and_rest_are_exact")(
     "The rest of a pop of one queue counts what is ready in the others.",
     edit(Popping._rest, "state.waiting(topic, group_id, request.queue)", "state.waiting(topic, group_id)"),
 )
-any_lease_wakes_all = mutant("P14", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+any_lease_wakes_all = mutant("P14", CORE_HISTORY)(
     "Who waits is told to look when the lease of any group ends.",
     instead(Pops, "ready")(lambda self, ready, *asked: True if ready(*asked) is True else self.next_expiry_ms()),
 )
-leases_tell_their_first_pop = mutant("P14", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+leases_tell_their_first_pop = mutant("P14", CORE_HISTORY)(
     "The list of leases shows every delivery as the first one.",
     answers(Pops, "leases")(lambda found: [but(each, attempt=1) for each in found]),
 )
@@ -443,7 +443,7 @@ retention_ends_early = mutant("Q1", "Q1.kept_until_older_than_the_retention")(
     "Messages go one ms before they are older than the retention time.",
     lambda options: but(options, retention_ms=options.retention_ms and options.retention_ms - 1),
 )
-none_is_a_day = mutant("Q1", "T1.any_history_agrees_with_the_oracle")(
+none_is_a_day = mutant("Q1", ANY_HISTORY)(
     "A retention of 0 is taken for one of a day.", lambda options: but(options, retention_ms=options.retention_ms or 86_400_000)
 )
 nothing_goes_when_it_is_consumed = mutant("Q2", "P11.a_late_group_starts_within_a_call_that_was_half_consumed")(

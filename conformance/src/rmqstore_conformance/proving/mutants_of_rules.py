@@ -37,7 +37,7 @@ get_sees_cancelled = mutant("T10", CORE_HISTORY)(
 )
 _OUTCOMES = "done.cancel_all(places)"
 _ONCE = f"CancelOutcome.UNKNOWN if place in places[:at] else outcome for at, (place, outcome) in enumerate(zip(places, {_OUTCOMES}))"
-cancels_twice_in_a_call = mutant("C4", "T1.any_history_of_core_calls_agrees_with_the_oracle")(
+cancels_twice_in_a_call = mutant("C4", CORE_HISTORY)(
     "A handle that is twice in a call that cancels is CANCELLED and then UNKNOWN.", edit(OrderedTimers._cancel, _OUTCOMES, f"[{_ONCE}]")
 )
 
@@ -56,7 +56,7 @@ calls_do_not_count = mutant("T9", "T9.refusals_follow_the_formula")(
 )
 looks_back_a_week = mutant("T11", "T11.overdue_after_any_time_closed", base=LMDB)(
     "Timers that fell due more than a week before a tick are taken for done.",
-    edit(OrderedTimers.due, "self._low_tick", "max(self._low_tick, self._until_ms - 7 * 86_400_000)"),
+    edit(OrderedTimers.due, "self._low_tick", "max(BEFORE, self._until_ms - 7 * 86_400_000)"),
 )
 
 
@@ -171,7 +171,7 @@ cursors_in_memory_only = mutant("H1", "H1.closing_after_any_step", base=LMDB)(
 
 offsets_without_leases = mutant("P1", "P1.leased_messages_are_not_given_again")(
     "A pop moves the group's offset behind one message more than it leases.",
-    edit(Popping._take, "taken.next_offset", "min(taken.next_offset + 1, source.next_offsets[reader.queue])"),
+    edit(Popping._take, "taken.next_offset", "min(BEFORE + 1, source.next_offsets[reader.queue])"),
 )
 revived_receipts_go_on = mutant("P5", "P5.outcomes_are_true")(
     "An expired message goes to the retry topic, and its old receipt goes on working.",
@@ -244,7 +244,7 @@ lag_counts_what_was_reclaimed = mutant("Q1", "Q1.kept_until_older_than_the_reten
 )
 resent_letters_stay = mutant("P7", ANY_HISTORY, base=LMDB)(
     "What was sent back or dropped lies among the dead letters still.",
-    edit(Administration._remove_from, "transaction.write", "type(transaction.write)()"),
+    edit(Administration._remove_from, "transaction.write", "type(BEFORE)()"),
 )
 dropped_letters_are_counted = mutant("P7", "P7.dropped_letters_are_gone")(
     "What leaves the dead letters stays in the count of them.",

@@ -26,7 +26,7 @@ from rmqstore_conformance.proving.kinds import (
     values_of,
     with_column,
 )
-from rmqstore_conformance.proving.planting import Cancel, Cancelled, Placed, Put, Timers, mutant
+from rmqstore_conformance.proving.planting import CORE_HISTORY, Cancel, Cancelled, Placed, Put, Timers, mutant
 
 _HOUR_MS = 3_600_000
 _FAR_MS = 2 * 24 * _HOUR_MS
@@ -181,7 +181,7 @@ repeats_say_applied = mutant("I1", "I1.a_repeated_mark_stores_nothing")(
 )
 repeats_get_handles_of_their_own = mutant("I1", "I1.a_repeated_mark_stores_nothing", "I1.a_resend_after_its_time_is_still_a_repeat")(
     "A repeated put stores nothing, and answers with handles that were never given.",
-    edit(TimerSide._repeated, "first_seq", "(first_seq + 1_000_000)"),
+    edit(TimerSide._repeated, "first_seq", "(BEFORE + 1_000_000)"),
 )
 
 
@@ -225,7 +225,7 @@ the_first_batch_is_all = mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says
 )
 
 
-@mutant("H2", "T1.any_history_of_core_calls_agrees_with_the_oracle", at=answers(Timers, "due"))
+@mutant("H2", CORE_HISTORY, at=answers(Timers, "due"))
 def deliver_times_are_rounded(found: DueBatch) -> DueBatch:
     """A message comes out of the hand-over with its tick in place of its deliver time."""
     delivers = [at and -(-at // 1000) * 1000 for at in values_of(found.messages, "deliver_at_ms")]
@@ -273,7 +273,7 @@ cancels_are_not_done = mutant("C1", "C1.cancelled_before_its_tick_is_sealed_neve
 )
 due_is_too_late = mutant("C1", "C1.due_but_not_yet_sealed_can_be_cancelled")(
     "A timer whose time has come is not cancelled any more, though no tick has sealed it.",
-    edit(OrderedTimers._cancel, "self._sealed", "self._sealed.join([(now_ms, self._last_seq)])"),
+    edit(OrderedTimers._cancel, "self._sealed", "BEFORE.join([(now_ms, self._last_seq)])"),
 )
 late_cancels_say_success = mutant("C2", "C2.after_the_seal_it_is_too_late")(
     "Whatever was sealed is answered CANCELLED.", answers(Timers, "cancel")(lambda outcomes: _saying(outcomes, _LATE, _CANCELLED))
@@ -325,7 +325,7 @@ def handles_name_messages(self: Timers, cancel: Cancel, handles: Sequence[TimerH
 
 far_timers_escape = mutant("T6", "T6.a_timer_that_was_moved_can_be_cancelled")(
     "A cancel of what is more than two days ahead says CANCELLED and is lost.",
-    edit(OrderedTimers._cancel, "done.ticks", "[tick for tick in done.ticks if tick <= now_ms + 2 * 86_400_000]"),
+    edit(OrderedTimers._cancel, "done.ticks", "[tick for tick in BEFORE if tick <= now_ms + 2 * 86_400_000]"),
 )
 
 
@@ -333,7 +333,7 @@ far_timers_escape = mutant("T6", "T6.a_timer_that_was_moved_can_be_cancelled")(
 
 a_key_takes_the_first = mutant("C6", "C6.by_key_cancels_all_pending_of_topic_and_key")(
     "A cancel by key takes the first timer that carries it, and no other.",
-    edit(TimerSide.cancel_keys, "self._places_of_keys(topic, keys)", "[found[:1] for found in self._places_of_keys(topic, keys)]"),
+    edit(TimerSide.cancel_keys, "self._places_of_keys(topic, keys)", "[found[:1] for found in BEFORE]"),
 )
 _FIRST = "[[each for each in found if all(each not in before for before in places[:at])] for at, found in enumerate(places)]"
 a_timer_belongs_to_its_first_key = mutant("C6", "C6.many_keys_are_cancelled_in_one_call")(

@@ -12,8 +12,9 @@ import pytest
 
 from rmqstore import StoreError, StorePathError
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.kv.snapshot_view import ViewKV
 from rmqstore.engine.schema import SPACES
-from rmqstore_lmdb import reading
+from rmqstore_lmdb import kv as owning, reading
 from rmqstore_lmdb.kv import FORMAT_VERSION, open_lmdb
 from rmqstore_lmdb.reading import view_lmdb
 
@@ -28,6 +29,22 @@ for line in sys.stdin:
     if line == "refresh\\n":
         kv.reopen()
     print(len(kv.scan(0, b"", None, 10**6, page_bytes=2**40)), flush=True)
+"""
+
+_CROWD = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from rmqstore.engine.schema import SPACES
+from rmqstore.errors import StoreError
+from rmqstore_lmdb.reading import view_lmdb
+
+views = []
+with suppress(StoreError):
+    while True:
+        views.append(view_lmdb(Path(sys.argv[1]), 1, SPACES))
+print(len(views), flush=True)
+sys.stdin.read()
 """
 
 
@@ -154,6 +171,48 @@ def test_the_owner_knows_its_readers(tmp_path: Path) -> None:
     assert file.stat().st_size < settled + sizes[0]
     view.close()
     kv.close()
+
+
+def _crowd(directory: Path) -> subprocess.Popen[str]:
+    """Start a process that reads in as many places as are left."""
+    reader = subprocess.Popen([sys.executable, "-c", _CROWD, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert int(reader.stdout.readline()) > 0
+    return reader
+
+
+def _kill(reader: subprocess.Popen[str]) -> None:
+    reader.kill()
+    reader.communicate()
+
+
+def test_pages_that_a_killed_reader_held_are_used_again(tmp_path: Path) -> None:
+    kv = open_lmdb(tmp_path, SPACES)
+    _write(kv, 0, 2000, size=1000)
+    _kill(_crowd(tmp_path))
+    file = tmp_path / "db" / "data.mdb"
+    size = file.stat().st_size
+    for _ in range(6):
+        _write(kv, 0, 2000, size=1000)
+    assert file.stat().st_size < 3 * size
+    kv.close()
+
+
+def test_the_places_of_killed_readers_are_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owning, "MAX_READERS", 8)
+    kv = open_lmdb(tmp_path, SPACES)
+    _write(kv, 0, 10)
+    reader = _crowd(tmp_path)
+    views: list[ViewKV] = []
+    with pytest.raises(StoreError, match="READERS_FULL"):
+        views.extend(view_lmdb(tmp_path, FORMAT_VERSION, SPACES) for _ in range(8))
+    _kill(reader)
+    views.append(view_lmdb(tmp_path, FORMAT_VERSION, SPACES))
+    _kill(_crowd(tmp_path))
+    reads = [kv._base.view() for _ in range(3)]
+    assert [_count(view) for view in views] == [10] * len(views)
+    for each in (*reads, *views, kv):
+        each.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write")

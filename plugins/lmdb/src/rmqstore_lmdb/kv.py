@@ -126,7 +126,6 @@ class LmdbBase(Base):
             except BaseException:
                 self._env.close()
                 raise
-            self._env.reader_check()
             reading.announce(self._key, self._env, self._dbs)
         except lmdb.NotFoundError as error:
             raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file), offset=0) from error
@@ -184,12 +183,18 @@ class LmdbBase(Base):
                 self._check_moved(moves, error)
 
     def _check_moved(self, moves: int, error: lmdb.Error) -> None:
-        """Return when the map was moved since ``moves``, which explains ``error``; raise it in the store's own terms otherwise."""
+        """Return when ``error`` is over: the map was moved since ``moves``, or killed readers had all slots; raise it otherwise."""
         with self._moving:
             if self._closed:
                 raise StoreClosedError(f"{self.name} is closed; open it again") from error
-            if self._moves == moves:
-                raise translated(error, self._path) from error
+            if self._moves != moves:
+                return
+            if isinstance(error, lmdb.ReadersFullError):
+                self._env.reader_check()
+                with suppress(lmdb.Error):
+                    self._env.begin().abort()
+                    return
+            raise translated(error, self._path) from error
 
     # ------------------------------------------------------------ writes
 
@@ -198,6 +203,8 @@ class LmdbBase(Base):
             while True:
                 was_full = self._free_bytes() < _LMDB_WRITE_BYTES
                 try:
+                    # What a killed reader held can be used again.
+                    self._env.reader_check()
                     with self._env.begin(write=True) as txn:
                         _apply(txn, self._dbs, changes)
                     return
@@ -244,8 +251,6 @@ class LmdbBase(Base):
         """Double the map. Readers under way lose their transaction and wait here for the new map."""
         with self._copying, reading.owned(self._key), self._moved():
             self._check_open()
-            # What a killed reader held can be used again from now on.
-            self._env.reader_check()
             try:
                 self._env.set_mapsize(2 * self._map_bytes)
             except lmdb.Error as error:
@@ -287,6 +292,7 @@ class LmdbBase(Base):
             with self._copying:
                 self._check_open()
                 try:
+                    self._env.reader_check()
                     self._env.copy(str(new), compact=True)
                 except lmdb.Error as error:
                     raise translated(error, self._path) from error

@@ -170,7 +170,12 @@ class LmdbFixedView(FixedView):
 
     def _begun(self, shared: Environment) -> lmdb.Transaction[bytes]:
         try:
-            return shared.env.begin()
+            try:
+                return shared.env.begin()
+            except lmdb.ReadersFullError:
+                # Those that were killed are out.
+                shared.env.reader_check()
+                return shared.env.begin()
         except lmdb.MapResizedError:
             # The owner's map grew beyond ours. A map is only moved when no transaction is on it.
             for view in list(shared.views):

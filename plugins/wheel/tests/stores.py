@@ -164,6 +164,11 @@ class Run:
             drop_check_points(self.path)
         self.store = self.opened()
 
+    def resize(self, monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
+        """Go on with other sizes than :data:`SMALL` has."""
+        monkeypatch.setattr("rmqstore_wheel.engine.sizes_of", lambda _: SMALL._replace(**sizes))
+        self.reopen()
+
     def fill(self, files: int = 1, *, topic: str = "t", consume: bool = True) -> None:
         """Write messages until so many more files of the log are full, popped and acked as they come."""
         upto = self.ledger.log.tail + files * FILE_BYTES

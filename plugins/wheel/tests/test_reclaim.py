@@ -23,7 +23,6 @@ from plugins.wheel.tests.stores import (
 )
 from rmqstore import CancelOutcome, CorruptStoreError, Message
 from rmqstore.contract import TimerHandle
-from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import check_point, journal
@@ -120,8 +119,7 @@ def test_far_timers_survive_the_removal_of_fifty_files(run: Run) -> None:
 
 @pytest.mark.parametrize(("most", "percent", "goes"), [(30, 29, True), (30, 31, False), (80, 75, True), (0, 28, False)])
 def test_what_is_live_is_copied_below_a_share(run: Run, monkeypatch: pytest.MonkeyPatch, most: int, percent: int, goes: bool) -> None:
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(copy_live_percent=most))
-    run.reopen()
+    run.resize(monkeypatch, copy_live_percent=most)
     names = [f"a{number}" for number in range(10)]
     run.far(*names, size=FILE_BYTES * percent // 1000 - 305)
     while run.ledger.log.tail < FILE_BYTES:
@@ -136,9 +134,8 @@ def test_what_is_live_is_copied_below_a_share(run: Run, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
-def test_the_body_of_a_cancelled_timer_goes_with_its_file(tmp_path: Path, rebuild: bool) -> None:
+def test_the_body_of_a_cancelled_timer_goes_with_its_file(run: Run, rebuild: bool) -> None:
     """It would stay until the timer is due and its answer forgotten; what is copied says what a cancel must answer, and no more."""
-    run = Run(tmp_path / "store")
     cancelled = run.far(*(f"c{n}" for n in range(6)), size=1000)
     kept = run.far("kept", size=1000)
     assert run.store.cancel(cancelled) == [CancelOutcome.CANCELLED] * 6
@@ -158,7 +155,6 @@ def test_the_body_of_a_cancelled_timer_goes_with_its_file(tmp_path: Path, rebuil
     run.upkeep()
     assert run.store.cancel([*cancelled, *kept]) == [CancelOutcome.CANCELLED] * 7
     assert run.store.verify() == []
-    run.store.close()
 
 
 def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
@@ -180,7 +176,7 @@ def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
 @pytest.mark.parametrize(("percent", "size"), [(50, 7800), (80, 5200), (80, 3000), (80, 100)])
 def test_copies_are_not_copied_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int, size: int) -> None:
     """Less than so much is live in files of copies when records of this size leave the ends of files empty."""
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(copy_live_percent=percent))
+    monkeypatch.setattr("rmqstore_wheel.engine.sizes_of", lambda _: SMALL._replace(copy_live_percent=percent))
     run = Run(tmp_path / "store")
     names = [f"a{number:03}" for number in range(4 * FILE_BYTES // (size + 330))]
     run.far(*names, size=size)
@@ -201,14 +197,13 @@ def test_copies_are_not_copied_again_and_again(tmp_path: Path, monkeypatch: pyte
 @pytest.fixture
 def done(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the bytes of each slice that is looked at or copied from now on, a kilobyte or so each; much is to be looked at."""
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1000))
     monkeypatch.setattr(liveness, "_LEAST_PAGE_BYTES", 1)
     monkeypatch.setattr(liveness.Look, "page", 10)
     monkeypatch.setattr(reclaim, "_MOST_OWED_BYTES", 5000)
     slices: list[int] = []
     for kind in (liveness.Look, reclaim.FileCopy):
         noted(monkeypatch, kind, "go_on", lambda done, *_: slices.append(done))
-    run.reopen()
+    run.resize(monkeypatch, slice_bytes=1000)
     run.fill(200, consume=False)
     run.store.tick()
     assert 5000 <= sum(slices) < 7000
@@ -246,9 +241,8 @@ def test_what_is_written_is_worked_off_three_times_over(run: Run, done: list[int
 
 def test_copies_are_not_owed_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a tick would go on for as long as what it copies is live, a whole file of far timers here."""
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1000))
     monkeypatch.setattr(reclaim, "_IDLE_BYTES", 0)
-    run.reopen()
+    run.resize(monkeypatch, slice_bytes=1000)
     copied = noted(monkeypatch, reclaim.FileCopy, "go_on")
     run.far(*(f"a{number}" for number in range(40)))
     run.fill(8)
@@ -279,11 +273,10 @@ def test_what_cannot_go_is_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 def test_calls_between_two_pages_lose_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics go and come again, timers are put, cancelled and handed over, messages are popped and go back, and queues go."""
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1))
     monkeypatch.setattr(reclaim, "_MOST_OWED_BYTES", 1)
     monkeypatch.setattr(liveness.Look, "page", 4)
     monkeypatch.setattr(liveness.Records, "page", 4)
-    run.reopen()
+    run.resize(monkeypatch, slice_bytes=1)
     far = run.far(*(f"a{number}" for number in range(12)))
     soon = run.far(*(f"s{number}" for number in range(12)), due_ms=START_MS + 600_000)
     for number in range(12):
@@ -328,10 +321,9 @@ def test_calls_between_two_pages_lose_nothing(run: Run, monkeypatch: pytest.Monk
 
 def test_a_queue_that_is_trimmed_between_two_pages_is_gone_through_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its beginning moves into the next file of the queue, to which a page then reaches; records are copied once, cancels count once."""
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1))
     monkeypatch.setattr(reclaim, "_MOST_OWED_BYTES", 1)
     monkeypatch.setattr(liveness.Records, "page", 40)
-    run.reopen()
+    run.resize(monkeypatch, slice_bytes=1)
     old = run.far(*(f"o{n}" for n in range(70)), size=10, due_ms=START_MS + 1000)
     gone = run.far(*(f"g{n}" for n in range(10)), size=10, due_ms=START_MS + 1_000_000)
     run.far("kept0", "kept1", size=10, due_ms=START_MS + 1_000_000)

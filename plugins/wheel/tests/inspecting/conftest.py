@@ -11,7 +11,7 @@ import pytest
 
 from plugins.wheel.tests.broker_view import BrokerIndex
 from plugins.wheel.tests.made_records import encode_record
-from rmqstore.contract import Damage, Inspection, Section
+from rmqstore.contract import Inspection, Section
 from rmqstore_wheel.formats import check_points, commit_log, config_files, consume_queue, index_file, properties, timer_log, wheel
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -160,9 +160,12 @@ class Built:
     def damage(self) -> list[tuple[str, int | None]]:
         return [(each.file, each.offset) for each in self.look().damage]
 
-    def only_damage(self) -> Damage:
-        (only,) = self.look().damage
-        return only
+    def see_damage(self, file: str, offset: int | None, what: str, *, only: bool = True) -> None:
+        """Inspect; the first damage, and the only one, must be this."""
+        first, *others = self.look().damage
+        assert (first.file, first.offset) == (file, offset)
+        assert what in first.what
+        assert not (only and others)
 
 
 def section(found: Inspection, heading: str) -> Section:

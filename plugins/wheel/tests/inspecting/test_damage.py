@@ -95,9 +95,7 @@ def i64(value: int) -> bytes:
 )
 def test_wrong_bytes_are_told_and_nothing_else(broker: Built, file: str, at: int, value: bytes, told_at: int, what: str) -> None:
     broker.patch(file, at, value)
-    damage = broker.only_damage()
-    assert (damage.file, damage.offset) == (file, told_at)
-    assert what in damage.what
+    broker.see_damage(file, told_at, what)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +112,7 @@ def test_wrong_bytes_are_told_and_nothing_else(broker: Built, file: str, at: int
 def test_the_first_of_what_is_told(broker: Built, file: str, at: int, value: bytes, told_at: int, what: str) -> None:
     """What follows in the file is not read, so units that lead there are told too."""
     broker.patch(file, at, value)
-    first = broker.look().damage[0]
-    assert (first.file, first.offset) == (file, told_at)
-    assert what in first.what
+    broker.see_damage(file, told_at, what, only=False)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +152,7 @@ def test_a_changed_property_beside_a_sum(empty: Built) -> None:
     place = empty.append("t", b"b", mark="two", RMQS_CRC=kept.properties[-9:-1].decode())
     empty.append("t")
     empty.write()
-    damage = empty.only_damage()
-    assert (damage.file, damage.offset) == (LOG, place)
-    assert "other times or properties" in damage.what
+    empty.see_damage(LOG, place, "other times or properties")
 
 
 def test_a_changed_magic_ends_the_file(broker: Built) -> None:
@@ -201,17 +195,13 @@ def test_a_hole_across_two_files(empty: Built) -> None:
     empty.patch(QUEUE, 14 * 20, bytes(40))
     second = f"consumequeue/t/0/{320:020d}"
     empty.patch(second, 0, bytes(60))
-    damage = empty.only_damage()
-    assert (damage.file, damage.offset) == (QUEUE, 280)
-    assert "14 to 18 were never written" in damage.what
+    empty.see_damage(QUEUE, 280, "14 to 18 were never written")
 
 
 def test_offsets_behind_the_end(broker: Built) -> None:
     broker.offsets = config_files.ConsumerOffsets({"t@g": {0: 11, 1: 10}})
     broker.write()
-    damage = broker.only_damage()
-    assert (damage.file, damage.offset) == (OFFSETS, None)
-    assert damage.what == "t@g is at offset 11 of queue 0, which ends at 10"
+    broker.see_damage(OFFSETS, None, "t@g is at offset 11 of queue 0, which ends at 10")
 
 
 # ---------------------------------------------------------------- timers
@@ -245,9 +235,7 @@ def test_a_timer_whose_message_was_removed(empty: Built) -> None:
         empty.append("t", b"%d" % number)
     empty.write()
     (empty.path / LOG).unlink()
-    damage = empty.only_damage()
-    assert (damage.file, damage.offset) == (UNITS, 0)
-    assert "lost" in damage.what
+    empty.see_damage(UNITS, 0, "lost")
 
 
 def test_a_blank_unit_of_another_length(empty: Built) -> None:
@@ -278,9 +266,7 @@ def test_a_json_file_that_cannot_be_read(broker: Built, name: str, content: byte
     path.with_name(name + ".bak").write_bytes(b"{")
     assert broker.damage() == [(f"config/{name}", None)]
     path.with_name(name + ".bak").write_bytes(good)
-    damage = broker.only_damage()
-    assert (damage.file, damage.offset) == (f"config/{name}", 0)
-    assert "backup" in damage.what
+    broker.see_damage(f"config/{name}", 0, "backup")
     path.unlink()
     assert broker.damage() == []
 

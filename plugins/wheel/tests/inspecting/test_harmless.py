@@ -168,9 +168,7 @@ def test_a_record_that_stays_torn_is_told(broker: Built) -> None:
     (_, second) = rows(broker.look(), "Commit log")
     last, end = second["last record"] - LOG_BYTES, second["valid up to"] - LOG_BYTES
     broker.patch(f"commitlog/{LOG_2}", last + 80, bytes(end - last - 80))
-    (damage, *_) = broker.look().damage
-    assert (damage.file, damage.offset) == (f"commitlog/{LOG_2}", last)
-    assert "which the next start cuts off" in damage.what
+    broker.see_damage(f"commitlog/{LOG_2}", last, "which the next start cuts off", only=False)
 
 
 def test_records_that_come_after_the_log_was_read(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:

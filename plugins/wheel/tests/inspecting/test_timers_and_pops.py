@@ -159,8 +159,7 @@ def test_a_brokers_check_points_wait_as_timers_first(empty: Built) -> None:
 def test_a_body_that_is_none(empty: Built, tag: str) -> None:
     place = empty.append(REVIVE, b"{", TAGS=tag)
     empty.write()
-    damage = empty.only_damage()
-    assert (damage.file, damage.offset) == (OLD_LOG, place)
+    empty.see_damage(OLD_LOG, place, "")
 
 
 # ---------------------------------------------------------------- calls of rmqstore's engine
@@ -201,9 +200,7 @@ def test_whole_calls(empty: Built, records: list[str | None], note: str) -> None
 def test_torn_calls(empty: Built, records: list[str | None], what: str) -> None:
     places = [empty.append("t", RMQS_FRAME=value) for value in [frame(1), *records]]
     empty.write()
-    damage = empty.only_damage()
-    assert (damage.file, damage.offset) == (OLD_LOG, places[-1])
-    assert what in damage.what
+    empty.see_damage(OLD_LOG, places[-1], what)
 
 
 @pytest.mark.parametrize("window_bytes", [1, 10_000])

@@ -196,6 +196,27 @@ def test_full_disk_refuses_until_reopened_and_drops_what_was_not_durable(base: F
     assert base.state[0] == {b"kept": b"1", b"new": b"1"}
 
 
+def test_what_a_full_disk_dropped_is_known_for_long_and_takes_little(base: FakeBase, kv: BufferedKV) -> None:
+    kept, gone = [], []
+    for number in range(2000):
+        base.before_commit = lambda: None
+        kept.append(put(kv, b"%d" % number, b"1"))
+        kv.sync(kept[-1])
+        base.before_commit = raiser(StoreFullError("no room"))
+        gone.append(put(kv, b"gone", b"1"))
+        with pytest.raises(StoreFullError):
+            kv.sync(gone[-1])
+        kv.reopen()
+    assert len(kv._lost) <= 1024
+    for position in gone[-1000:]:
+        with pytest.raises(StoreFullError, match=f"position {position} "):
+            kv.sync(position)
+        # It is the one of the reopen.
+        kv.sync(position + 1)
+    for position in kept:
+        kv.sync(position)
+
+
 def test_any_other_failure_poisons_for_good(base: FakeBase, kv: BufferedKV) -> None:
     put(kv, b"a", b"")
     base.before_commit = raiser(OSError(errno.EIO, "broken"))

@@ -21,7 +21,7 @@ Why no interleaving loses or reorders a write:
    (``after_interrupt``), before any leader takes it for the flushing one: half a batch is never committed.
 
 When a commit finds no room, calls are refused; both overlays are dropped by :meth:`reopen`. Positions go on, ``durable_position`` is then
-``position`` again (nothing that is left is not durable), and a sync of a dropped position raises ``StoreFullError`` for ever.
+``position`` again (nothing that is left is not durable), and a sync of a dropped position raises ``StoreFullError``.
 
 A commit whose first leader was interrupted may have come to its end before: no room for it poisons.
 """

@@ -12,7 +12,10 @@ from __future__ import annotations
 import os
 import weakref
 from abc import abstractmethod
+from bisect import bisect_left
+from operator import itemgetter
 from threading import Lock
+from typing import Final
 
 from rmqstore.engine.kv.base import OrderedKV, Refusal
 from rmqstore.errors import (
@@ -24,6 +27,11 @@ from rmqstore.errors import (
     StoreFullError,
     StorePoisonedError,
 )
+
+_LOST: Final = 1024
+"""So many reopens that dropped writes are known; who asks is a thread between its write and its sync, and meets one or two of them."""
+
+_LAST: Final = itemgetter(1)
 
 
 class CommittedKV(OrderedKV):
@@ -46,6 +54,7 @@ class CommittedKV(OrderedKV):
         self._keeps_written = keeps_written
         self.lock = Lock()
         self.leading = Lock()
+        # (kept, last): writes behind the first position up to the second are gone. Rising, and only replaced as a whole.
         self._lost: list[tuple[int, int]] = []
         _open_databases.add(self)
 
@@ -103,12 +112,12 @@ class CommittedKV(OrderedKV):
     def readmit(self, kept: int) -> None:
         """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.
 
-        Positions go on: the ones after ``kept`` name writes that are gone, and a sync of one of them says so for ever. The next one is that
-        of the database as it is now.
+        Positions go on: the ones after ``kept`` name writes that are gone, and a sync of one of them says so. The next one is that of the
+        database as it is now.
         """
         with self.lock:
             if kept < self.position:
-                self._lost.append((kept, self.position))
+                self._lost = [*self._lost[1 - _LOST :], (kept, self.position)]
             self.position += 1
             self.durable_position = self.position
             self._readmitted()
@@ -153,7 +162,9 @@ class CommittedKV(OrderedKV):
 
     def _check_kept(self, position: int) -> None:
         """Raise when the write at ``position`` was dropped by a reopen."""
-        if any(kept < position <= last for kept, last in self._lost):
+        lost = self._lost
+        at = bisect_left(lost, position, key=_LAST)
+        if at < len(lost) and lost[at][0] < position:
             raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
 
     def _check_sync(self, position: int | None) -> None:

@@ -72,13 +72,16 @@ def test_fifo_runs_and_their_offsets(tmp_path: Path) -> None:
     assert offsets_of(tmp_path) == {"t@g": {0: 10}}
 
 
-def test_how_far_the_timers_are(tmp_path: Path) -> None:
+def test_how_far_the_log_and_the_timers_are(tmp_path: Path) -> None:
     with opened(tmp_path) as session:
         timers, pops = session.timers(), session.pops()
         due = [NOW + 5_000, NOW + 5_000, NOW + 9_000]
         timers.put(MessageBatch(messages=[Message("t", b"x", message_id="m", born_ms=NOW, deliver_at_ms=at) for at in due]), NOW)
     path = tmp_path / "db" / "config" / config_files.TIMER_CHECK_FILE
     assert path.stat().st_size == config_files.TIMER_CHECK_BYTES
+    times = (tmp_path / "db" / "checkpoint").read_bytes()
+    assert len(times) == 4096
+    assert [int.from_bytes(times[at : at + 8]) for at in range(0, 48, 8)] == [NOW, NOW, 0, 0, 0, 0]
     check = config_files.decode_timer_check(path.read_bytes())
     assert (check.read_ms, check.timer_log_position, check.queue_offset) == (NOW + 4_000, 3 * 52, 3)
     with opened(tmp_path) as session:
@@ -90,14 +93,6 @@ def test_how_far_the_timers_are(tmp_path: Path) -> None:
         pops.sync()
         timers.forget(pops.durable_cursor())
     assert config_files.decode_timer_check(path.read_bytes()).read_ms == NOW + 8_000
-
-
-def test_the_times_of_the_log(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
-        send(session.pops(), 1)
-    data = (tmp_path / "db" / "checkpoint").read_bytes()
-    assert len(data) == 4096
-    assert [int.from_bytes(data[at : at + 8]) for at in range(0, 48, 8)] == [NOW, NOW, 0, 0, 0, 0]
 
 
 def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:

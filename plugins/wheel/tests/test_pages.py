@@ -124,19 +124,14 @@ def pictures(text: str) -> list[list[tuple[str, str]]]:
     return [_FIELD.findall(picture) for picture in _PICTURE.findall(text)]
 
 
-def test_there_are_pictures_and_every_line_is_read() -> None:
-    found = _PICTURE.findall(FORMATS)
-    assert len(found) >= 10
-    for picture in found:
-        assert len(_FIELD.findall(picture)) == len(picture.splitlines())
-
-
-@pytest.mark.parametrize("picture", pictures(FORMATS), ids=str)
-def test_offsets_add_up(picture: list[tuple[str, str]]) -> None:
-    at: int | None = 0
-    for offset, kind in picture:
-        assert offset == ("+" if at is None else str(at))
-        at = None if at is None or kind == "s" else at + _BYTES[kind]
+def test_every_line_of_the_pictures_is_read_and_the_offsets_add_up() -> None:
+    assert len(pictures(FORMATS)) >= 10
+    for picture, fields in zip(_PICTURE.findall(FORMATS), pictures(FORMATS), strict=True):
+        assert len(fields) == len(picture.splitlines())
+        at: int | None = 0
+        for offset, kind in fields:
+            assert offset == ("+" if at is None else str(at)), picture
+            at = None if at is None or kind == "s" else at + _BYTES[kind]
 
 
 def laid_out(dtype: np.dtype[np.void]) -> list[tuple[str, str]]:

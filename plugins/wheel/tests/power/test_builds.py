@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from plugins.wheel.tests.power.builds import SOUND, build
 from plugins.wheel.tests.power.playing import PAIR, STORE, Run
-from rmqstore_conformance.faults.cutting import State, judge, states_of
+from rmqstore_conformance.faults.cutting import judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.power import tracing
 from rmqstore_conformance.power.content import write_image
@@ -24,20 +23,13 @@ pytestmark = [
     pytest.mark.skipif(tracing.unusable() is not None, reason=str(tracing.unusable())),
 ]
 
-STATES = 200
-
-
-def first_wrong(run: Run, states: Iterator[State]) -> list[str]:
-    """Return what the suite says of the first of some states that is wrong."""
-    with directory() as folder, Opener(PAIR, {}) as opener:
-        return judge(run.play, states, opener, folder, stop_at=1).wrong
-
 
 @pytest.mark.parametrize("name", ["syncs_no_file", "syncs_no_names", "finds_no_slot"])
 def test_power_losses_show_that_a_build_is_wrong(tmp_path: Path, name: str) -> None:
     with build(name):
         run = Run.of(tmp_path)
-        assert first_wrong(run, states_of(run.recorded, run.play, STATES, 0, steps=run.play.calls))
+        with directory() as folder, Opener(PAIR, {}) as opener:
+            assert judge(run.play, states_of(run.recorded, run.play, 200, 0, steps=run.play.calls), opener, folder, stop_at=1).wrong
 
 
 # ---------------------------------------------------------------- check points

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -122,5 +122,5 @@ def _answered(store: Store, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _ranked(rows: pa.RecordBatch, outcomes: list[list[CancelOutcome]]) -> pa.RecordBatch:
-    ranks: list[Any] = [min(map(_RANKS.index, each), default=_UNKNOWN) for each in outcomes]
+    ranks = [min(map(_RANKS.index, each), default=_UNKNOWN) for each in outcomes]
     return pa.RecordBatch.from_arrays([*rows.columns, pa.array(ranks, pa.int32())], names=[*rows.schema.names, "_rank"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -109,43 +110,20 @@ goes round the shards by its place in its task. CRC-32 is that of zlib and of Sp
 ``pmod(crc32(cast(coalesce(message_group, try_element_at(keys, 1), message_id) AS binary)), shards)``.
 """
 
-_Numbers = np.ndarray[Any, np.dtype[Any]]
-
 
 def shard_of(name: str, shards: int) -> int:
     """Return the shard of a message whose message group is ``name``, or whose first key is, when it has no group."""
     return zlib.crc32(name.encode()) % shards
 
 
-def crc32_column(column: pa.Array) -> _Numbers:
-    """Return the CRC-32 of every row of a string column, uint32; a null counts as empty."""
-    texts = pc.fill_null(column, "").cast(pa.binary()).to_pylist()
-    return np.fromiter(map(zlib.crc32, texts), np.uint32, len(texts))
-
-
-def shard_column(columns: pa.RecordBatch, shards: int, first_row: int = 0) -> _Numbers:
-    """Return the shard of every row of a batch of ``IN_SCHEMA``, int64.
+def shard_column(columns: pa.RecordBatch, shards: int, first_row: int = 0) -> npt.NDArray[np.int64]:
+    """Return the shard of every row of a batch of ``IN_SCHEMA``.
 
     A row without a name takes its turn by its number in its task, which had ``first_row`` rows before.
     """
     rows = columns.num_rows
-    names = columns.column("message_group")
-    for other in (_first_keys(columns.column("keys")), columns.column("message_id")):
-        if names.null_count and other.null_count < rows:
-            names = pc.coalesce(names, other)
-    found = np.empty(rows, np.int64)
-    if names.null_count < rows:
-        found[:] = crc32_column(names) % np.uint32(shards)
-    if names.null_count:
-        nameless = names.is_null().to_numpy(zero_copy_only=False)
-        found[nameless] = (first_row + np.flatnonzero(nameless)) % shards
+    first_keys = pc.list_element(pc.list_slice(columns.column("keys"), 0, 1, return_fixed_size_list=True), 0)  # null where there is none
+    names = pc.coalesce(columns.column("message_group"), first_keys, columns.column("message_id"))
+    sums = np.fromiter(map(zlib.crc32, pc.fill_null(names, "").cast(pa.binary()).to_pylist()), np.int64, rows)
+    found: npt.NDArray[np.int64] = np.where(names.is_null().to_numpy(zero_copy_only=False), first_row + np.arange(rows), sums) % shards
     return found
-
-
-def _first_keys(keys: pa.Array) -> pa.Array:
-    """Return the first key of every row; null for a row without keys."""
-    if keys.null_count == len(keys):
-        return pa.nulls(len(keys), pa.string())
-    lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
-    places = np.cumsum(lengths) - lengths
-    return keys.flatten().take(pa.array(places, mask=lengths == 0))

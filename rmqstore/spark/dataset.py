@@ -18,11 +18,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -74,6 +74,12 @@ RESHARDING: Final = "resharding"
 _POLL_S: Final = 0.05
 _DOINGS: Final = ("creating", "copying", "restoring", "dumping", "loading")
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+_Content = TypeVar("_Content", bound=msgspec.Struct)
+_Found = TypeVar("_Found")
+RunShards = Callable[[Callable[[int], _Found], Sequence[int]], Iterable[_Found]]
+"""Calls a function with each of some shards, and returns what it returned; ``map`` does."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,8 +235,7 @@ class Dataset:
     def check_ready(self, *, is_served_too: bool) -> None:
         """Refuse to begin anything that writes, unless each shard is there, of the right engine, and open nowhere.
 
-        Args:
-            is_served_too: one that another process serves will do as well. It has a time of its own.
+        With ``is_served_too``, one that another process serves will do as well. It has a time of its own.
 
         Raises:
             StoreLockedError: a shard is open in another process.
@@ -253,8 +258,7 @@ class Dataset:
         """Refuse a data set that nothing can be written to, whoever has its shards open.
 
         Raises:
-            ConfigError: a shard has another engine, or a migration or a resharding has not come to its end.
-            StorePathError: a shard is missing.
+            ConfigError, StorePathError: as :meth:`check_settled` and :meth:`check_shard`.
             EngineLookupError: the engine cannot be used here.
         """
         get_plugins().load_engine(self.manifest.engine)
@@ -263,11 +267,7 @@ class Dataset:
             self.check_shard(shard)
 
     def check_shard(self, shard: int) -> None:
-        """Refuse a shard that is missing, or of another engine than the data set is of or moves to.
-
-        Raises:
-            StorePathError, ConfigError: it is.
-        """
+        """Refuse a shard that is missing, or of another engine than the data set is of or moves to; StorePathError, ConfigError."""
         engines = self.engines(shard)
         if not engines <= {self.manifest.engine, self.manifest.migrating_to}:
             raise ConfigError(
@@ -277,11 +277,7 @@ class Dataset:
             )
 
     def check_settled(self) -> None:
-        """Refuse a data set that is on its way to another engine, or to another number of shards.
-
-        Raises:
-            ConfigError: it is.
-        """
+        """Refuse a data set that is on its way to another engine, or to another number of shards; :class:`ConfigError`."""
         engine, shards = self.manifest.migrating_to, self.manifest.resharding_to
         for move, target, words in (("migration", engine, f"engine {engine!r}"), ("resharding", shards, f"{shards} shards")):
             if target is not None:
@@ -291,11 +287,7 @@ class Dataset:
                 )
 
     def engines(self, shard: int) -> set[str]:
-        """Return the engines of a shard's two sides.
-
-        Raises:
-            StorePathError: the shard is missing.
-        """
+        """Return the engines of a shard's two sides; :class:`StorePathError` when it is missing."""
         manifest = read_manifest(self.shard_path(shard))
         if manifest is None:
             raise StorePathError(f"shard {self.shard_path(shard)} is missing; restore it from a snapshot of that shard")
@@ -365,8 +357,6 @@ class Dataset:
         store: Store = open_store(path, clock=ManualClock(now_ms), services=False, **self.manifest.settings)
         return stack.enter_context(store)
 
-    # ------------------------------------------------------------ changing the manifest
-
     def rewrite(self, manifest: Manifest) -> None:
         """Put another manifest into place, durably and in one step."""
         write_json(self.path / MANIFEST, manifest)
@@ -413,6 +403,16 @@ def write_json(file: Path, content: object) -> None:
         raise system_error(error, file) from error
 
 
+def read_json(file: Path, kind: type[_Content], what: str, way_out: str = "") -> _Content | None:
+    """Return what :func:`write_json` wrote, None when it is not there; :class:`CorruptStoreError` says ``what`` cannot be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CorruptStoreError(f"{what} cannot be read: {error}{way_out}", file=str(file), offset=0) from error
+
+
 def place_of(path: str | os.PathLike[str]) -> Path:
     """Return the directory that a path names, absolute; what is no path, or a URI, is refused."""
     place = checked_path(path)
@@ -423,7 +423,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(place)) if place.is_symlink() else place.absolute()
 
 
-def check_names_no_engine(settings: Mapping[str, Any]) -> None:
+def check_names_no_engine(settings: Mapping[str, object]) -> None:
     """Refuse settings of a data set that name an engine, as a migration would leave them behind; :class:`ConfigError`."""
     if named := sorted(name for name in config.ENGINE_KEYS & settings.keys() if settings[name] is not None):
         raise ConfigError(f"{named[0]} is no setting of a data set, which has one engine for all its shards; name it with engine=")

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,15 +19,7 @@ import pyarrow as pa
 from rmqstore import config
 from rmqstore.batch import MessageBatch
 from rmqstore.engine.timers.ticks import MINUTE_MS, Times, ticks_and_dues
-from rmqstore.errors import (
-    CorruptStoreError,
-    FlowControlError,
-    IllegalArgumentError,
-    RmqstoreError,
-    StoreError,
-    StorePathError,
-    TransferError,
-)
+from rmqstore.errors import CorruptStoreError, FlowControlError, IllegalArgumentError, RmqstoreError, StoreError, TransferError
 from rmqstore.message import MAX_TIME_MS
 from rmqstore.plugins import get_plugins
 from rmqstore.server import connect
@@ -41,6 +32,8 @@ from rmqstore.store import Store
 from rmqstore.store.reader import ReadStore
 from rmqstore.store.sending import calls_of
 
+_Sent = TypeVar("_Sent")
+
 
 class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What a shard took in: messages, and how many of them it had already."""
@@ -50,18 +43,11 @@ class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     repeated: int = 0
 
 
-def commit(job: Job, files: Iterable[StagedFile], now_ms: int | None = None) -> JobRecord:
-    """Commit a job as :meth:`Job.commit` does, unless a tick would hold more timers than the ``congestion_limit`` of its shard (T9).
+def check_room(job: Job, record: JobRecord) -> None:
+    """Refuse to commit a job by which a tick would hold more timers than the ``congestion_limit`` of its shard (T9); names the tick.
 
     So what is refused behind the commit is so because of what others put meanwhile, and not once that is handed over.
-
-    Raises:
-        FlowControlError: naming the tick; nothing was stored.
     """
-    return job.commit(files, now_ms, partial(_check_room, job))
-
-
-def _check_room(job: Job, record: JobRecord) -> None:
     settings, known = job.dataset.manifest.settings, get_plugins().engine_settings()
     for shard in record.shards:
         path = job.dataset.shard_path(shard)
@@ -122,13 +108,13 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         FlowControlError: others have put timers into a tick since the commit, or sends are paused.
         CorruptStoreError: a staged file is damaged or missing.
     """
-    record = _record(job)
-    rows = record.rows_of(shard)
+    record = job.committed()
+    rows = record.shards.get(shard, 0)
     if not rows or job.has_all(record, shard):
         return ShardReport(shard=shard, rows=rows, repeated=rows)
     with job.dataset.open_shard(shard, now_ms=record.now_ms, wait_ms=wait_ms) as store:
         # A twin may have come to the end while this one waited; then the staged files may be gone.
-        record = _record(job)
+        record = job.committed()
         if job.has_all(record, shard):
             return ShardReport(shard=shard, rows=rows, repeated=rows)
         has_sent = job.progress(shard) is not None
@@ -217,14 +203,6 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
         yield from calls_of(joined(held), mark)
 
 
-def _record(job: Job) -> JobRecord:
-    record = job.record()
-    if record is None:
-        raise StorePathError(f"there is no job {job.id!r} in {job.dataset.path} that was committed")
-    job.check_not_dropped(record)
-    return record
-
-
 # ---------------------------------------------------------------- in processes of their own
 
 
@@ -234,35 +212,58 @@ ATTEMPTS: Final = 4
 _PROGRAM: Final = "import sys; from rmqstore.spark.ingest import main; main(sys.argv[1:])"
 
 
-def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> list[ShardReport]:
-    """Take in every shard that misses something, each in a process of its own on this machine, and finish the job.
+def ingest_here(job: Job, *, wait_ms: int = LOCK_WAIT_MS) -> list[ShardReport]:
+    """Take in every shard that misses something, each in a process of its own on this machine, one a core, and finish the job.
 
     A shard that fails, or whose process dies, is tried again, unless the next attempt would meet the same.
-
-    Args:
-        processes: at a time; by default one a core.
 
     Raises:
         RmqstoreError: what went wrong in the first shard that failed; the others are as far as they came.
     """
-    with ThreadPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         answers = list(pool.map(lambda shard: _in_a_process(job, shard, wait_ms), job.missing_shards()))
     found = reports(answers, ShardReport)
     job.finish()
     return found
 
 
+def complete(job: Job, set_aside: Callable[[], Sequence[StagedFile]], now_ms: int | None, send: Callable[[list[int]], _Sent]) -> _Sent:
+    """Commit what ``set_aside`` stages, unless the job was committed before; then let ``send`` take in the shards that miss some.
+
+    Returns the answer of ``send``. A job that cannot be committed leaves nothing.
+    """
+    files: Sequence[StagedFile] = ()
+    is_new = job.record() is None
+    try:
+        if is_new:
+            files = set_aside()
+        with job.completing():
+            if is_new:
+                job.commit(files, now_ms, check_room)
+            sent = send(job.missing_shards())
+            job.finish()
+    except BaseException:
+        job.discard()  # unless it is committed
+        raise
+    # Also of what this run staged: another one of this id may have been faster with the commit.
+    job.check_same(files if is_new else set_aside())
+    return sent
+
+
 def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wait_ms: int) -> None:
-    """Commit a job of which these files were staged, unless it was before, and send what is missing from here."""
-    with job.completing():
-        record = commit(job, files, now_ms)
-        for shard in job.missing_shards():
+    """As :func:`complete`, from this machine."""
+
+    def send(shards: list[int]) -> None:
+        record = job.committed()
+        rows = record.shards
+        for shard in shards:
             # A process costs more than a chunk; what fails here, or is locked, gets one all the same.
-            if record.rows_of(shard) <= record.chunk_rows:
+            if rows[shard] <= record.chunk_rows:
                 with suppress(RmqstoreError, OSError):
                     ingest_shard(job, shard, wait_ms=0)
         ingest_here(job, wait_ms=wait_ms)
-    job.check_same(files)
+
+    complete(job, lambda: files, now_ms, send)
 
 
 def _in_a_process(job: Job, shard: int, wait_ms: int) -> str:

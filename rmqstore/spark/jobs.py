@@ -44,8 +44,10 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -53,8 +55,8 @@ import msgspec
 
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
-from rmqstore.spark.dataset import Dataset, write_json
-from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile, check_rejected
+from rmqstore.spark.dataset import Dataset, read_json, write_json
+from rmqstore.spark.staging import CHUNK_BYTES, CHUNK_ROWS, StagedFile, read_rejected
 from rmqstore.store.directory import flocked
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -100,13 +102,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.rejected for file in self.files)
 
     @property
-    def shards(self) -> list[int]:
-        """The shards that have a part of it, by the number of shards that the data set had then."""
-        return sorted({batch.shard for file in self.files for batch in file.batches})
-
-    def rows_of(self, shard: int) -> int:
-        """Return how many of them belong to a shard."""
-        return sum(batch.rows for file in self.files for batch in file.batches if batch.shard == shard)
+    def shards(self) -> dict[int, int]:
+        """How many of them each shard gets that has a part of it, by the number of shards that the data set had then."""
+        rows: Counter[int] = Counter()
+        for batch in chain.from_iterable(file.batches for file in self.files):
+            rows[batch.shard] += batch.rows
+        return dict(sorted(rows.items()))
 
 
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,11 +136,11 @@ class Job:
     # ------------------------------------------------------------ phase 1
 
     def commit(
-        self, files: Iterable[StagedFile], now_ms: int | None = None, check: Callable[[JobRecord], None] = lambda _: None
+        self, files: Iterable[StagedFile], now_ms: int | None = None, check: Callable[[Job, JobRecord], None] = lambda *_: None
     ) -> JobRecord:
         """Let these files be the job, unless it was committed before; what else was staged goes. Returns the record that counts.
 
-        ``check`` is called with the record before it is written, and raises what refuses it.
+        ``check`` is called with the job and the record before that is written, and raises what refuses it.
 
         Raises:
             TransferError: another run with the same job id failed meanwhile and took the staged files away; or a task only counted its
@@ -161,7 +162,7 @@ class Job:
                         f"staged files of job {self.id!r} are gone or cut off: it was taken back, or another run of it failed, while this "
                         "write was under way; nothing of it was stored, so run it again"
                     )
-                check(record)
+                check(self, record)
                 for folder in (self.staged, self.rejected, self.path, self.path.parent):
                     if folder.is_dir():
                         sync_path(folder)
@@ -216,11 +217,6 @@ class Job:
             self._close(msgspec.structs.replace(record, is_dropped=True))
         return found
 
-    def check_not_dropped(self, record: JobRecord) -> None:
-        """Refuse to go on with a job that was given up."""
-        if record.is_dropped:
-            raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
-
     def check_same(self, found: Iterable[StagedFile]) -> None:
         """Refuse other rows than the committed job brought, by their number, and by topic, keys and body of each; all else may differ.
 
@@ -268,55 +264,45 @@ class Job:
     def note_begun(self, shard: int, progress: ShardProgress) -> None:
         """Write down durably that a shard begins, unless the job was taken back meanwhile; the caller owns the shard."""
         with _locked(self.dataset):
-            record = self.record()
-            if record is None:
-                raise TransferError(f"job {self.id!r} was taken back before shard {shard} began; nothing of it was sent, so run it again")
-            self.check_not_dropped(record)
+            self.committed()
             self.note_progress(shard, progress)
 
     def note_not_begun(self, shard: int) -> None:
-        """Take :meth:`note_begun` back, since nothing was sent; the caller owns the shard."""
+        """Take :meth:`note_begun` back, since nothing was sent."""
         (self.path / f"shard-{shard:05}.json").unlink(missing_ok=True)
         sync_path(self.path)
 
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
-        """Write down durably how far a shard is; the caller owns the shard."""
+        """Write down durably how far a shard is, which the caller owns."""
         write_json(self.path / f"shard-{shard:05}.json", progress)
 
     def missing_shards(self) -> list[int]:
-        """Return the shards that do not have everything yet.
-
-        Raises:
-            TransferError: it was given up, or taken back behind its commit.
-        """
-        record = self._committed()
-        self.check_not_dropped(record)
+        """Return the shards that do not have everything yet; raises as :meth:`committed`."""
+        record = self.committed()
         return [shard for shard in record.shards if not self.has_all(record, shard)]
 
-    def _committed(self) -> JobRecord:
+    def committed(self) -> JobRecord:
+        """Return the record of a job that goes on; :class:`TransferError` when it was given up, or taken back behind its commit."""
         record = self.record()
         if record is None:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was taken back; nothing of it was sent, so run it again")
+        if record.is_dropped:
+            raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
         return record
 
     def has_all(self, record: JobRecord, shard: int) -> bool:
         """Say whether a shard has everything of its part."""
-        if record.is_done:
-            return True
-        progress = self.progress(shard)
-        return progress is not None and progress.is_done
+        return record.is_done or ((progress := self.progress(shard)) is not None and progress.is_done)
 
     def finish(self) -> None:
-        """Note that every shard has everything, and remove the staged files; the record stays, until there are many newer ones.
+        """Note that every shard has everything, and remove the staged files; raises as :meth:`committed`.
 
-        Raises:
-            TransferError: as :meth:`missing_shards`.
+        The record stays, until there are many newer ones.
         """
-        record = self._committed()
-        if self.missing_shards():
-            return
-        self._close(record)
-        prune(self.dataset)
+        record = self.committed()
+        if not self.missing_shards():
+            self._close(record)
+            prune(self.dataset)
 
     def _close(self, record: JobRecord) -> None:
         if not record.is_done:
@@ -337,7 +323,7 @@ class Job:
 
     @contextmanager
     def completing(self) -> Iterator[None]:
-        """Commit the job and send it; meanwhile :meth:`is_running` answers so, and what goes wrong tells how the job is completed."""
+        """Commit the job and send it in this block; an error tells how the job is completed."""
         self.path.mkdir(parents=True, exist_ok=True)
         with flocked(self.path, fcntl.LOCK_SH):
             try:
@@ -366,16 +352,8 @@ class Job:
             f"`rmqstore doctor {self.dataset.path} --finish`{why}"
         )
 
-    # ------------------------------------------------------------ files
-
     def _read(self, name: str, kind: type[_Content]) -> _Content | None:
-        file = self.path / name
-        try:
-            return msgspec.json.decode(file.read_bytes(), type=kind)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise CorruptStoreError(f"the record {file} of job {self.id!r} cannot be read: {error}", file=str(file), offset=0) from error
+        return read_json(self.path / name, kind, f"the record {self.path / name} of job {self.id!r}")
 
 
 @contextmanager
@@ -391,10 +369,7 @@ def _locked(dataset: Dataset) -> Iterator[None]:
 
 
 def job_of_write(dataset: Dataset, job_id: str | None) -> Job:
-    """Return the job of a write: the one of that id, or a new one, which is refused while another is half done and idle.
-
-    This write may be that one again.
-    """
+    """Return the job of a write: that of the id, or a new one, refused while another is half done and idle, which it may be again."""
     if job_id is not None:
         return Job(dataset, job_id)
     for job in unfinished_jobs(dataset):
@@ -478,7 +453,7 @@ def copy_finished(source: Dataset, target: Dataset) -> None:
                 same.rejected.mkdir()
                 for file in (each for each in record.files if each.rejected):
                     try:
-                        check_rejected(job.rejected / file.name, file)
+                        deque(read_rejected(job.rejected / file.name, file), maxlen=0)
                     except CorruptStoreError as error:
                         error.args = (f"{error}; restore it from a copy, or remove {job.rejected} to go on without what the job rejected",)
                         raise

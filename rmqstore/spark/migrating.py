@@ -6,6 +6,7 @@ crash leaves shards of both engines; the same call, or ``rmqstore doctor --finis
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from rmqstore.config import ENGINE_KEYS
 from rmqstore.errors import ConfigError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
-from rmqstore.spark.dataset import Dataset, Manifest
+from rmqstore.spark.dataset import Dataset, Manifest, RunShards
 from rmqstore.spark.jobs import at_rest, unchanged
 from rmqstore.transfer import migrate
 from rmqstore.transfer.replacing import Replacement
@@ -64,7 +65,7 @@ def check_settings(manifest: Manifest, engine: str) -> None:
         raise ConfigError(f"the data set has the setting {foreign[0]} of engine {manifest.engine!r}, which {engine!r} does not know")
 
 
-def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
+def migrate_shard(dataset: Dataset, engine: str, shard: int) -> ShardMigration:
     """Move one shard to ``engine``; a shard that is there already stays, and one that cannot be moved is as it was."""
     path = dataset.shard_path(shard)
     replacement = Replacement(path, _WHAT)
@@ -90,10 +91,10 @@ def end(dataset: Dataset, engine: str) -> None:
         dataset.rewrite(msgspec.structs.replace(dataset.manifest, engine=engine, settings=settings, migrating_to=None))
 
 
-def migrate_here(dataset: Dataset, engine: str) -> list[ShardMigration]:
-    """Move every shard, one after the other in this process; as :func:`rmqstore.spark.migrate`, without Spark."""
+def migrate_all(dataset: Dataset, engine: str, run: RunShards[ShardMigration] = map) -> tuple[ShardMigration, ...]:
+    """Move every shard, as :func:`rmqstore.spark.migrate`; ``run`` calls a function with each, by default here, without Spark."""
     begin(dataset, engine)
-    moved = [migrate_shard(dataset, shard, engine) for shard in dataset.shards]
+    moved = tuple(run(partial(migrate_shard, dataset, engine), dataset.shards))
     end(dataset, engine)
     return moved
 
@@ -109,6 +110,6 @@ def undo_here(dataset: Dataset) -> list[ShardMigration]:
             dataset.engines(shard)  # else what was built of a shard that is lost is all that there is of it
             with dataset.locked([shard]):
                 replacement.abandon()
-        moved.append(migrate_shard(dataset, shard, engine))
+        moved.append(migrate_shard(dataset, engine, shard))
     end(dataset, engine)
     return moved

@@ -47,6 +47,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,12 +60,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from rmqstore.clock import SystemClock
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.engine.pops.retention import ACTIVITY_PARTS
-from rmqstore.errors import CorruptStoreError, TransferError, system_error
+from rmqstore.errors import TransferError, system_error
 from rmqstore.message import MAX_POP
 from rmqstore.schemas import OUT_SCHEMA
-from rmqstore.spark.dataset import STREAMS, Dataset, write_json
+from rmqstore.spark.dataset import STREAMS, Dataset, read_json, write_json
 from rmqstore.spark.jobs import job_under_way
-from rmqstore.spark.readout import SCHEMAS, Part, View, Wanted
+from rmqstore.spark.readout import SCHEMAS, Part, View
+from rmqstore.spark.staging import damage_told
 from rmqstore.store.reader import ReadStore
 
 if TYPE_CHECKING:
@@ -96,26 +98,26 @@ class _Wish(msgspec.Struct, frozen=True, kw_only=True):
     most: int
 
 
+@dataclass(kw_only=True, eq=False)
 class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Pops one topic of every shard for a group, a round a micro-batch."""
 
-    def __init__(self, dataset: Dataset, wanted: Wanted, *, group: str, max_rows: int, invisible_ms: int, lock_wait_ms: int) -> None:
-        self._dataset = dataset
-        self._schema = wanted.schema()
-        self._topic = str(wanted.topic)
-        self._group = group
-        self._max_rows = max_rows
-        self._invisible_ms = invisible_ms
-        self._lock_wait_ms = lock_wait_ms
-        self._acked: int | None = None  # the last round that this process acked
-        self._popped_ms: dict[int, int] = {}  # when this process popped a shard last
-        self._left: int | None = sys.maxsize  # of a query that stops behind what waited when it began; None: not counted yet
+    dataset: Dataset
+    schema: pa.Schema
+    topic: str
+    group: str
+    max_rows: int
+    invisible_ms: int
+    lock_wait_ms: int
+    _acked: int | None = None  # the last round that this process acked
+    _popped_ms: dict[int, int] = field(default_factory=dict)  # when this process popped a shard last
+    _left: int | None = sys.maxsize  # of a query that stops behind what waited when it began; None: not counted yet
 
     def initialOffset(self) -> Offset:
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._max_rows)
+        return ReadMaxRows(self.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
         # Counted behind the first ack: the tick before it would give what is acked there to the group again.
@@ -125,7 +127,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not start:
             return {"consumer": secrets.token_hex(8), "round": 0}
         # A query goes on and on, and meanwhile the data set may get other shards.
-        self._dataset = Dataset.open(self._dataset.path)
+        self.dataset = Dataset.open(self.dataset.path)
         consumer, number = start["consumer"], start["round"]
         end = {"consumer": consumer, "round": number + 1}
         self._ack(consumer, number)
@@ -135,9 +137,11 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end
         left = self._waiting() if self._left is None else self._left
         wish = path.with_suffix(".json")
-        rows = self._pop(consumer, number + 1, _read_wish(wish)) if wish.exists() else 0
+        way_out = "; when it is removed, the query goes on, and what was popped by it comes again when its lease ends"
+        noted = read_json(wish, _Wish, f"the note {wish} of what a micro-batch is to pop", way_out)
+        rows = 0 if noted is None else self._pop(consumer, number + 1, noted)
         if not rows:
-            reasons = {shard: self._reason_to_pop(shard) for shard in self._dataset.shards}
+            reasons = {shard: self._reason_to_pop(shard) for shard in self.dataset.shards}
             most = min(left, limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize)
             # Those that are due come first: empty ones take no share, so each look pops all of them, or at least the first that has some.
             shards: list[int] = []
@@ -168,12 +172,12 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         part = partition.value
         for batch in _batches(Path(part.path)):
             if _shard(batch) == part.shard:
-                yield pa.RecordBatch.from_arrays([batch.column(name) for name in self._schema.names], schema=self._schema)
+                yield pa.RecordBatch.from_arrays([batch.column(name) for name in self.schema.names], schema=self.schema)
 
     # ------------------------------------------------------------ on the driver
 
     def _path(self, consumer: str, number: int) -> Path:
-        return self._dataset.path / STREAMS / consumer / f"{number}.arrow"
+        return self.dataset.path / STREAMS / consumer / f"{number}.arrow"
 
     def _rounds(self, consumer: str) -> list[int]:
         """Return the rounds that have a file."""
@@ -186,8 +190,8 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         In the end all is durable, also with ``flush = "async"`` of who serves it: an owner that is killed takes no leases along, and who
         reads the shard sees what waits.
         """
-        with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
-            if job_under_way(self._dataset, shard) is None:
+        with self.dataset.open_shard(shard, wait_ms=self.lock_wait_ms) as store:
+            if job_under_way(self.dataset, shard) is None:
                 store.tick()
             yield store
             store.flush()
@@ -195,17 +199,17 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _waiting(self) -> int:
         """Return how many messages wait for the group."""
         waiting = 0
-        for shard in self._dataset.shards:
+        for shard in self.dataset.shards:
             with self._ticked(shard) as store:
-                lag = store.lag(self._topic, self._group)
+                lag = store.lag(self.topic, self.group)
                 waiting += lag.ready + lag.retry
         return waiting
 
     def _reason_to_pop(self, shard: int) -> _Reason:
         """Say whether a shard is to be popped, without owning it."""
-        with ReadStore(self._dataset.shard_path(shard), {}) as view:
-            lag, now_ms = view.lag(self._topic, self._group), SystemClock().now_ms()
-            popped_ms = [each.active_ms for each in view.groups.subscriptions(self._group) if each.topic == self._topic]
+        with ReadStore(self.dataset.shard_path(shard), {}) as view:
+            lag, now_ms = view.lag(self.topic, self.group), SystemClock().now_ms()
+            popped_ms = [each.active_ms for each in view.groups.subscriptions(self.group) if each.topic == self.topic]
             if not popped_ms:
                 return _Reason.DUE
             expiry_ms = view.engine.config.group_expiry_ms
@@ -226,7 +230,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 left.unlink(missing_ok=True)
         for each in (each for each in self._rounds(consumer) if each <= number):
             for shard, batches in groupby(_batches(self._path(consumer, each)), _shard):
-                with self._dataset.open_shard(shard, wait_ms=self._lock_wait_ms) as store:
+                with self.dataset.open_shard(shard, wait_ms=self.lock_wait_ms) as store:
                     for batch in batches:
                         store.ack(batch.column("receipt").to_pylist())
                     store.flush()
@@ -262,10 +266,10 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if most <= 0:
                     return
                 popped = store.pop_batch(
-                    self._topic,
-                    self._group,
+                    self.topic,
+                    self.group,
                     max_messages=min(most, MAX_POP),
-                    invisible_ms=self._invisible_ms,
+                    invisible_ms=self.invisible_ms,
                     attempt_id=f"{attempt}-{number}",
                 ).columns
                 self._popped_ms[shard] = SystemClock().now_ms()
@@ -282,22 +286,11 @@ def _shard(batch: pa.RecordBatch) -> int:
     return shard
 
 
-def _read_wish(path: Path) -> _Wish:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Wish)
-    except ValueError as error:
-        raise CorruptStoreError(
-            f"the note of what a micro-batch is to pop cannot be read: {path}: {error}; when it is removed, the query goes on, and what "
-            "was popped by it comes again when its lease ends",
-            file=str(path),
-            offset=0,
-        ) from error
-
-
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a round, each of one shard, and those of a shard one behind the other."""
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+        what = "what was popped for a micro-batch, in"
+        with damage_told(path, what), pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             if missing := set(_SCHEMA.names).difference(file.schema.names):
                 raise pa.ArrowInvalid(f"it has no column {min(missing)}")
             for place in range(file.num_record_batches):
@@ -310,7 +303,3 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             "set has got another number of shards. A new checkpoint goes on with what the group was not given yet, and with what comes "
             "back when its lease ends"
         ) from error
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # of the system; pyarrow tells of damage without
-            raise system_error(error, path) from error
-        raise CorruptStoreError(f"what was popped for a micro-batch cannot be read: {path}: {error}", file=str(path), offset=0) from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from rmqstore.batch import columns_of
 from rmqstore.contract import TimerHandle
 from rmqstore.contract.state import Adopted, timers_from
 from rmqstore.engine.state import giver_of
-from rmqstore.errors import CorruptStoreError, IllegalArgumentError, StorePathError, TransferError
+from rmqstore.errors import IllegalArgumentError, StorePathError, TransferError
 from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, PARKED_TOPIC, RESERVED_PREFIXES
 from rmqstore.schemas import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
@@ -336,24 +336,18 @@ def _jobs(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
 
 def _rejected(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     path = Path(part.path)
-    job = path.parent.parent
     assert part.file is not None
-    try:
-        for batch in read_rejected(path, part.file):
-            job_id = pa.repeat(pa.scalar(job.name), len(batch))
-            yield pa.RecordBatch.from_arrays([job_id, *batch.columns], schema=SCHEMAS[View.REJECTED])
-    except FileNotFoundError as error:
-        if job.exists():  # else it was forgotten meanwhile
-            what = f"{path} is missing, which has rows that job {job.name} rejected"
-            raise CorruptStoreError(what, file=str(path), offset=0) from error
+    for batch in read_rejected(path, part.file):
+        job_id = pa.repeat(pa.scalar(path.parent.parent.name), len(batch))
+        yield pa.RecordBatch.from_arrays([job_id, *batch.columns], schema=SCHEMAS[View.REJECTED])
 
 
-_READERS: Final[dict[View, Any]] = {
+_READERS: Final[dict[View, Callable[[ReadStore, Part, Wanted], Iterator[pa.RecordBatch]]]] = {
     View.TIMERS: _timers,
     View.MESSAGES: _messages,
     View.LEASES: _leases,
     View.LAG: _lag,
     View.DEAD_LETTERS: _dead_letters,
 }
-_OF_JOBS: Final[dict[View, Any]] = {View.JOBS: _jobs, View.REJECTED: _rejected}
+_OF_JOBS: Final[dict[View, Callable[[Part, Wanted], Iterator[pa.RecordBatch]]]] = {View.JOBS: _jobs, View.REJECTED: _rejected}
 """These are of a data set, not of its shards."""

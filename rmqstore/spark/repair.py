@@ -109,10 +109,10 @@ def finish(dataset: Dataset) -> list[str]:
     done: list[str] = []
     target = dataset.manifest.migrating_to
     if target is not None:
-        moved = migrating.migrate_here(dataset, target)
+        moved = migrating.migrate_all(dataset, target)
         done.append(f"every shard is of engine {target!r} now; {sum(bool(each.previous) for each in moved)} moved")
     if dataset.manifest.resharding_to is not None:
-        resharded = resharding.reshard_here(dataset, dataset.manifest.resharding_to)
+        resharded = resharding.reshard_all(dataset, dataset.manifest.resharding_to)
         dataset = Dataset.open(dataset.path)
         done.append(f"the data set has {dataset.manifest.shards} shards now; the old one is {resharded.previous}")
     failed: list[str] = []
@@ -144,7 +144,7 @@ def drop_job(dataset: Dataset, job_id: str) -> list[str]:
             what = "all were sent"
         else:
             what = "it had begun, so some may be sent; compare the shard with the source"
-        done.append(f"shard {shard}: of {record.rows_of(shard)} messages of job {job_id} {what}")
+        done.append(f"shard {shard}: of {record.shards[shard]} messages of job {job_id} {what}")
     return done
 
 

@@ -40,13 +40,15 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmqstore.clock import SystemClock
@@ -56,7 +58,7 @@ from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import ConfigError, CorruptStoreError, TransferError
 from rmqstore.message import DLQ_PREFIX, PROPERTY_ORIGIN_TOPIC
 from rmqstore.spark.columns import shard_column
-from rmqstore.spark.dataset import MANIFEST, RESHARDING, Dataset, check_shards, write_json
+from rmqstore.spark.dataset import MANIFEST, RESHARDING, Dataset, RunShards, check_shards, write_json
 from rmqstore.spark.jobs import at_rest, copy_finished, unchanged
 from rmqstore.store import Store
 from rmqstore.store.opening import OwnedEngines, broker_name
@@ -70,6 +72,8 @@ from rmqstore.transfer.replacing import Published, Replacement
 from rmqstore.transfer.taking import Taking
 
 _LEASED: Final = 0
+_Name = TypeVar("_Name")
+_Value = TypeVar("_Value")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,10 +221,10 @@ def end(dataset: Dataset, plan: Plan, found: tuple[ShardShare, ...]) -> Reshardi
         return Resharding(shards=found, previous=str(replacement.publish().previous))
 
 
-def reshard_here(dataset: Dataset, shards: int) -> Resharding:
-    """Build every new shard, one after the other in this process; as :func:`rmqstore.spark.reshard`, without Spark."""
+def reshard_all(dataset: Dataset, shards: int, run: RunShards[ShardShare] = map) -> Resharding:
+    """Build every new shard, as :func:`rmqstore.spark.reshard`; ``run`` calls a function with each, by default here, without Spark."""
     with begun(dataset, shards) as plan:
-        return end(dataset, plan, tuple(build(dataset, plan, shard) for shard in range(shards)))
+        return end(dataset, plan, tuple(run(partial(build, dataset, plan), range(shards))))
 
 
 def undo_here(dataset: Dataset) -> None:
@@ -243,8 +247,7 @@ class _Old:
         baked: the settings that all of them were made with.
         timers, messages: how many there are of all.
         groups: the groups of each topic, by what any shard knows of them.
-        subscriptions: of every shard, those of groups that pop.
-        is_ordered: how a group pops a topic, by both names.
+        subscriptions: of every shard, those of groups that pop; how they pop a topic is the same everywhere.
         queues: how many each topic has, in the shard where it has the most.
         alike: the rows of tables in which shards may not differ, by table and name.
         places: of each shard, before which offset of a queue everything is consumed.
@@ -270,9 +273,8 @@ class _Old:
         self.subscriptions = [row for row in self.all_rows("subscriptions") if row["active_ms"] is not None]
         for row in chain(*self.standings, self.subscriptions):
             self.groups[row["topic"]].add(row["group"])
-        self.is_ordered = self._one_each(
-            "how group {0[0]!r} pops topic {0[1]!r}", (((row["group"], row["topic"]), row["is_ordered"]) for row in self.subscriptions)
-        )
+        ways = (((row["group"], row["topic"]), row["is_ordered"]) for row in self.subscriptions)
+        self._one_each("how group {0[0]!r} pops topic {0[1]!r}", ways)
         self.alike = {
             table: self._one_each(words, ((row[name], row) for row in self.all_rows(table)))
             for table, name, words in (
@@ -300,15 +302,15 @@ class _Old:
         """Return the rows of a table that is never large, of all shards."""
         return list(chain(*self.rows(table)))
 
-    def _alike(self, what: str, found: list[Any]) -> Any:
+    def _alike(self, what: str, found: list[_Value]) -> _Value:
         for shard, each in enumerate(found):
             if each != found[0]:
                 raise ConfigError(f"shards 0 and {shard} of data set {self._dataset.path} have different {what}; make them alike first")
         return found[0]
 
-    def _one_each(self, words: str, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    def _one_each(self, words: str, pairs: Iterable[tuple[_Name, _Value]]) -> dict[_Name, _Value]:
         """Return the value of each name, which is the same wherever there is one; ``words`` say what it is."""
-        found: dict[Any, Any] = {}
+        found: dict[_Name, _Value] = {}
         for name, value in pairs:
             if found.setdefault(name, value) != value:
                 raise TransferError(
@@ -482,7 +484,7 @@ class _Share(Incoming):
 
     def _subscriptions(self) -> list[dict[str, Any]]:
         rows = sorted(self._old.subscriptions, key=itemgetter("active_ms"))
-        active = {(row["group"], row["topic"]): row["active_ms"] for row in rows}  # the largest of each
+        last = {(row["group"], row["topic"]): row for row in rows}
         expired: Counter[tuple[str, str]] = Counter()
         for row in rows:
             expired[row["group"], row["topic"]] += row["expired"]
@@ -490,19 +492,19 @@ class _Share(Incoming):
         dead = {place: number for place, number in self._dead.items() if place[1] in self._old.queues}
         return [
             {
-                "group": group,
-                "topic": topic,
-                "is_ordered": self._old.is_ordered.get((group, topic), False),
-                "dead": dead.get((group, topic), 0),
+                "group": place[0],
+                "topic": place[1],
+                "is_ordered": place in last and last[place]["is_ordered"],
+                "dead": dead.get(place, 0),
                 "dead_since": 0,
-                "expired": expired[group, topic] if self._shard == 0 else 0,
-                "active_ms": active.get((group, topic)),
+                "expired": expired[place] if self._shard == 0 else 0,
+                "active_ms": last[place]["active_ms"] if place in last else None,
             }
-            for group, topic in sorted(active.keys() | dead.keys())
+            for place in sorted(last.keys() | dead.keys())
         ]
 
 
-def _by_queue(rows: pa.RecordBatch) -> Iterator[tuple[str, int, Any]]:
+def _by_queue(rows: pa.RecordBatch) -> Iterator[tuple[str, int, npt.NDArray[np.int64]]]:
     """Yield (topic, queue, places of its rows) of each queue that has some."""
     topics = rows.column("topic").dictionary_encode()
     codes = topics.indices.to_numpy().astype(np.int64) << 32 | rows.column("queue_id").to_numpy().astype(np.int64)
@@ -510,7 +512,7 @@ def _by_queue(rows: pa.RecordBatch) -> Iterator[tuple[str, int, Any]]:
         yield topics.dictionary[code >> 32].as_py(), code & 0xFFFFFFFF, np.flatnonzero(codes == code)
 
 
-def _with(rows: pa.RecordBatch, schema: pa.Schema, **numbers: Any) -> pa.RecordBatch:
+def _with(rows: pa.RecordBatch, schema: pa.Schema, **numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """Return the rows with other numbers in some columns."""
     columns = [pa.array(numbers[name], pa.int64()) if name in numbers else rows.column(name) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

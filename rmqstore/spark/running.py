@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial, reduce
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -18,8 +18,8 @@ from rmqstore.clock import SystemClock
 from rmqstore.settings import Value
 from rmqstore.spark.columns import check_columns, ddl, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset, place_of
-from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
-from rmqstore.spark.ingest import ShardReport, commit, ingest_shard
+from rmqstore.spark.failures import LASTING, Failure, encoded, reports as read_reports, typed
+from rmqstore.spark.ingest import ShardReport, complete, ingest_shard
 from rmqstore.spark.jobs import Job, check_no_job_waits, job_of_write, job_under_way
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, stores_at
 from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from rmqstore.spark.migrating import ShardMigration
     from rmqstore.spark.resharding import Resharding
-
-_ANSWER = "answer string"
 
 _Report = TypeVar("_Report", bound=msgspec.Struct)
 _Answer = TypeVar("_Answer")
@@ -117,42 +115,14 @@ def schedule(
     dataset.check_ready(is_served_too=now_ms is None)
     rules = rules_of(dataset, now_ms, way)
     job = job_of_write(dataset, job_id)
-    files = None
-    if job.record() is None:
-        try:
-            files = _answers(df, job, rules)
-        except BaseException:
-            job.discard()
-            raise
-    with job.completing():
-        if files is not None:
-            try:
-                commit(job, files, now_ms)
-            except BaseException:
-                job.discard()
-                raise
-        sent = _run(df.sparkSession, job.missing_shards(), lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms), ShardReport)
-        job.finish()
-    # Also of what this run staged: another one of this id may have been faster with the commit.
-    job.check_same(_answers(df, job, rules) if files is None else files)
-    return report_of(job, {report.shard: report for report in sent})
-
-
-def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
-    """Return the report of a committed job; shards that are not in ``found`` had everything."""
-    record = job.record()
-    assert record is not None
-    counts = {shard: record.rows_of(shard) for shard in record.shards}
-    shards = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in counts.items())
-    repeated = sum(each.repeated for each in shards)
-    return ScheduleReport(job_id=job.id, rows=record.rows, repeated=repeated, shards=shards, rejected=record.rejected)
-
-
-def _answers(df: DataFrame, job: Job, rules: Rules) -> list[StagedFile]:
-    def run(batches: _Batches) -> _Batches:
-        yield _row(staged_here(job, batches, rules))
-
-    return reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(run, _ANSWER)), StagedFile)
+    columns = df.select(*written_columns(df.columns))
+    set_aside = partial(_reported, columns, StagedFile, lambda batches: iter([staged_here(job, batches, rules)]))
+    send = partial(_run, df.sparkSession, ShardReport, lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms))
+    found, record = {report.shard: report for report in complete(job, set_aside, now_ms, send)}, job.committed()
+    # What is not reported had everything.
+    reports = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in record.shards.items())
+    repeated = sum(each.repeated for each in reports)
+    return ScheduleReport(job_id=job.id, rows=record.rows, repeated=repeated, shards=reports, rejected=record.rejected)
 
 
 def read(
@@ -212,7 +182,7 @@ def hand_over(
     dataset = Dataset.open(path)
     dataset.check_ready(is_served_too=False)
     check_no_job_waits(dataset)
-    found = _run(spark, dataset.shards, lambda shard: tick_shard(dataset, shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
+    found = _run(spark, ShardTick, lambda shard: tick_shard(dataset, shard, due_ms, wait_ms=lock_wait_ms), dataset.shards)
     return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))
 
 
@@ -236,11 +206,7 @@ def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> t
     """
     from rmqstore.spark import migrating  # it brings Parquet along, which a task that writes does not need
 
-    dataset = Dataset.open(path)
-    migrating.begin(dataset, engine)
-    found = _run(spark, dataset.shards, lambda shard: migrating.migrate_shard(dataset, shard, engine), migrating.ShardMigration)
-    migrating.end(dataset, engine)
-    return tuple(found)
+    return migrating.migrate_all(Dataset.open(path), engine, partial(_run, spark, migrating.ShardMigration))
 
 
 def reshard(spark: SparkSession, path: str | os.PathLike[str], shards: int) -> Resharding:
@@ -263,9 +229,7 @@ def reshard(spark: SparkSession, path: str | os.PathLike[str], shards: int) -> R
     dataset = Dataset.open(place)
     if finished is not None and dataset.manifest.shards == shards:
         return resharding.Resharding(shards=(), previous=str(finished.previous))
-    with resharding.begun(dataset, shards) as plan:
-        found = _run(spark, range(shards), lambda shard: resharding.build(dataset, plan, shard), resharding.ShardShare)
-        return resharding.end(dataset, plan, tuple(found))
+    return resharding.reshard_all(dataset, shards, partial(_run, spark, resharding.ShardShare))
 
 
 # ---------------------------------------------------------------- tasks
@@ -288,27 +252,28 @@ def staged_here(job: Job, batches: Iterable[pa.RecordBatch], rules: Rules) -> st
     return answered(lambda: stage(job, found, context.partitionId(), rules) if job.record() is None else counted(found))
 
 
-def _run(spark: SparkSession, shards: Sequence[int], work: Callable[[int], _Report], kind: type[_Report]) -> list[_Report]:
+def _run(spark: SparkSession, kind: type[_Report], work: Callable[[int], _Report], shards: Sequence[int]) -> list[_Report]:
     """Do some work for each shard, each in a task of its own, and return the reports by shard."""
     if not shards:
         return []
     numbers = list(shards)
 
-    def run(batches: _Batches) -> _Batches:
+    def run(batches: _Batches) -> Iterator[str]:
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                yield _row(answered(lambda: work(numbers[place])))  # noqa: B023 - called at once
+                yield answered(partial(work, numbers[place]))
 
-    return reports(_collected(spark.range(0, len(numbers), 1, len(numbers)).mapInArrow(run, _ANSWER)), kind)
-
-
-def _row(answer: str) -> pa.RecordBatch:
-    return pa.record_batch({"answer": pa.array([answer])})
+    return _reported(spark.range(0, len(numbers), 1, len(numbers)), kind, run)
 
 
-def _collected(answers: Any) -> list[str]:
-    """Run the job and return what its tasks answered; the one action, so that every task runs once."""
-    return [row.answer for row in as_typed(answers.collect)]
+def _reported(frame: DataFrame, kind: type[_Report], task: Callable[[_Batches], Iterator[str]]) -> list[_Report]:
+    """Run a job whose tasks give reports as JSON, and return these; it is one action, so that every task runs once."""
+
+    def run(batches: _Batches) -> _Batches:
+        for answer in task(batches):
+            yield pa.record_batch({"answer": [answer]})
+
+    return read_reports([row.answer for row in as_typed(frame.mapInArrow(run, "answer string").collect)], kind)
 
 
 def as_typed(action: Callable[[], _Answer]) -> _Answer:

@@ -7,6 +7,7 @@ the driver's machine, sends them, a process a shard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -64,33 +65,35 @@ class RmqstoreSource(DataSource):
         if given is None:
             return ddl(self._wanted().schema())
         known = [name for name in dict.fromkeys(_READ_OPTIONS + _WRITE_OPTIONS) if name not in _NOT_OF_TABLES]
-        _refuse_unknown([name for name in given if not name.startswith(_SETTING)], known, "tables")
+        _refuse_unknown(given, known, "tables")
         self.options = {name: text for name, text in given.items() if name in _READ_OPTIONS}
         columns, place = self._wanted().schema(), place_of(_path(given))
         if read_manifest(place) is None:  # a single store is only read
             _dataset(given)
         return with_options(columns, given | {"path": str(place)})
 
-    def _take_up(self, schema: StructType, known: Sequence[str]) -> dict[str, str]:
-        """Take the options of a table, which came with its schema, where the call names no path; what it names wins. Returns the former."""
+    def _take_up(self, schema: StructType, known: Sequence[str], what: str) -> dict[str, str]:
+        """Take the options of a table, which came with its schema, where the call names no path; what it names wins. Returns the former.
+
+        Those that are not ``known`` are refused as such of ``what``.
+        """
         noted = options_of(schema)
         if "path" not in self.options:
             own = {name: text for name, text in noted.items() if name in known or (name.startswith(_SETTING) and "shards" in known)}
             # The names that Spark gives are in whatever case their user wrote.
             self.options = CaseInsensitiveDict({**own, **self.options})
+        _refuse_unknown(self.options, known, what)
         return noted
 
     def reader(self, schema: StructType) -> ViewReader:
-        self._take_up(schema, _READ_OPTIONS)
-        _refuse_unknown(self.options, _READ_OPTIONS, "reads")
+        self._take_up(schema, _READ_OPTIONS, "reads")
         return ViewReader(*self._reading(schema))
 
     def streamReader(self, schema: StructType) -> QueueReader | GroupReader:
         is_group = "group" in self.options
         known = _GROUP_OPTIONS if is_group else (*_READ_OPTIONS, *_STREAM_OPTIONS)
-        self._take_up(schema, known)
+        self._take_up(schema, known, "streams of a group" if is_group else "streams")
         options = self.options
-        _refuse_unknown(options, known, "streams of a group" if is_group else "streams")
         if self._wanted().view is not View.MESSAGES:
             raise IllegalArgumentError(
                 'a stream reads the messages of topics: name that view with option("view", "messages"). Timers become messages when they '
@@ -106,8 +109,9 @@ class RmqstoreSource(DataSource):
             dataset = Dataset.open(path)
             dataset.check_whole()
             return GroupReader(
-                dataset,
-                wanted,
+                dataset=dataset,
+                schema=wanted.schema(),
+                topic=topic,
                 group=group,
                 max_rows=_number(options, "maxRowsPerBatch", ROUND_ROWS, minimum=1),
                 invisible_ms=_number(options, "invisible_ms", INVISIBLE_MS, minimum=1),
@@ -134,9 +138,8 @@ class RmqstoreSource(DataSource):
     def _target(self, schema: StructType, overwrite: bool, allowed: Sequence[str]) -> tuple[Dataset, Rules, int]:
         """Return the data set of a write, how its rows are checked, and how long a shard is waited for."""
         path = self.options.get("path")
-        check_written(self._take_up(schema, allowed), path)
+        check_written(self._take_up(schema, allowed, "writes"), path)
         options = self.options
-        _refuse_unknown([name for name in options if not name.startswith(_SETTING)], allowed, "writes")
         if overwrite:
             raise IllegalArgumentError('a data set is only added to: write with mode("append"), or outputMode("append") of a stream')
         check_columns((field.name, field.dataType.simpleString()) for field in schema.fields)
@@ -171,38 +174,38 @@ class RmqstoreSource(DataSource):
         return _path(self.options), wanted, _number(self.options, "part_rows", PART_ROWS, minimum=1)
 
 
+@dataclass(frozen=True)
 class ViewReader(DataSourceReader):
     """Reads a view, a part a task."""
 
-    def __init__(self, path: str, wanted: Wanted, part_rows: int) -> None:
-        self._path = path
-        self._wanted = wanted
-        self._part_rows = part_rows
+    path: str
+    wanted: Wanted
+    part_rows: int
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(part) for part in plan(self._path, self._wanted, self._part_rows)]
+        return [InputPartition(part) for part in plan(self.path, self.wanted, self.part_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is no part at all, Spark asks for one of its own.
-        return iter(()) if partition.value is None else read(partition.value, self._wanted)
+        return iter(()) if partition.value is None else read(partition.value, self.wanted)
 
 
+@dataclass(frozen=True)
 class JobWriter(DataSourceArrowWriter):
     """Writes a job: tasks stage, the commit sends."""
 
-    def __init__(self, job: Job, rules: Rules, lock_wait_ms: int, *, is_table: bool = False) -> None:
-        self.job = job
-        self._rules = rules
-        self._lock_wait_ms = lock_wait_ms
-        self._is_table = is_table
+    job: Job
+    rules: Rules
+    lock_wait_ms: int
+    is_table: bool = False
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        if self._is_table:
+        if self.is_table:
             iterator = map(without_handles, iterator)
-        return Staged(staged_here(self.job, iterator, self._rules))
+        return Staged(staged_here(self.job, iterator, self.rules))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        complete_here(self.job, staged_files(messages), self._rules.now_ms, self._lock_wait_ms)
+        complete_here(self.job, staged_files(messages), self.rules.now_ms, self.lock_wait_ms)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.
@@ -245,6 +248,7 @@ def _number(options: Mapping[str, str], name: str, default: _Default, *, minimum
 
 
 def _refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:
+    """Refuse options that have another name; settings are for those who may make a data set."""
     for name in names:
-        if name.lower() not in map(str.lower, known):
+        if name.lower() not in map(str.lower, known) and not (name.startswith(_SETTING) and "shards" in known):
             raise ConfigError(f"option {name} is unknown to {what}; there are {', '.join(known)}")

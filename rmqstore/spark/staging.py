@@ -12,7 +12,7 @@ import enum
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -143,11 +143,8 @@ def rows_sum(batch: pa.RecordBatch) -> int:
 
 def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
     """Return how many rows there are, and their sum; nothing is written."""
-    rows = total = 0
-    for batch in batches:
-        rows += batch.num_rows
-        total += rows_sum(batch)
-    return StagedFile(rows=rows, rows_sum=total)
+    found = [(batch.num_rows, rows_sum(batch)) for batch in batches]
+    return StagedFile(rows=sum(rows for rows, _ in found), rows_sum=sum(each for _, each in found))
 
 
 def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Rules = DEFAULT_RULES) -> StagedFile:
@@ -161,14 +158,14 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
     name = f"{partition:05}-{secrets.token_hex(8)}.arrow"
     path, bad_path = job.staged / name, job.rejected / name
     now_ms = SystemClock().now_ms() if rules.now_ms is None else rules.now_ms
-    rows = 0
+    rows = rejected = 0
     kept: list[Path] = []
     try:
         # What other attempts staged stays until the commit, since they may still run.
         job.staged.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
             writer = StagedWriter(files.enter_context(pa.OSFile(str(path), "wb")), job.dataset.manifest.shards)
-            aside: RejectedWriter | None = None
+            aside: pa.RecordBatchStreamWriter | None = None
             for batch in filter(len, batches):
                 bad: dict[int, str] | None = {} if rules.on_bad_row is OnBadRow.COLLECT else None
                 good = [*_sorted_out(batch, partial(_checked, now_ms=now_ms, horizon_ms=rules.horizon_ms), bad)]
@@ -178,14 +175,17 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, rules: Ru
                 if bad:
                     if aside is None:
                         bad_path.parent.mkdir(exist_ok=True)
-                        aside = RejectedWriter(files.enter_context(pa.OSFile(str(bad_path), "wb")))
+                        aside = files.enter_context(pa.ipc.new_stream(str(bad_path), REJECTED_SCHEMA))
                     as_written = batch.take(pa.array(bad))
-                    aside.write(_with_reasons(as_written, list(bad.values())))
+                    aside.write_batch(_with_reasons(as_written, list(bad.values())))
                     writer.rows_sum += rows_sum(as_written)
+                    rejected += len(bad)
             staged = writer.finish(name)
-            if aside is not None:
-                staged = aside.finish(staged)
-        for each, is_wanted in ((path, rows or staged.rejected), (bad_path, staged.rejected)):
+        if rejected:
+            with pa.OSFile(str(bad_path)) as source:
+                size_bytes, total = _size_and_sum(source)
+            staged = msgspec.structs.replace(staged, rejected=rejected, rejected_bytes=size_bytes, rejected_crc32=total)
+        for each, is_wanted in ((path, rows or rejected), (bad_path, rejected)):
             if is_wanted:
                 sync_path(each)
                 kept.append(each)
@@ -295,67 +295,27 @@ class StagedWriter:
         return StagedFile(name=name, rows=rows, batches=batches, offset=self._offset, rows_sum=self.rows_sum, split=self._count)
 
 
-class RejectedWriter:
-    """Writes rows that are no messages into a new file, an Arrow IPC stream, and sums its bytes."""
-
-    def __init__(self, sink: pa.NativeFile) -> None:
-        self._sink = sink
-        self._rows = self._size_bytes = self._crc32 = 0
-        self._put(REJECTED_SCHEMA.serialize())
-
-    def _put(self, message: pa.Buffer | bytes) -> None:
-        self._sink.write(message)
-        self._size_bytes += len(message)
-        self._crc32 = crc32(message, self._crc32)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows of ``REJECTED_SCHEMA``."""
-        self._put(batch.serialize())
-        self._rows += batch.num_rows
-
-    def finish(self, staged: StagedFile) -> StagedFile:
-        """Write the end of the stream; return what is known of a task's file with what is known of this one."""
-        self._put(_END_OF_STREAM)
-        return msgspec.structs.replace(staged, rejected=self._rows, rejected_bytes=self._size_bytes, rejected_crc32=self._crc32)
-
-
-def check_rejected(path: Path, file: StagedFile) -> None:
-    """Refuse a file of rejected rows that is not what was written, as far as its record tells.
-
-    Raises:
-        CorruptStoreError: it has another size or sum, or is missing.
-    """
-    try:
-        with pa.OSFile(str(path)) as source:
-            _check_rejected(source, path, file)
-    except FileNotFoundError as error:
-        raise CorruptStoreError(f"the file of rejected rows {path} is missing", file=str(path), offset=0) from error
-
-
-def _check_rejected(source: pa.NativeFile, path: Path, file: StagedFile) -> None:
-    if file.rejected_bytes is None:
-        return
-    size_bytes, found = source.size(), 0
-    if size_bytes != file.rejected_bytes:
-        what = f"the file of rejected rows {path} has {size_bytes} bytes, not {file.rejected_bytes} as it was written"
-        raise CorruptStoreError(what, file=str(path), offset=min(size_bytes, file.rejected_bytes))
+def _size_and_sum(source: pa.NativeFile) -> tuple[int, int]:
+    """Return the bytes of a file and their CRC-32."""
+    found = 0
     while piece := source.read_buffer(_PIECE_BYTES):
         found = crc32(piece, found)
-    if found != file.rejected_crc32:
-        raise CorruptStoreError(f"the file of rejected rows {path} is not what was written", file=str(path), offset=0)
+    return source.size(), found
 
 
 def read_rejected(path: Path, file: StagedFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that a task rejected, on ``REJECTED_SCHEMA``; :class:`FileNotFoundError` when the file is not there.
+    """Yield the rows that a task rejected, on ``REJECTED_SCHEMA``; none when their job was forgotten meanwhile.
 
     Raises:
-        CorruptStoreError: the file is damaged.
+        CorruptStoreError: the file is damaged, as far as its record tells, or missing.
     """
-    rows = 0
-    with pa.OSFile(str(path)) as source:
-        _check_rejected(source, path, file)
-        source.seek(0)
-        try:
+    rows, job = 0, path.parent.parent
+    try:
+        with damage_told(path, "the file of rejected rows"), pa.OSFile(str(path)) as source:
+            found = _size_and_sum(source)
+            if file.rejected_bytes is not None and found != (file.rejected_bytes, file.rejected_crc32):
+                raise pa.ArrowInvalid(f"it has {found[0]} bytes, which are not the {file.rejected_bytes} that were written")
+            source.seek(0)
             with pa.ipc.open_stream(source) as batches:
                 if batches.schema != REJECTED_SCHEMA:
                     raise pa.ArrowInvalid(f"its columns are {', '.join(batches.schema.names)}")
@@ -365,10 +325,23 @@ def read_rejected(path: Path, file: StagedFile) -> Iterator[pa.RecordBatch]:
                     yield batch
             if rows != file.rejected:
                 raise pa.ArrowInvalid(f"it has {rows} rows, not {file.rejected}")
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno:  # of the system; pyarrow tells of damage without
-                raise system_error(error, path) from error
-            raise CorruptStoreError(f"the file of rejected rows {path} cannot be read: {error}", file=str(path), offset=0) from error
+    except FileNotFoundError as error:
+        if job.exists():
+            what = f"the file of rejected rows {path} is missing, which has rows that job {job.name} rejected"
+            raise CorruptStoreError(what, file=str(path), offset=0) from error
+
+
+@contextmanager
+def damage_told(path: Path, what: str) -> Iterator[None]:
+    """Tell of damage to an Arrow file that is read in this block, by :class:`CorruptStoreError`; :class:`FileNotFoundError` passes."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system; pyarrow tells of damage without
+            raise system_error(error, path) from error
+        raise CorruptStoreError(f"{what} {path} cannot be read: {error}", file=str(path), offset=0) from error
 
 
 def read_batches(path: Path, file: StagedFile, shard: int) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -13,7 +13,7 @@ of which data set they are, and of which shards of it, since the queues of other
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -63,19 +63,19 @@ def staged_files(messages: Iterable[WriterCommitMessage | None]) -> list[StagedF
     return reports((message.answer for message in messages if isinstance(message, Staged)), StagedFile)
 
 
+@dataclass(frozen=True)
 class MicroBatchWriter(DataSourceStreamArrowWriter):
     """Writes each micro-batch as a job: tasks stage, the commit sends."""
 
-    def __init__(self, dataset: Dataset, rules: Rules, lock_wait_ms: int) -> None:
-        self._dataset = dataset
-        self._rules = rules
-        self._lock_wait_ms = lock_wait_ms
+    dataset: Dataset
+    rules: Rules
+    lock_wait_ms: int
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context: Any = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId")
         job = self._job(query_id, int(context.getLocalProperty("streaming.sql.batchId")))
-        return Staged(staged_here(job, iterator, self._rules), query_id)
+        return Staged(staged_here(job, iterator, self.rules), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for query_id in _queries(messages):
@@ -84,7 +84,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
                 # A query cannot give it another id, and would never come to the next one.
                 job.check_same(files)
             else:
-                complete_here(job, files, self._rules.now_ms, self._lock_wait_ms)
+                complete_here(job, files, self.rules.now_ms, self.lock_wait_ms)
             self._job(query_id, batchId - KEPT_BATCHES).forget()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -93,7 +93,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
             self._job(query_id, batchId).discard()
 
     def _job(self, query_id: str, batch: int) -> Job:
-        return Job(self._dataset, f"{query_id}-{batch}")
+        return Job(self.dataset, f"{query_id}-{batch}")
 
 
 def _queries(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
@@ -103,21 +103,21 @@ def _queries(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
 # ---------------------------------------------------------------- reading
 
 
+@dataclass(eq=False)
 class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the queues of topics on and on, a range of offsets a task."""
 
-    def __init__(self, path: str, wanted: Wanted, part_rows: int, *, is_from_latest: bool, max_rows: int | None) -> None:
-        self._path = path
-        self._wanted = wanted
-        self._part_rows = part_rows
-        self._is_from_latest = is_from_latest
-        self._max_rows = max_rows
-        self._last: dict[str, Part] | None = None  # of a query that stops where the queues ended when it began
-        self._seen: Offsets | None = None
-        self._whose: Offsets = {}  # of which shards the queues are that were looked for last
+    path: str
+    wanted: Wanted
+    part_rows: int
+    is_from_latest: bool
+    max_rows: int | None
+    _last: dict[str, Part] | None = None  # of a query that stops where the queues ended when it began
+    _seen: Offsets | None = None
+    _whose: Offsets = field(default_factory=dict)  # of which shards the queues are that were looked for last
 
     def initialOffset(self) -> Offsets:
-        if not self._is_from_latest:
+        if not self.is_from_latest:
             return {}
         ends = _ends(self._reached())
         return self._whose | ends
@@ -126,7 +126,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self._queues()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
+        return ReadAllAvailable() if self.max_rows is None else ReadMaxRows(self.max_rows)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         queues = self._reached()
@@ -144,15 +144,15 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts: list[Part] = []
         for name, queue in queues.items():
             first, behind = max(start.get(name, 0), queue.first), end.get(name, 0)
-            parts += split(msgspec.structs.replace(queue, first=first, behind=behind), self._part_rows)
+            parts += split(msgspec.structs.replace(queue, first=first, behind=behind), self.part_rows)
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition.value, self._wanted)
+        return read(partition.value, self.wanted)
 
     def _shards(self) -> Offsets:
         """Return what tells the shards from others that were, or will be, in their place."""
-        place = place_of(self._path)
+        place = place_of(self.path)
         if not is_dataset(place):
             return {_IDENTITY: (read_manifest(place) or {}).get("store_id", 0)}
         manifest = Dataset.open(place).manifest
@@ -166,7 +166,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_other = given[_IDENTITY] != self._whose[_IDENTITY]
         what = "is another one than this stream has read" if is_other else "has got another number of shards since this stream read it"
         raise TransferError(
-            f"what is at {self._path} {what}, so its offsets are those of shards that are gone; a new checkpoint begins with what is there"
+            f"what is at {self.path} {what}, so its offsets are those of shards that are gone; a new checkpoint begins with what is there"
         )
 
     def _reached(self) -> dict[str, Part]:
@@ -177,7 +177,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return every queue that has messages, whole, by the name that it has in offsets."""
         while True:
             self._whose = self._shards()
-            queues = {f"{queue.shard}/{queue.topic}/{queue.queue_id}": queue for queue in plan(self._path, self._wanted, part_rows=2**63)}
+            queues = {f"{queue.shard}/{queue.topic}/{queue.queue_id}": queue for queue in plan(self.path, self.wanted, part_rows=2**63)}
             if self._shards() == self._whose:
                 return queues
 

@@ -10,6 +10,7 @@ import pytest
 import rmqstore
 from rmqstore import spark as rmqspark
 from rmqstore.spark import Dataset
+from rmqstore.spark.running import tick_shard
 from tests.spark.datasets import ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, served, timers_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def timers(dataset: Dataset, spark: SparkSession) -> DataFrame:
     ingested(committed(dataset, "load", rows(0, 100)))
     frame = spark.read.format("rmqstore").load(str(dataset.path))
     kept = frame.localCheckpoint()
-    rmqspark.hand_over(spark, dataset.path, until_ms=NOW_MS + 10 * SECOND_MS)
+    for shard in dataset.shards:
+        tick_shard(dataset, shard, NOW_MS + 10 * SECOND_MS)
     return kept.selectExpr("*", "CAST(CAST(body AS string) AS int) AS number")
 
 
@@ -44,11 +46,8 @@ def test_timers_are_cancelled_by_their_handles(dataset: Dataset, timers: DataFra
     answer = rmqspark.cancel(given, dataset.path, now_ms=NOW_MS)
     assert answer.columns == [*given.columns, "outcome"]
     assert sorted(timers_of(dataset.path)) == list(range(50, 100))
-    for each in (
-        answer,
-        answer,
-        rmqspark.cancel(given.union(given).distinct() if columns != ("*",) else given, dataset.path, now_ms=NOW_MS),
-    ):
+    again = given if columns == ("*",) else given.union(given).distinct()
+    for each in (answer, answer, rmqspark.cancel(again, dataset.path, now_ms=NOW_MS)):
         assert outcomes(each) == expected(range(50))
     wrong = given.selectExpr("number", "if(number % 2 = 0, null, concat('x', handle)) AS handle")
     assert set(outcomes(rmqspark.cancel(wrong, dataset.path)).values()) == {"UNKNOWN"}
@@ -64,21 +63,12 @@ def test_a_frame_of_pending_timers_is_cancelled_whole(dataset: Dataset, spark: S
 
 
 def test_timers_are_cancelled_by_topic_and_key_wherever_they_are(dataset: Dataset, timers: DataFrame, spark: SparkSession) -> None:
-    twins = Dataset.open(dataset.path)
-    for shard in twins.shards:
-        with twins.open_shard(shard, now_ms=NOW_MS) as store:
+    for shard in dataset.shards:
+        with dataset.open_shard(shard, now_ms=NOW_MS) as store:
             store.send(rmqstore.Message("orders", b"1000", keys=("other", "twin")), delay_ms=10**6)
-    asked = spark.createDataFrame(
-        [
-            ("orders", "20", 20),
-            ("orders", "20", 21),
-            ("orders", "5", 5),
-            ("others", "30", 30),
-            ("orders", "twin", 1000),
-            ("orders", None, 7),
-        ],
-        "topic string, key string, number int",
-    )
+    numbers = {"20": (20, 21), "5": (5,), "twin": (1000,), None: (7,)}
+    questions = [("orders", key, number) for key, asked in numbers.items() for number in asked]
+    asked = spark.createDataFrame([*questions, ("others", "30", 30)], "topic string, key string, number int")
     answer = rmqspark.cancel(asked, dataset.path, now_ms=NOW_MS)
     wanted = {20: "CANCELLED", 21: "CANCELLED", 5: "UNKNOWN", 30: "UNKNOWN", 1000: "CANCELLED", 7: "UNKNOWN"}
     assert outcomes(answer) == wanted

@@ -14,15 +14,16 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
 from rmqstore.spark.columns import check_columns, ddl_type, taken
 from rmqstore.spark.copies import copied
-from rmqstore.spark.ingest import chunks, ingest_here, ingest_shard
+from rmqstore.spark.failures import reports
+from rmqstore.spark.ingest import ShardReport, chunks, ingest_shard
 from rmqstore.spark.jobs import Job, job_of_write, jobs_of, prune, unfinished_jobs
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
+from rmqstore.spark.running import answered
 from rmqstore.spark.staging import OnBadRow, Rules, rules_of, stage
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, killed, numbers_of, rows, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is instal
 def test_every_row_is_written_once_however_often_it_is_sent(dataset: Dataset) -> None:
     job = committed(dataset, "load", rows(0, 100), rows(100, 100))
     first = ingest_shard(job, 0)
-    assert (first.rows, first.repeated) == (job.record().rows_of(0), 0)  # type: ignore[union-attr]
+    assert (first.rows, first.repeated) == (job.record().shards[0], 0)  # type: ignore[union-attr]
     assert ingest_shard(job, 0).repeated == first.rows
     assert job.missing_shards() == [1]
     ingest_shard(job, 1)
@@ -44,33 +45,19 @@ def test_every_row_is_written_once_however_often_it_is_sent(dataset: Dataset) ->
         assert {shard_of(str(number), 2) for number in found} == {shard}
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_task_that_dies_after_any_chunk_is_completed(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("staging", "jobs"):
-        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
+def test_a_task_that_dies_after_any_chunk_is_completed(tmp_path: Path, engine: str) -> None:
     dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine)
     job = Job(dataset, "load")
     job.commit([stage(job, [rows(0, 12), rows(12, 9), rows(21, 10)], 0)], NOW_MS)
     record = job.record()
     assert record is not None
     assert [batch.rows for batch in record.files[0].batches] == [12, 19]
-    send_batch = rmqstore.Store.send_batch
-    for dies_after in (0, 1, 2):
-        sent: list[int] = []
-
-        def dying(store: rmqstore.Store, *given: object, limit: int = dies_after, done: list[int] = sent, **named: object) -> object:
-            if len(done) == limit:
-                raise RuntimeError("killed")
-            done.append(1)
-            return send_batch(store, *given, **named)  # type: ignore[arg-type]
-
-        with monkeypatch.context() as patch:
-            patch.setattr(rmqstore.Store, "send_batch", dying)
-            if dies_after < 2:
-                with pytest.raises(RuntimeError, match="killed"):
-                    ingest_shard(job, 0)
-            else:
-                assert ingest_shard(job, 0).repeated == 12
+    for chunks_sent in (0, 1):
+        with killed(rmqstore.Store, "send_batch", chunks_sent):
+            ingest_shard(job, 0)
+    assert ingest_shard(job, 0).repeated == 12
     assert sorted(timers_of(dataset.path)) == list(range(31))
 
 
@@ -106,7 +93,7 @@ def test_twins_that_run_at_a_time_wait_for_each_other(dataset: Dataset) -> None:
         twin.start()
     for twin in twins:
         twin.join()
-    assert sorted(found) == [0, job.record().rows_of(0)]  # type: ignore[union-attr]
+    assert sorted(found) == [0, job.record().shards[0]]  # type: ignore[union-attr]
     ingest_shard(job, 1)
     assert sorted(timers_of(dataset.path)) == list(range(2000))
 
@@ -169,57 +156,6 @@ def test_the_last_micro_batch_of_a_query_is_known_however_many_jobs_came_since(d
         assert {job.id for job in jobs_of(each)} == {f"{query}-10", "load-3", "load-4", "load-5"}
 
 
-def test_a_run_whose_files_were_taken_away_does_not_commit(dataset: Dataset) -> None:
-    job = Job(dataset, "load")
-    files = staged(job, rows(0, 20))
-    Job(dataset, "load").discard()
-    with pytest.raises(rmqstore.TransferError, match="run it again"):
-        job.commit(files, NOW_MS)
-    assert job.record() is None
-
-
-def test_a_file_that_was_cut_off_before_the_commit_is_not_committed(dataset: Dataset) -> None:
-    job = Job(dataset, "load")
-    files = staged(job, rows(0, 20), rows(20, 20))
-    path = job.staged / files[1].name
-    path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(rmqstore.TransferError, match="cut off"):
-        job.commit(files, NOW_MS)
-    assert job.record() is None
-
-
-def test_a_lost_staged_file_is_named(dataset: Dataset) -> None:
-    job = committed(dataset, "load", rows(0, 20))
-    (file,) = job.staged.iterdir()
-    file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(rmqstore.CorruptStoreError, match=file.name):
-        ingest_shard(job, 0)
-    file.unlink()
-    with pytest.raises(rmqstore.CorruptStoreError, match=file.name):
-        ingest_here(job)
-    assert timers_of(dataset.path) == []
-
-
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("topic", ["orders", None]),
-        ("body", [b"x", None]),
-        ("body", [b"x", b""]),
-        ("topic", ["orders", "%RETRY%x"]),
-        ("deliver_at_ms", [1, -1]),
-    ],
-)
-def test_bad_rows_are_refused_before_anything_is_kept(dataset: Dataset, column: str, values: list[object]) -> None:
-    job = Job(dataset, "load")
-    good = rows(0, 2)
-    bad = good.set_column(good.schema.get_field_index(column), column, pa.array(values, IN_SCHEMA.field(column).type))
-    with pytest.raises(rmqstore.IllegalArgumentError) as caught:
-        stage(job, [good, bad], 3)
-    assert column in str(caught.value)
-    assert list(job.staged.iterdir()) == []
-
-
 def test_columns_are_refused_by_name_and_type() -> None:
     good = [("topic", "string"), ("body", "binary"), ("properties", "map<string,string>"), ("deliver_at_ms", "bigint"), ("tag", "void")]
     check_columns(good)
@@ -252,21 +188,25 @@ def test_a_view_is_written_as_it_was_read(dataset: Dataset, tmp_path: Path) -> N
         plan(str(dataset.path), Wanted(view=View.LAG, shard=2))
 
 
-def test_a_timestamp_stands_for_a_deliver_time() -> None:
-    at = pa.array([NOW_MS * 1000, NOW_MS * 1000 + 1, None], pa.timestamp("us", "Asia/Tokyo"))
-    batch = pa.record_batch({"shard": [1, 1, 1], "topic": ["a", "b", "c"], "body": [b"1", b"2", b"3"], "deliver_at": at})
-    found = taken(batch)
+def deliver_times(*times: int | None, unit: str, zone: str) -> list[int | None]:
+    """What becomes of the times of a column ``deliver_at``, in ms."""
+    at, count = pa.array(times, pa.timestamp(unit, zone)), len(times)
+    found = taken(pa.record_batch({"shard": [1] * count, "topic": ["a"] * count, "body": [b"1"] * count, "deliver_at": at}))
     assert found.schema.names == ["topic", "body", "deliver_at_ms"]
-    assert found.column("deliver_at_ms").to_pylist() == [NOW_MS, NOW_MS + 1, None]
+    return found.column("deliver_at_ms").to_pylist()  # type: ignore[no-any-return]
 
 
-def test_a_timestamp_in_an_hour_that_a_zone_has_twice_or_not_at_all_is_taken_as_it_is() -> None:
+def test_a_timestamp_stands_for_a_deliver_time() -> None:
+    """Rounded up; those that no message can have are refused row by row."""
+    assert deliver_times(NOW_MS * 1000, NOW_MS * 1000 + 1, None, unit="us", zone="Asia/Tokyo") == [NOW_MS, NOW_MS + 1, None]
+    last = deliver_times(2**63 - 1, -(2**63), 1, -1, 1000, -1999, None, unit="us", zone="UTC")
+    assert last == [2**63 // 1000 + 1, -(2**63 // 1000), 1, 0, 1, -1, None]
+    # In an hour that a zone has twice, or not at all, it is taken as it is.
     for moment in ("2026-10-25T00:30:00", "2026-10-25T01:30:00", "2026-03-29T01:00:00"):
         at_us = int(datetime.fromisoformat(f"{moment}+00:00").timestamp()) * 1_000_000
         for unit, parts in (("us", 1), ("ns", 1000)):
-            at = pa.array([(at_us + 1) * parts, at_us * parts], pa.timestamp(unit, "Europe/Berlin"))
-            found = taken(pa.record_batch({"topic": ["a", "b"], "body": [b"1", b"2"], "deliver_at": at}))
-            assert found.column("deliver_at_ms").to_pylist() == [at_us // 1000 + 1, at_us // 1000]
+            found = deliver_times((at_us + 1) * parts, at_us * parts, unit=unit, zone="Europe/Berlin")
+            assert found == [at_us // 1000 + 1, at_us // 1000]
 
 
 @pytest.mark.parametrize(("value", "unit"), [(NOW_MS // 1000, "seconds"), (NOW_MS * 1000, "microseconds")])
@@ -279,11 +219,15 @@ def test_a_deliver_time_in_another_unit_is_refused(dataset: Dataset, value: int,
 
 
 def test_a_delay_beyond_the_limit_is_refused_before_the_commit(tmp_path: Path) -> None:
-    dataset = Dataset.create(tmp_path / "data", shards=1, engine=ENGINE, settings={"max_delay_ms": 5000})
-    job, rules = Job(dataset, "load"), rules_of(dataset, NOW_MS, OnBadRow.FAIL)
-    assert stage(job, [rows(0, 5)], 0, rules).rows == 5
-    with pytest.raises(rmqstore.DelayTooLongError, match="deliver_at_ms"):
-        stage(job, [rows(0, 6)], 0, rules)
+    """Also by a limit that one shard has in its own settings."""
+    whole = Dataset.create(tmp_path / "whole", shards=2, engine=ENGINE, settings={"max_delay_ms": 5000})
+    other = Dataset.create(tmp_path / "other", shards=2, engine=ENGINE)
+    (other.shard_path(1) / "rmqstore.toml").write_text("max_delay_ms = 2000")
+    for dataset, limit in ((whole, 5), (other, 2)):
+        job, rules = Job(dataset, "load"), rules_of(dataset, NOW_MS, OnBadRow.FAIL)
+        assert stage(job, [rows(0, limit)], 0, rules).rows == limit
+        with pytest.raises(rmqstore.DelayTooLongError, match=f"deliver_at_ms.* takes {limit * 1000}"):
+            stage(job, [rows(0, limit + 1)], 0, rules)
 
 
 def test_memory_is_bounded_by_writing_the_largest_chunk(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,14 +258,15 @@ def test_small_batches_go_together_the_same_way_each_time(dataset: Dataset, monk
         assert len(list(chunks(job, whole, shard))) == sum(batch.shard == shard for file in record.files for batch in file.batches)
 
 
-@pytest.mark.parametrize("job_id", ["", "a/b", "..", "a" * 65, " a"])
-def test_a_job_id_that_is_no_name_is_refused(dataset: Dataset, job_id: str) -> None:
-    with pytest.raises(rmqstore.IllegalArgumentError, match="job_id"):
-        Job(dataset, job_id)
+def test_a_job_id_that_is_no_name_is_refused(dataset: Dataset) -> None:
+    for job_id in ("", "a/b", "..", "a" * 65, " a"):
+        with pytest.raises(rmqstore.IllegalArgumentError, match="job_id"):
+            Job(dataset, job_id)
 
 
-def test_the_last_times_that_there_are_become_milliseconds_as_others_do() -> None:
-    """Rounded up; those that no message can have are refused row by row."""
-    times = pa.array([2**63 - 1, -(2**63), 1, -1, 1000, -1999, None], pa.timestamp("us", "UTC"))
-    found = taken(pa.record_batch({"topic": ["t"] * 7, "body": [b"x"] * 7, "deliver_at": times}))
-    assert found.column("deliver_at_ms").to_pylist() == [2**63 // 1000 + 1, -(2**63 // 1000), 1, 0, 1, -1, None]
+def test_an_engine_that_executors_lack_is_named_with_the_machine() -> None:
+    def missing() -> ShardReport:
+        raise rmqstore.EngineNotInstalledError("engine 'bdb' needs its module; pip install 'rmqstore[bdb]'")
+
+    with pytest.raises(rmqstore.EngineNotInstalledError, match=r"pip install .* every machine that runs tasks"):
+        reports([answered(missing)], ShardReport)

@@ -14,22 +14,21 @@ from rmqstore.cli.doctor import Level, examine
 from rmqstore.clock import SystemClock
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import ShardProgress
-from rmqstore.spark.resharding import reshard_here
+from rmqstore.spark.resharding import reshard_all
 from rmqstore.store.reader import ReadStore
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, rows, served
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, killed, rows, served
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from rmqstore.spark import popping
 from rmqstore.spark.popping import GroupReader
 from rmqstore.spark.source import RmqstoreSource
 
 pytestmark = pytest.mark.skipif(not ENGINE, reason="no durable engine is installed")
-COLUMNS = {"body": BinaryType(), "attempt": IntegerType(), "receipt": StringType(), "shard": IntegerType()}
-SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+SCHEMA = StructType().add("body", "binary").add("attempt", "integer").add("receipt", "string").add("shard", "integer")
 LEASE_MS = 60_000
 MESSAGES = 20
 
@@ -80,6 +79,13 @@ def latest(reader: GroupReader, start: Offset) -> Offset:
     return reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
+def popping_from(dataset: Dataset, **options: str) -> tuple[GroupReader, Offset, Offset]:
+    """A query and its second micro-batch, the first one that has rows."""
+    reader = reader_of(dataset, **options)
+    start = begun(reader)
+    return reader, start, latest(reader, start)
+
+
 def found(reader: GroupReader, start: Offset, end: Offset) -> list[dict[str, Any]]:
     return [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
 
@@ -107,9 +113,7 @@ def popped_elsewhere(dataset: Dataset) -> list[int]:
 
 
 def test_a_micro_batch_is_leased_until_the_next_look_acks_it(orders: Dataset) -> None:
-    reader = reader_of(orders)
-    start = begun(reader)
-    end = latest(reader, start)
+    reader, start, end = popping_from(orders)
     assert numbers(found(reader, start, end)) == list(range(MESSAGES))
     assert {row["shard"] for row in found(reader, start, end)} == {0, 1}
     assert popped_elsewhere(orders) == []
@@ -120,12 +124,10 @@ def test_a_micro_batch_is_leased_until_the_next_look_acks_it(orders: Dataset) ->
     assert numbers(found(reader, end, latest(reader, end))) == list(range(MESSAGES, MESSAGES + 3))
 
 
-def test_a_look_that_was_killed_before_its_end_leases_the_same_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_was_killed_before_its_end_leases_the_same_again(orders: Dataset) -> None:
     start = begun(reader_of(orders))
-    with monkeypatch.context() as patch:
-        patch.setattr(popping, "sync_path", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            latest(reader_of(orders), start)
+    with killed(popping, "sync_path", 0):
+        latest(reader_of(orders), start)
     assert list(lags(orders)) == [(0, MESSAGES // 2, 0)] * 2
     reader = reader_of(orders)
     reader.prepareForTriggerAvailableNow()
@@ -133,23 +135,13 @@ def test_a_look_that_was_killed_before_its_end_leases_the_same_again(orders: Dat
     assert (numbers(again), {row["attempt"] for row in again}) == (list(range(MESSAGES)), {1})
 
 
-def test_a_look_that_was_killed_follows_its_note_whatever_came_since(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of(orders)
-    start = begun(reader)
-    offset = latest(reader, start)
+def test_a_look_that_was_killed_follows_its_note_whatever_came_since(orders: Dataset) -> None:
+    reader, _, offset = popping_from(orders)
     latest(reader, offset)
     with orders.open_shard(1) as store:
         store.send_batch([rmqstore.Message("orders", b"%d" % number) for number in range(3000)])
-    pop_batch, pops = rmqstore.Store.pop_batch, []
-
-    def dying(store: rmqstore.Store, *given: Any, **named: Any) -> Any:
-        pops.append(named)
-        return pop_batch(store, *given, **named) if len(pops) < 3 else 1 / 0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rmqstore.Store, "pop_batch", dying)
-        with pytest.raises(ZeroDivisionError):
-            reader_of(orders, maxRowsPerBatch="2500").latestOffset(offset, ReadMaxRows(2500))
+    with killed(rmqstore.Store, "pop_batch", 2):
+        reader_of(orders, maxRowsPerBatch="2500").latestOffset(offset, ReadMaxRows(2500))
     sent(orders, 5000, 9000)
     again = reader_of(orders)
     got = found(again, offset, latest(again, offset))
@@ -158,9 +150,8 @@ def test_a_look_that_was_killed_follows_its_note_whatever_came_since(orders: Dat
 
 
 def test_a_micro_batch_that_is_planned_again_has_the_same_rows_whatever_became_of_its_leases(orders: Dataset, time: Time) -> None:
-    start = begun(reader_of(orders))
-    end = latest(reader_of(orders), start)
-    before = found(reader_of(orders), start, end)
+    reader, start, end = popping_from(orders)
+    before = found(reader, start, end)
     time.now_ms += LEASE_MS + SECOND_MS
     assert popped_elsewhere(orders) == list(range(MESSAGES))
     sent(orders, MESSAGES, MESSAGES + 2)
@@ -172,8 +163,7 @@ def test_a_micro_batch_that_is_planned_again_has_the_same_rows_whatever_became_o
 
 
 def test_what_was_not_acked_in_time_comes_in_a_later_micro_batch(orders: Dataset, time: Time) -> None:
-    reader = reader_of(orders)
-    end = latest(reader, begun(reader))
+    reader, _, end = popping_from(orders)
     time.now_ms += LEASE_MS + SECOND_MS
     for shard in orders.shards:
         with orders.open_shard(shard) as store:
@@ -200,8 +190,7 @@ def test_a_checkpoint_that_lost_its_last_micro_batch_gets_the_same_one_again(ord
 
 
 def test_a_query_that_ends_with_what_waits_acks_before_it_counts_that(orders: Dataset, time: Time) -> None:
-    start = begun(reader_of(orders))
-    end = latest(reader_of(orders), start)
+    _, _, end = popping_from(orders)
     time.now_ms += LEASE_MS + SECOND_MS  # nobody looked since, so the leases that ended can still be acked
     reader = reader_of(orders)
     reader.prepareForTriggerAvailableNow()
@@ -227,20 +216,10 @@ def test_who_flushes_later_neither_hides_what_waits_nor_keeps_leases_and_acks_in
             assert latest(reader, end) == end
 
 
-def test_an_ack_that_was_cut_short_is_made_again(orders: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of(orders)
-    start = begun(reader)
-    end = latest(reader, start)
-    ack, acked = rmqstore.Store.ack, []
-
-    def failing(store: rmqstore.Store, receipts: Any) -> Any:
-        acked.append(receipts)
-        return ack(store, receipts) if len(acked) == 1 else 1 / 0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rmqstore.Store, "ack", failing)
-        with pytest.raises(ZeroDivisionError):
-            latest(reader, end)
+def test_an_ack_that_was_cut_short_is_made_again(orders: Dataset) -> None:
+    reader, _, end = popping_from(orders)
+    with killed(rmqstore.Store, "ack"):
+        latest(reader, end)
     assert sorted(in_flight for _, in_flight, _ in lags(orders)) == [0, MESSAGES // 2]
     assert latest(reader_of(orders), end) == end
     assert list(lags(orders)) == [(0, 0, 0)] * 2
@@ -394,11 +373,9 @@ def test_timers_that_are_due_are_handed_over_where_no_job_is_half_done(orders: D
 
 
 def test_a_query_goes_on_in_the_shards_that_a_resharding_made(orders: Dataset) -> None:
-    reader = reader_of(orders)
-    offset = begun(reader)
-    end = latest(reader, offset)
+    reader, _, end = popping_from(orders)
     assert latest(reader, end) == end  # acked: nothing is leased, which a resharding refuses
-    reshard_here(Dataset.open(orders.path), 5)
+    reshard_all(Dataset.open(orders.path), 5)
     made = Dataset.open(orders.path)
     sent(made, MESSAGES, MESSAGES + 10)
     for shard in range(2, 5):
@@ -409,9 +386,7 @@ def test_a_query_goes_on_in_the_shards_that_a_resharding_made(orders: Dataset) -
 
 
 def test_what_is_not_there_any_more_is_told(orders: Dataset) -> None:
-    reader = reader_of(orders)
-    start = begun(reader)
-    end = latest(reader, start)
+    reader, start, end = popping_from(orders)
     (file,) = (orders.path / "streams").glob("*/*.arrow")
     whole = file.read_bytes()
     footer_at = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
@@ -435,25 +410,23 @@ def test_what_is_not_there_any_more_is_told(orders: Dataset) -> None:
         reader.partitions(start, end)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"shards": [0]}', b'{"shards": 1, "most": 2}'])
-def test_a_note_that_is_damaged_is_named(orders: Dataset, content: bytes) -> None:
+def test_a_note_that_is_damaged_is_named(orders: Dataset) -> None:
     reader = reader_of(orders)
     start = begun(reader)
     note = orders.path / "streams" / start["consumer"] / "1.json"
     note.parent.mkdir(parents=True)
-    note.write_bytes(content)
     (note.parent / "of others.arrow").write_bytes(b"")
-    with pytest.raises(rmqstore.CorruptStoreError, match="when it is removed, the query goes on") as caught:
-        latest(reader, start)
-    assert caught.value.file == str(note)
+    for content in (b"", b"{", b'{"shards": [0]}', b'{"shards": 1, "most": 2}'):
+        note.write_bytes(content)
+        with pytest.raises(rmqstore.CorruptStoreError, match="when it is removed, the query goes on") as caught:
+            latest(reader, start)
+        assert caught.value.file == str(note)
     note.unlink()
     assert numbers(found(reader, start, latest(reader, start))) == list(range(MESSAGES))
 
 
 def test_consumers_are_named_and_what_a_kill_left_of_a_pop_is_removed(orders: Dataset) -> None:
-    reader = reader_of(orders)
-    start = begun(reader)
-    end = latest(reader, start)
+    _, _, end = popping_from(orders)
     (place,) = (orders.path / "streams").iterdir()
     left = place / "2.0a1b2c3d.new"
     left.write_bytes(b"a part")

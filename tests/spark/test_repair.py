@@ -18,44 +18,25 @@ from rmqstore.spark import Dataset, ingest, migrating, repair, resharding
 from rmqstore.spark.copies import copied
 from rmqstore.spark.ingest import ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress, jobs_of
-from rmqstore.spark.resharding import reshard_here
-from rmqstore.spark.staging import OnBadRow, Rules, rules_of, stage
+from rmqstore.spark.resharding import reshard_all
+from rmqstore.spark.staging import Rules, stage
 from rmqstore.store import witness
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, creation_left_behind, ingested, rows, timers_of
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, Killed, committed, creation_left_behind, ingested, killed, rows, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
-MOMENTS = [
-    (replacing.Replacement, "begin", True),
-    (Taking, "run", False),
-    (replacing.Replacement, "ready", True),
-    (replacing, "exchanged", True),
-]
+needs_two_engines = pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+MOMENTS = [(replacing.Replacement, "begin", 1), (Taking, "run", 0), (replacing.Replacement, "ready", 1), (replacing, "exchanged", 1)]
 
 
-class Killed(BaseException):
-    """The end of a process."""
-
-
-@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
-@pytest.mark.parametrize(("owner", "name", "is_behind"), MOMENTS, ids=[name for _, name, _ in MOMENTS])
-def test_a_migration_that_was_killed_in_a_shard_is_undone_at_once(
-    dataset: Dataset, owner: object, name: str, is_behind: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@needs_two_engines
+@pytest.mark.parametrize(("owner", "name", "behind"), MOMENTS, ids=[name for _, name, _ in MOMENTS])
+def test_a_migration_that_was_killed_in_a_shard_is_undone_at_once(dataset: Dataset, owner: object, name: str, behind: int) -> None:
     ingested(committed(dataset, "load", rows(0, 30)))
-    call = getattr(owner, name)
-
-    def killed(*given: object, **named: object) -> object:
-        if is_behind:
-            call(*given, **named)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, killed)
-        with pytest.raises(Killed):
-            migrating.migrate_here(dataset, ENGINES[0])
+    with killed(owner, name, behind):
+        migrating.migrate_all(dataset, ENGINES[0])
     dataset = Dataset.open(dataset.path)
     assert repair.undo(dataset)
     assert [dataset.engines(shard) for shard in dataset.shards] == [{ENGINE}, {ENGINE}]
@@ -171,12 +152,6 @@ def test_properties_that_ask_for_a_time_are_resolved_before_the_commit(dataset: 
             stage(Job(dataset, "bad"), [bad], 0, Rules(now_ms=NOW_MS))
 
 
-def test_a_limit_in_the_settings_of_a_shard_holds_before_the_commit(dataset: Dataset) -> None:
-    (dataset.shard_path(1) / "rmqstore.toml").write_text("max_delay_ms = 1000")
-    with pytest.raises(rmqstore.DelayTooLongError, match="takes 1000"):
-        stage(Job(dataset, "load"), [asking(10)], 0, rules_of(dataset, NOW_MS, OnBadRow.FAIL))
-
-
 def test_a_job_that_the_first_chunk_is_refused_of_can_be_taken_back_and_others_are_finished(dataset: Dataset) -> None:
     torn, well = committed(dataset, "a-torn", rows(0, 40)), committed(dataset, "b-well", rows(40, 40))
     (file,) = torn.staged.iterdir()
@@ -187,16 +162,6 @@ def test_a_job_that_the_first_chunk_is_refused_of_can_be_taken_back_and_others_a
     assert well.record().is_done  # type: ignore[union-attr]
     assert repair.undo(dataset) == ["job a-torn: withdrawn; nothing had been sent"]
     assert sorted(timers_of(dataset.path)) == list(range(40, 80))
-
-
-def test_a_record_that_cannot_be_read_is_a_trouble_among_others(dataset: Dataset) -> None:
-    damaged, left = committed(dataset, "a-damaged", rows(0, 40)), committed(dataset, "b-left", rows(40, 40))
-    (damaged.path / "job.json").write_text("{")
-    first, second = repair.troubles(dataset)
-    assert first.is_problem
-    assert "job.json of job 'a-damaged' cannot be read" in first.text
-    assert "restore that file" in first.text
-    assert second.text.startswith(f"{left.id} of 40 messages has not come to its end")
 
 
 def test_a_job_that_cannot_be_finished_is_given_up(dataset: Dataset) -> None:
@@ -265,7 +230,7 @@ def test_a_directory_in_the_way_of_a_resharding_stays(dataset: Dataset) -> None:
     own.mkdir()
     (own / "precious").touch()
     with pytest.raises(rmqstore.TransferError, match="is in the way"):
-        reshard_here(dataset, 3)
+        reshard_all(dataset, 3)
     dataset = Dataset.open(dataset.path)
     assert dataset.manifest.resharding_to is None
     dataset.rewrite(msgspec.structs.replace(dataset.manifest, resharding_to=3))
@@ -274,12 +239,10 @@ def test_a_directory_in_the_way_of_a_resharding_stays(dataset: Dataset) -> None:
     assert (own / "precious").exists()
 
 
-def test_what_a_resharding_left_beside_a_data_set_that_was_restored_is_removed(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_resharding_left_beside_a_data_set_that_was_restored_is_removed(dataset: Dataset) -> None:
     saved = copied(dataset, dataset.path.with_name("saved"), "copying", shutil.copytree)
-    with monkeypatch.context() as patch:
-        patch.setattr(resharding, "build", Mock(side_effect=Killed))
-        with pytest.raises(Killed):
-            reshard_here(dataset, 3)
+    with killed(resharding, "build", 0):
+        reshard_all(dataset, 3)
     shutil.rmtree(dataset.path)
     saved.rename(dataset.path)
     dataset = Dataset.open(dataset.path)
@@ -295,7 +258,11 @@ def test_one_record_that_cannot_be_read_keeps_nobody_from_the_others(dataset: Da
         committed(dataset, job_id, rows(0, 40))
     (dataset.path / "jobs" / "a" / "shard-00000.json").write_text("{")
     (dataset.path / "jobs" / "b" / "job.json").write_text("{")
-    assert [trouble.check for trouble in repair.troubles(dataset)] == ["job", "job", "job"]
+    first, second, third = repair.troubles(dataset)
+    assert (first.check, second.check, first.is_problem) == ("job", "job", True)
+    assert "shard-00000.json of job 'a' cannot be read" in first.text
+    assert all("restore that file" in trouble.text for trouble in (first, second))
+    assert third.text.startswith("c of 40 messages has not come to its end")
     with pytest.raises(rmqstore.TransferError, match=r"job a: the record .*job b: the record ") as failed:
         repair.finish(dataset)
     assert "job c: 40 messages were sent" in str(failed.value)
@@ -307,16 +274,6 @@ def test_a_shard_that_is_lost_leaves_no_directory_when_a_job_is_given_up(dataset
     shutil.rmtree(dataset.shard_path(1))
     repair.drop_job(dataset, "load")
     assert not dataset.shard_path(1).exists()
-
-
-def test_rejected_rows_that_a_twin_took_away_are_missed(dataset: Dataset) -> None:
-    job = Job(dataset, "load")
-    rules = rules_of(dataset, NOW_MS, OnBadRow.COLLECT)
-    bad = pa.record_batch({"topic": ["orders", "no topic"], "body": [b"1", b"2"]})
-    files = [stage(job, [bad], 0, rules)]
-    shutil.rmtree(job.rejected)
-    with pytest.raises(rmqstore.TransferError, match="are gone or cut off"):
-        job.commit(files, NOW_MS)
 
 
 def test_who_asks_whether_a_job_runs_is_not_taken_for_its_driver(dataset: Dataset) -> None:
@@ -333,15 +290,13 @@ def test_a_copy_writes_nothing_into_its_source(dataset: Dataset) -> None:
     assert sorted(dataset.path.rglob("*")) == before
 
 
-@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
-def test_a_migration_is_finished_behind_an_undo_that_was_killed(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_two_engines
+def test_a_migration_is_finished_behind_an_undo_that_was_killed(dataset: Dataset) -> None:
     ingested(committed(dataset, "load", rows(0, 30)))
     migrating.begin(dataset, ENGINES[0])
-    migrating.migrate_shard(dataset, 0, ENGINES[0])
-    with monkeypatch.context() as patch:
-        patch.setattr(replacing, "exchanged", Mock(side_effect=Killed))
-        with pytest.raises(Killed):
-            repair.undo(Dataset.open(dataset.path))
+    migrating.migrate_shard(dataset, ENGINES[0], 0)
+    with killed(replacing, "exchanged", 0):
+        repair.undo(Dataset.open(dataset.path))
     assert repair.finish(Dataset.open(dataset.path))
     dataset = Dataset.open(dataset.path)
     assert list(repair.troubles(dataset)) == []
@@ -350,28 +305,26 @@ def test_a_migration_is_finished_behind_an_undo_that_was_killed(dataset: Dataset
     assert list(dataset.path.glob("*.migrating*")) == []
 
 
-@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
-def test_an_undo_beside_a_lost_shard_makes_nothing_in_its_place(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Taking, "run", Mock(side_effect=Killed))
-        with pytest.raises(Killed):
-            migrating.migrate_here(dataset, ENGINES[0])
+@needs_two_engines
+def test_an_undo_beside_a_lost_shard_makes_nothing_in_its_place(dataset: Dataset) -> None:
+    with killed(Taking, "run", 0):
+        migrating.migrate_all(dataset, ENGINES[0])
     shutil.rmtree(dataset.shard_path(0))
     with pytest.raises(rmqstore.StorePathError, match="is missing"):
         repair.undo(Dataset.open(dataset.path))
     assert not dataset.shard_path(0).exists()
 
 
-@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+@needs_two_engines
 def test_settings_that_name_the_engine_end_with_a_migration(dataset: Dataset) -> None:
     """Those of a data set that was made when they were taken."""
     dataset.rewrite(msgspec.structs.replace(dataset.manifest, settings={"timer_engine": ENGINE, "pop_engine": ENGINE}))
-    migrating.migrate_here(dataset, ENGINES[0])
+    migrating.migrate_all(dataset, ENGINES[0])
     ingested(committed(Dataset.open(dataset.path), "load", rows(0, 30)))
     assert sorted(timers_of(dataset.path)) == list(range(30))
 
 
-@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+@needs_two_engines
 def test_a_migration_that_was_killed_between_two_renames_is_finished(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system has no exchange of two directories: the shard has no name for a moment."""
     ingested(committed(dataset, "load", rows(0, 30)))
@@ -387,7 +340,7 @@ def test_a_migration_that_was_killed_between_two_renames_is_finished(dataset: Da
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed_behind_the_first)
         with pytest.raises(Killed):
-            migrating.migrate_here(dataset, ENGINES[0])
+            migrating.migrate_all(dataset, ENGINES[0])
     assert not shard.exists()
     assert repair.finish(Dataset.open(dataset.path))
     assert sorted(timers_of(dataset.path)) == list(range(30))

@@ -23,7 +23,7 @@ from rmqstore.store.directory import flocked
 from rmqstore.store.pauses import Flow
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, staged
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, Killed, committed, ingested, killed, rows, staged
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -102,7 +102,7 @@ def test_everything_goes_to_the_shard_that_its_name_has(tmp_path: Path, engine: 
     assert before["lag"]["a", "mails", False, "retry"] == before["lag"]["a", "mails", False, "dead"] == 2
     with ExitStack() as stack:
         handle = opened(dataset, stack)[0].scan().timers[0].handle
-    report = resharding.reshard_here(dataset, shards)
+    report = resharding.reshard_all(dataset, shards)
     made = Dataset.open(dataset.path)
     made.check_ready(is_served_too=True)
     assert contents(made) == before
@@ -143,7 +143,7 @@ def test_what_cannot_be_split_is_refused_and_nothing_is_begun(tmp_path: Path) ->
 
     def refused(match: str, error: type[Exception] = rmqstore.TransferError, shards: int = 3) -> None:
         with pytest.raises(error, match=match):
-            resharding.reshard_here(dataset, shards)
+            resharding.reshard_all(dataset, shards)
         assert not resharding.what_is_left(Dataset.open(dataset.path))
         assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
@@ -197,7 +197,7 @@ def test_nothing_is_written_by_the_number_of_shards_that_there_was(tmp_path: Pat
         (lambda: Job(Dataset.open(dataset.path), "early").commit(early, NOW_MS), "split among 2 shards, and data set .* has got 3 since"),
         (lambda: Job(before, "late").commit(late, NOW_MS), "split among 2 shards, and data set .* has got 3 since"),
         (lambda: tick_shard(before, 0, NOW_MS), "has got 3 shards since this began, which was meant for 2"),
-        (lambda: resharding.reshard_here(before, 4), "run it again"),
+        (lambda: resharding.reshard_all(before, 4), "run it again"),
         (lambda: resharding.undo_here(on_its_way), "run it again"),
     ]
     for refused, match in calls:
@@ -264,10 +264,6 @@ def test_who_waited_for_the_lock_of_jobs_has_that_of_the_data_set_in_the_place(t
         waiter.join()
 
 
-class Killed(BaseException):
-    """The end of a process."""
-
-
 STEPS = [
     (replacing, "write_durably"),
     (datasets, "write_durably"),
@@ -328,7 +324,7 @@ def test_killed_at_any_step_it_goes_on_or_back(
         with monkeypatch.context() as patch:
             killed_at(step, root, patch)
             try:
-                resharding.reshard_here(Dataset.open(root / "data"), 3)
+                resharding.reshard_all(Dataset.open(root / "data"), 3)
             except Killed:
                 pass
             else:
@@ -353,19 +349,17 @@ def test_no_data_set_is_made_between_the_two_renames_of_another(tmp_path: Path, 
         patch.setattr(replacing, "exchanged", lambda *_: False)
         killed_at(11, tmp_path, patch)
         with pytest.raises(Killed):
-            resharding.reshard_here(dataset, 3)
+            resharding.reshard_all(dataset, 3)
     assert not dataset.path.exists()
     with pytest.raises(rmqstore.StorePathError, match="on its way to another number of shards"):
         Dataset.open_or_create(dataset.path)
     assert contents(repair.opened(dataset.path)) == before
 
 
-def test_a_shard_that_is_opened_meanwhile_is_split_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_opened_meanwhile_is_split_anew(tmp_path: Path) -> None:
     dataset = filled(tmp_path / "data", ENGINES[0])
-    with monkeypatch.context() as patch:
-        patch.setattr(resharding, "end", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            resharding.reshard_here(dataset, 3)
+    with killed(resharding, "end", 0):
+        resharding.reshard_all(dataset, 3)
     (trouble,) = repair.troubles(Dataset.open(dataset.path))
     assert "to 3 shards has not come to its end" in trouble.text
     for refused in (dataset.check_whole, lambda: migrating.begin(dataset, ENGINES[-1])):
@@ -373,7 +367,7 @@ def test_a_shard_that_is_opened_meanwhile_is_split_anew(tmp_path: Path, monkeypa
             with pytest.raises(rmqstore.ConfigError, match="to 3 shards has not come to its end"):
                 refused()
     with pytest.raises(rmqstore.TransferError, match="on its way to 3 shards"):
-        resharding.reshard_here(dataset, 4)
+        resharding.reshard_all(dataset, 4)
     with rmqstore.open(dataset.shard_path(0), clock=ManualClock(NOW_MS), services=False) as store:
         name = next(name for name in map(str, range(2000, 3000)) if shard_of(name, 2) == 0)
         store.send(Message("orders", b"late", keys=(name,)), delay_ms=HOUR_MS)

@@ -55,10 +55,10 @@ def test_a_job_goes_through_who_serves_a_shard_and_each_row_once(dataset: Datase
         ingest_shard(job, 0)
     with served(dataset.shard_path(0)) as store:
         (first, second) = ingest_here(job)
-        assert first.rows == store.pending().total == record.rows_of(0)
+        assert first.rows == store.pending().total == record.shards[0]
         assert first.repeated > 0
         assert second.repeated == 0
-        assert ingest_shard(job, 0).repeated == record.rows_of(0)
+        assert ingest_shard(job, 0).repeated == record.shards[0]
         other = Job(dataset, "other")
         other.commit(staged(other, rows(40, 10)))
         with dataset.open_shard(0) as through:

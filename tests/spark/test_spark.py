@@ -20,7 +20,6 @@ from rmqstore import spark as rmqspark
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.sessions import SMALL_MESSAGES, why_not
-from rmqstore.spark.staging import Rules
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ ROWS = 2000
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def timers(spark: SparkSession) -> DataFrame:
     """Messages whose key and body are their number, due a second apart, in three partitions."""
     return spark.range(0, ROWS, 1, 3).selectExpr(
@@ -40,6 +39,17 @@ def timers(spark: SparkSession) -> DataFrame:
         "map('number', CAST(id AS string)) AS properties",
         f"{NOW_MS}L + 1000 * (id + 1) AS deliver_at_ms",
     )
+
+
+@pytest.fixture(scope="module")
+def written(timers: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards with these messages, by a plain write that was made twice; no test changes them."""
+    path = tmp_path_factory.mktemp("written") / "data"
+    at = timers.selectExpr("topic", "body", "keys", "timestamp_millis(deliver_at_ms) AS deliver_at")
+    write = at.write.format("rmqstore").mode("append").option("now_ms", NOW_MS).option("job_id", "load")
+    write.options(shards=3, engine=ENGINE, **{"set.precision_ms": "100"}).save(str(path))
+    write.save(str(path))
+    return path
 
 
 def view(spark: SparkSession, path: Path, name: str = "timers", **options: object) -> DataFrame:
@@ -79,6 +89,11 @@ def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, ti
     assert (row.topic, bytes(row.body), row.properties, row.deliver_at_ms) == ("orders", b"7", {"number": "7"}, NOW_MS + 8000)
     assert row.shard == rmqspark.shard_of("7", 2)
     assert read.where("shard != pmod(crc32(CAST(keys[0] AS binary)), 2)").count() == 0
+    condition = f"topic = 'orders' AND deliver_at_ms > {NOW_MS + 100_000} AND deliver_at_ms <= {NOW_MS + 200_000}"
+    narrow = view(spark, path, topic="orders", from_ms=NOW_MS + 100_001, to_ms=NOW_MS + 200_001)
+    assert numbers(read.where(condition)) == numbers(narrow) == list(range(100, 200))
+    one = view(spark, path, shard=1)
+    assert (read.count(), one.where("shard != 1").count(), one.count()) == (ROWS, 0, read.where("shard = 1").count())
 
     moved = rmqspark.hand_over(spark, path, until_ms=NOW_MS + 500_000)
     assert moved.handed_over == 500
@@ -88,29 +103,6 @@ def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, ti
         store.pop("orders", "billing", max_messages=3)
         assert view(spark, path, "leases").select("shard", "group").collect() == [(0, "billing")] * 3
         assert view(spark, path, "lag").select("in_flight").collect() == [(3,)]
-
-
-def test_a_schedule_over_a_resharding_is_refused_and_its_repeat_goes_to_the_new_shards(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "data")
-    Dataset.create(path, shards=2, engine=ENGINE)
-
-    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from rmqstore.spark import Dataset
-        from rmqstore.spark.resharding import reshard_here
-
-        found = Dataset.open(path)
-        if found.manifest.shards == 2:
-            reshard_here(found, 8)
-        yield from batches
-
-    messages = ("'orders' AS topic", "CAST(CAST(id AS string) AS binary) AS body", "array(CAST(id AS string)) AS keys")
-    frame = spark.range(0, 200, 1, 1).mapInArrow(slow, "id long").repartition(2).selectExpr(*messages)
-    with pytest.raises(rmqstore.TransferError, match=r"split among 2 shards, and data set .* has got 8 since"):
-        rmqspark.schedule(frame, path, job_id="load")
-    assert rmqspark.schedule(frame, path, job_id="load").rows == 200
-    found = view(spark, tmp_path / "data", "messages")
-    assert numbers(found) == list(range(200))
-    assert found.where("shard != pmod(crc32(CAST(keys[0] AS binary)), 8)").count() == 0
 
 
 def test_of_two_runs_of_one_job_id_at_a_time_the_later_one_must_bring_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
@@ -146,16 +138,10 @@ def test_of_two_runs_of_one_job_id_at_a_time_the_later_one_must_bring_the_same_r
     assert numbers(view(spark, path, "messages")) == sorted([*range(10)] * 2)
 
 
-def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    write = timers.write.format("rmqstore").mode("append").option("now_ms", NOW_MS).option("job_id", "load")
-    write.options(shards=3, engine=ENGINE, **{"set.precision_ms": "100"}).save(str(path))
-    write.save(str(path))
-    assert Dataset.open(path).manifest.settings == {"precision_ms": 100}
-    assert in_the_store(path) == list(range(ROWS))
-    record = Job(Dataset.open(path), "load").record()
-    assert record is not None
-    assert record.is_done
+def test_a_plain_write_takes_options_and_its_job_id(written: Path) -> None:
+    assert Dataset.open(written).manifest.settings == {"precision_ms": 100}
+    assert in_the_store(written) == list(range(ROWS))
+    assert Job(Dataset.open(written), "load").committed().is_done
 
 
 def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
@@ -172,45 +158,13 @@ def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, t
     assert view(spark, path, "jobs").groupBy("state").sum("rows").collect() == [("done", 3)]
 
 
-def test_rejected_rows_can_be_read_when_the_shards_are_others(spark: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    frame = spark.range(20).selectExpr("'orders' AS topic", "if(id = 3, NULL, CAST(CAST(id AS string) AS binary)) AS body")
-    report = rmqspark.schedule(frame, path, shards=2, engine=ENGINE, job_id="load", on_bad_row="collect")
-    assert (report.rows, report.rejected) == (19, 1)
-    rmqspark.reshard(spark, path, 3)
-    assert [row.job_id for row in view(spark, path, "rejected").collect()] == ["load"]
-
-
-def test_a_path_that_cannot_be_read_is_told_with_what_is_there(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "other").touch()
-    for name, what in (("nope", "nothing is there"), (".", "something else is there")):
-        with pytest.raises(Exception, match=f"neither a data set nor a store at .*: {what}"):
-            view(spark, tmp_path / name).count()
-    with pytest.raises(Exception, match="is a URI"):
-        spark.read.format("rmqstore").load(f"file://{tmp_path}").count()
-
-
-def test_conditions_and_options_give_the_same_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    rmqspark.schedule(timers, path, shards=2, engine=ENGINE, now_ms=NOW_MS)
-    condition = f"topic = 'orders' AND deliver_at_ms > {NOW_MS + 100_000} AND deliver_at_ms <= {NOW_MS + 200_000}"
-    whole = view(spark, path)
-    assert numbers(whole.where(condition)) == list(range(100, 200))
-    assert whole.count() == ROWS
-    assert numbers(view(spark, path, topic="orders", from_ms=NOW_MS + 100_001, to_ms=NOW_MS + 200_001)) == list(range(100, 200))
-    assert view(spark, path, shard=1).where("shard != 1").count() == 0
-    assert view(spark, path, shard=1).count() == whole.where("shard = 1").count()
-
-
 def scans(frame: DataFrame) -> int:
     return str(frame._jdf.queryExecution().executedPlan().toString()).count("BatchScan rmqstore")
 
 
-def test_a_condition_on_the_shard_leaves_the_others_out_of_the_plan(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    rmqspark.schedule(timers, path, shards=3, engine=ENGINE, now_ms=NOW_MS)
-    read = rmqspark.read(spark, path)
-    assert read.dtypes == view(spark, path).dtypes
+def test_a_condition_on_the_shard_leaves_the_others_out_of_the_plan(spark: SparkSession, written: Path) -> None:
+    read = rmqspark.read(spark, written)
+    assert read.dtypes == view(spark, written).dtypes
     in_one = [number for number in range(ROWS) if rmqspark.shard_of(str(number), 3) == 1]
     for _ in range(2):  # a frame that is used again has the rows of each condition
         assert numbers(read.where("shard = 1")) == in_one
@@ -219,26 +173,24 @@ def test_a_condition_on_the_shard_leaves_the_others_out_of_the_plan(spark: Spark
     assert [scans(read.where(f"shard {condition}")) for condition in ("= 1", "!= 1", "> 5", ">= 0")] == [1, 2, 0, 3]
     read.createOrReplaceTempView("timers")
     assert scans(spark.sql("SELECT body FROM timers WHERE shard IN (1, 2) AND deliver_at_ms > 0")) == 2
-    few = rmqspark.read(spark, path, columns=("body",), topic="orders", to_ms=NOW_MS + 10_000)
+    few = rmqspark.read(spark, written, columns=("body",), topic="orders", to_ms=NOW_MS + 10_000)
     assert (few.columns, numbers(few)) == (["body"], list(range(9)))
-    one = rmqspark.read(spark, path, shard=1)
+    one = rmqspark.read(spark, written, shard=1)
     assert (numbers(one), scans(one), one.where("shard != 1").count()) == (in_one, 1, 0)
     with pytest.raises(rmqstore.IllegalArgumentError, match=r"no shard 3 .* 0 to 2"):
-        rmqspark.read(spark, path, shard=3)
+        rmqspark.read(spark, written, shard=3)
     with pytest.raises(rmqstore.IllegalArgumentError, match="view 'nope' is unknown"):
-        rmqspark.read(spark, path, "nope")
+        rmqspark.read(spark, written, "nope")
 
 
-def test_what_was_read_is_written_as_it_is(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
-    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
-    at = timers.selectExpr("topic", "body", "keys", "timestamp_millis(deliver_at_ms) AS deliver_at")
-    at.write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(first))
-    view(spark, first).write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(second))
-    rmqspark.schedule(view(spark, first), third, engine=ENGINE, now_ms=NOW_MS)
+def test_what_was_read_is_written_as_it_is(spark: SparkSession, written: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    view(spark, written).write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(first))
+    rmqspark.schedule(view(spark, written), second, engine=ENGINE, now_ms=NOW_MS)
     columns = ("message_id", "topic", "body", "keys", "deliver_at_ms")
-    there = sorted(view(spark, first).select(*columns).collect())
+    there = sorted(view(spark, written).select(*columns).collect())
     assert [row.deliver_at_ms for row in sorted(there, key=lambda row: row.deliver_at_ms)] == [NOW_MS + 1000 * (n + 1) for n in range(ROWS)]
-    for copy in (second, third):
+    for copy in (first, second):
         assert sorted(view(spark, copy).select(*columns).collect()) == there
 
 
@@ -369,25 +321,6 @@ def test_a_shard_that_dies_half_way_is_completed_by_the_next_attempt(
     assert sorted(entry.name for entry in tmp_path.glob("died-*")) == ["died-0", "died-1"]
     assert 0 < report.repeated < ROWS
     assert in_the_store(path) == list(range(ROWS))
-
-
-def test_an_engine_that_executors_lack_is_named_with_the_machine(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    dataset = Dataset.create(path, shards=1, engine=ENGINE)
-
-    def lacking(job: Job, batches: Iterator[pa.RecordBatch], rules: Rules) -> str:
-        from rmqstore.spark import running
-
-        def missing() -> object:
-            raise rmqstore.EngineNotInstalledError(f"engine {ENGINE!r} needs its module; pip install 'rmqstore[{ENGINE}]'")
-
-        return running.answered(missing)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rmqstore.spark.running.staged_here", lacking)
-        with pytest.raises(rmqstore.EngineNotInstalledError, match=r"pip install .* every machine that runs tasks"):
-            rmqspark.schedule(timers, path)
-    assert in_the_store(dataset.path) == []
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -22,13 +21,13 @@ from rmqstore.spark.copies import copied
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.jobs import jobs_of
 from rmqstore.spark.readout import View
-from rmqstore.spark.resharding import reshard_here
+from rmqstore.spark.resharding import reshard_all
 from tests.spark.datasets import ENGINE, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from rmqstore.spark import streams
 from rmqstore.spark.source import RmqstoreSource
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not ENGINE, reason="no durable engine is installed")]
-SCHEMA = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
+SCHEMA = StructType().add("topic", "string").add("body", "binary")
 FILES, FILE_ROWS = 3, 200
 ALL = list(range(FILES * FILE_ROWS))
 
@@ -94,22 +93,6 @@ def test_a_stream_goes_in_once_and_comes_out_in_batches_of_the_size_that_was_ask
     assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / "popped")).collect()) == ALL
     lag = spark.read.format("rmqstore").option("view", "lag").load(str(path))
     assert lag.select("ready", "in_flight", "retry").distinct().collect() == [(0, 0, 0)]
-
-
-@pytest.mark.spark
-def test_a_task_whose_process_dies_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
-    def fragile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context: Any = TaskContext.get()
-        for batch in batches:
-            yield batch
-            if context.attemptNumber() == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    frame = numbered(spark, tmp_path / "files")
-    run(writing(frame.mapInArrow(fragile, frame.schema), tmp_path / "data"), tmp_path / "in")
-    assert sorted(numbers_of(tmp_path / "data", View.MESSAGES)) == ALL
 
 
 KILLED = """
@@ -263,20 +246,6 @@ def test_a_micro_batch_waits_for_a_shard_that_another_query_has(dataset: Dataset
     assert sorted(timers_of(dataset.path)) == list(range(10))
 
 
-def test_a_micro_batch_over_a_resharding_is_refused_and_written_by_its_repeat(tmp_path: Path) -> None:
-    dataset = Dataset.create(tmp_path / "data", shards=3, engine=ENGINE)
-    tasks = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
-    reshard_here(Dataset.open(dataset.path), 1)
-    files = staged(tasks._job("query", 0), rows(0, 60))
-    # Spark makes another writer for the commit.
-    committer = source(dataset, now_ms=str(NOW_MS)).streamWriter(SCHEMA, overwrite=False)
-    with pytest.raises(rmqstore.TransferError, match=r"split among 3 shards, and data set .* has got 1 since"):
-        committer.commit([Staged(encoded(file), "query") for file in files], 0)
-    assert timers_of(dataset.path) == []
-    written(committer, 0, rows(0, 60))
-    assert sorted(timers_of(dataset.path)) == list(range(60))
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[rmqstore.Store]:
     """A store with one topic of two queues, one message in each."""
@@ -357,19 +326,6 @@ def test_a_queue_that_ends_before_the_offset_of_a_checkpoint_is_told(store: rmqs
         reader.latestOffset(offsets, ReadAllAvailable())
 
 
-def test_offsets_of_shards_that_were_made_otherwise_are_refused(dataset: Dataset, tmp_path: Path) -> None:
-    """A data set that was set back, and got yet other shards, was resharded as often."""
-    ingested(committed(dataset, "load", rows(0, 9).drop_columns(["deliver_at_ms"])))
-    saved = copied(dataset, tmp_path / "saved", "copying", shutil.copytree)
-    reshard_here(dataset, 3)
-    end = reader_of(dataset.path).latestOffset({}, ReadAllAvailable())
-    shutil.rmtree(dataset.path)
-    saved.rename(dataset.path)
-    reshard_here(Dataset.open(dataset.path), 5)
-    with pytest.raises(rmqstore.TransferError, match="another number of shards since"):
-        reader_of(dataset.path).latestOffset(end, ReadAllAvailable())
-
-
 @pytest.mark.parametrize("kind", ["store", "data set"])
 def test_offsets_of_another_one_in_the_same_place_are_refused(tmp_path: Path, kind: str) -> None:
     """Also when its queues have grown beyond them: what came first would never be read."""
@@ -392,12 +348,13 @@ def test_offsets_of_another_one_in_the_same_place_are_refused(tmp_path: Path, ki
     assert bodies(reader, {}, reader.latestOffset({}, limit)) == list("cdef")
 
 
-def test_offsets_of_other_shards_are_refused(dataset: Dataset) -> None:
+def test_offsets_of_other_shards_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     ingested(committed(dataset, "load", rows(0, 9).drop_columns(["deliver_at_ms"])))
+    saved = copied(dataset, tmp_path / "saved", "copying", shutil.copytree)
     before, limit = reader_of(dataset.path), ReadAllAvailable()
     end = before.latestOffset({}, limit)
     assert sum(ends(end).values()) == 9
-    reshard_here(dataset, 3)
+    reshard_all(dataset, 3)
     reader = reader_of(dataset.path)
     for call in (partial(reader.latestOffset, end, limit), partial(reader.partitions, {}, end)):
         with pytest.raises(rmqstore.TransferError, match=r"another number of shards since .* a new checkpoint begins with what is there"):
@@ -405,6 +362,12 @@ def test_offsets_of_other_shards_are_refused(dataset: Dataset) -> None:
     anew = reader.latestOffset({}, limit)
     assert (anew["resharded"], reader.latestOffset(anew, limit)) == (Dataset.open(dataset.path).manifest.resharded, anew)
     assert sorted(map(int, bodies(reader, {}, anew))) == list(range(9))
+    # A data set that was set back, and got yet other shards, was resharded as often.
+    shutil.rmtree(dataset.path)
+    saved.rename(dataset.path)
+    reshard_all(Dataset.open(dataset.path), 5)
+    with pytest.raises(rmqstore.TransferError, match="another number of shards since"):
+        reader_of(dataset.path).latestOffset(anew, limit)
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before a look", "behind it"])
@@ -416,7 +379,7 @@ def test_a_resharding_while_a_stream_looks_is_told(dataset: Dataset, monkeypatch
     def resharded(*given: Any, **named: Any) -> Any:
         found = [] if is_before else plan(*given, **named)
         if numbers:
-            reshard_here(Dataset.open(dataset.path), numbers.pop())
+            reshard_all(Dataset.open(dataset.path), numbers.pop())
         return plan(*given, **named) if is_before else found
 
     monkeypatch.setattr(streams, "plan", resharded)
@@ -439,18 +402,19 @@ def test_a_task_that_was_planned_before_a_resharding_says_so(dataset: Dataset, s
     ingested(committed(dataset, "load", rows(0, 9).drop_columns(["deliver_at_ms"])))
     reader = reader_of(dataset.path)
     planned = reader.partitions({}, reader.latestOffset({}, ReadAllAvailable()))
-    reshard_here(dataset, shards)
+    reshard_all(dataset, shards)
     for part in planned:
         with pytest.raises(rmqstore.TransferError, match=r"the data set has got other shards; read it again"):
             list(reader.read(part))
 
 
-def test_options_that_make_no_stream_are_refused(dataset: Dataset) -> None:
+def test_options_that_make_no_write_and_no_stream_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     for options, told in (
         ({"startingOffsets": "first"}, "must be earliest or latest, not 'first'"),
         ({"maxRowsPerBatch": "0"}, "maxRowsPerBatch must be 1 or more"),
         ({"part_rows": "-5"}, "part_rows must be 1 or more"),
         ({"view": "timers"}, r'option\("view", "messages"\)'),
+        ({"to_ms": str(2**63)}, "option to_ms must be 9223372036854775807 at most"),
     ):
         with pytest.raises(rmqstore.IllegalArgumentError, match=told):
             reader_of(dataset.path, **options)
@@ -460,3 +424,7 @@ def test_options_that_make_no_stream_are_refused(dataset: Dataset) -> None:
         source(dataset, job_id="load").streamWriter(SCHEMA, overwrite=False)
     with pytest.raises(rmqstore.IllegalArgumentError, match="outputMode"):
         source(dataset).streamWriter(SCHEMA, overwrite=True)
+    with pytest.raises(rmqstore.IllegalArgumentError, match="now_ms"):
+        RmqstoreSource({"path": str(tmp_path / "new"), "now_ms": "-5"}).writer(SCHEMA, overwrite=False)
+    assert not (tmp_path / "new").exists()
+    assert source(dataset).writer(SCHEMA, overwrite=False).lock_wait_ms == 600_000

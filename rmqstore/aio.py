@@ -26,7 +26,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
@@ -65,6 +65,19 @@ class _NotAskedError(ConnectionResetError):
     """A connection ended before a call was written to it."""
 
 
+class _Asked(NamedTuple):
+    """What the server has not answered: a call, or the release of what it had leased.
+
+    Attributes:
+        answer: who waits for it; cancelled when nobody does any more, None of a release.
+        place: of the call; who takes this out of those under way frees it, or hands it on.
+    """
+
+    call: Underway
+    answer: asyncio.Future[Any] | None
+    place: asyncio.Semaphore
+
+
 class _Connection:
     """One connection, which carries as many calls at a time as a server takes; the others wait here.
 
@@ -79,11 +92,9 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._number = 0
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._leasing: set[int] = set()  # pops, and releases of what they had leased, that are not answered
+        self._asked: dict[int, _Asked] = {}
         self._waiting = asyncio.Semaphore(_WAITING_CALLS)
         self._others = asyncio.Semaphore(_OTHER_CALLS)
-        self._given_up: dict[int, tuple[Underway, asyncio.Semaphore]] = {}  # also by the number of the release that follows
         self.lost: Callable[[Underway], None] | None = None
         self._is_closing = False
         self._reading: asyncio.Task[None] | None = None
@@ -138,26 +149,30 @@ class _Connection:
             OSError: the connection broke; whether the call was done is unknown.
         """
         place = await self._place_for(call)
-        free: asyncio.Semaphore | None = place
         try:
             self._number += 1
             number = self._number
             request = frame([number, call.call, list(call.arguments), call.named])
             if len(request) > self.greeting["frame_bytes"]:
                 raise IllegalArgumentError(f"{call.call} of {len(request)} bytes is more than the server takes at a time; send less a call")
-            answer = self._answers[number] = asyncio.get_running_loop().create_future()
-            if call.call in POPS:
-                self._leasing.add(number)
-            self._writer.write(request)
-            try:
-                await self._writer.drain()
-                return await answer
-            except asyncio.CancelledError:
-                free = self._give_up(number, answer, call, place)
-                raise
-        finally:
-            if free is not None:
-                free.release()
+        except BaseException:
+            place.release()
+            raise
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[number] = _Asked(call, answer, place)
+        self._writer.write(request)
+        try:
+            await self._writer.drain()
+            value = await answer
+        except asyncio.CancelledError:
+            self._give_up(number, answer, call, place)
+            raise
+        except OSError:
+            if number not in self._asked:  # it was answered, or the connection has ended, where a place too many harms nobody
+                place.release()
+            raise
+        place.release()
+        return value
 
     async def _place_for(self, call: Underway) -> asyncio.Semaphore:
         """Wait until the server takes one call more. One that may wait there waits so long in all, and then is made once."""
@@ -182,32 +197,31 @@ class _Connection:
             raise
         return place
 
-    def _give_up(self, number: int, answer: asyncio.Future[Any], call: Underway, place: asyncio.Semaphore) -> asyncio.Semaphore | None:
-        """End a call that nobody waits for any more; returns its place, unless the server is still at it."""
+    def _give_up(self, number: int, answer: asyncio.Future[Any], call: Underway, place: asyncio.Semaphore) -> None:
+        """End a call that nobody waits for any more; it keeps its place as long as the server is at it."""
         call.may_have_leased = False  # what it finds now is released, also that of a copy before it
-        if self.is_broken:
-            call.answer_lost()
-        elif number in self._answers:
+        if number in self._asked:
             answer.cancel()  # what comes is nobody's
             self._tell(GIVE_UP, number)
-            self._given_up[number] = call, place
-            return None
-        elif not answer.cancelled() and answer.exception() is None:  # it was answered before its task was cancelled
-            return self._release(answer.result(), call, place)
-        return place
+        elif answer.cancelled():  # what came, or that nothing came, was seen to before its task was
+            return
+        elif answer.exception() is not None:
+            call.answer_lost()
+        elif self.is_broken:
+            call.answer_lost()
+            place.release()
+        else:  # it was answered before its task was cancelled
+            self._release(answer.result(), call, place)
 
-    def _release(self, answer: object, call: Underway | None, place: asyncio.Semaphore | None) -> asyncio.Semaphore | None:
-        """Release what an answer has leased that nobody gets; returns the place of its call, unless the release has it.
+    def _release(self, answer: object, call: Underway, place: asyncio.Semaphore) -> None:
+        """Release what a pop has leased that nobody gets; its place is free behind that.
 
         Who named the attempt may ask for it again, and has these messages then.
         """
-        if not isinstance(answer, MessageBatch | PoppedMessages) or not len(answer) or (call is not None and call.has_named_attempt):
-            return place
-        number = self._tell("release", list(receipts_of(answer).names))
-        self._leasing.add(number)
-        if call is not None and place is not None:
-            self._given_up[number] = call, place
-        return None
+        if call.call in POPS and not call.has_named_attempt and isinstance(answer, MessageBatch | PoppedMessages) and len(answer):
+            self._asked[self._tell("release", list(receipts_of(answer).names))] = _Asked(call, None, place)
+        else:
+            place.release()
 
     def _tell(self, call: str, argument: object) -> int:
         """Make a call whose answer says nothing; returns its number."""
@@ -225,49 +239,52 @@ class _Connection:
     async def _read_all(self) -> None:
         error: BaseException = ConnectionResetError("the server closed the connection")
         try:
-            while self._leasing or not self._is_closing:
+            while not self._is_closing or self._is_leasing:
                 number, value = await self._read()
-                self._leasing.discard(number)
-                call, place = self._given_up.pop(number, (None, None))
-                answer = self._answers.pop(number, None)
+                if not number:
+                    raise value if isinstance(value, OSError) else ConnectionError(str(value))
+                if (asked := self._asked.pop(number, None)) is None:  # what the server says of a call that was given up
+                    continue
+                call, answer, place = asked
                 if answer is not None and not answer.done():
                     answer.set_result(value)
-                elif (free := self._release(value, call, place)) is not None:
-                    free.release()
-                if not number:
-                    error = value if isinstance(value, OSError) else ConnectionError(str(value))
-                    break
+                else:
+                    self._release(value, call, place)
         except (OSError, EOFError, RmqstoreError) as broken:
             if not isinstance(broken, EOFError):
                 error = broken if isinstance(broken, OSError) else ConnectionError(str(broken))
-            for given_up, _ in self._given_up.values():
-                given_up.answer_lost()
-                if given_up.may_have_leased and self.lost is not None:
-                    self.lost(given_up)
+            for each in self._asked.values():
+                if each.answer is None or each.answer.cancelled():
+                    each.call.answer_lost()
+                    if each.call.may_have_leased and self.lost is not None:
+                        self.lost(each.call)
         finally:
             self._end(error)
+
+    @property
+    def _is_leasing(self) -> bool:
+        """Whether a pop, or a release of what one had leased, is not answered."""
+        return any(asked.call.call in POPS for asked in self._asked.values())
 
     def _end(self, error: BaseException) -> None:
         """Close the connection; whoever waits for an answer is told why."""
         self._writer.close()
-        for answer in self._answers.values():
-            if not answer.done():
+        asked, self._asked = self._asked, {}
+        for _, answer, place in asked.values():
+            if answer is not None and not answer.done():
                 _fail(answer, error)
-        self._answers.clear()
-        for _, place in self._given_up.values():
             place.release()
-        self._given_up.clear()
 
     async def close(self) -> None:
         """Close it, when what pops have leased that were given up, or are under way, is released."""
         try:
             await asyncio.sleep(0)  # tasks that have an answer, or were cancelled, see that first
             self._is_closing = True
-            for number in self._leasing & self._answers.keys():
-                if not (answer := self._answers[number]).done():
+            for number, (call, answer, _) in self._asked.items():
+                if call.call in POPS and answer is not None and not answer.done():
                     _fail(answer, ConnectionResetError(_CLOSED))
                     self._tell(GIVE_UP, number)
-            if self._leasing and self._reading is not None:
+            if self._is_leasing and self._reading is not None:
                 await asyncio.wait([self._reading], timeout=_RELEASE_S)
         finally:  # also when nobody waits for that any more
             self._end(ConnectionResetError(_CLOSED))  # a task that is cancelled before its first step does not

@@ -147,7 +147,7 @@ def test_what_a_cancelled_pop_had_leased_is_released(served: Served, call: str) 
     async def work(store: AsyncStore) -> None:
         await store.send_batch([NOW] * 3)
         pop = asyncio.create_task(getattr(store, call)("t", "g"))
-        while not store._connection._answers:  # type: ignore[union-attr]
+        while not store._connection._asked:  # type: ignore[union-attr]
             await asyncio.sleep(0)
         pop.cancel()  # it is on its way
         with pytest.raises(asyncio.CancelledError):
@@ -171,6 +171,37 @@ def test_a_cancelled_pop_with_an_attempt_of_its_caller_keeps_its_leases(served: 
         await asyncio.wait([pop])
         await store.topics.list()  # behind it
         assert await store.ack(list(again)) == [AckOutcome.ACKED]
+
+    with_client(served, work)
+
+
+def test_a_close_keeps_the_leases_of_a_pop_with_an_attempt_of_its_caller(served: Served) -> None:
+    """As a cancellation does."""
+
+    async def work() -> None:
+        async with aio.connect(f"unix:{served.socket}") as store:
+            await store.send(NOW)
+            pop = asyncio.create_task(store.pop("t", "g", attempt_id="mine"))
+            await asyncio.sleep(0)  # the request is written
+        await asyncio.gather(pop, return_exceptions=True)
+        await soon(lambda: not served.thread._server.clients)
+        assert served.store.lag("t", "g").in_flight == 1
+        assert len(served.store.pop("t", "g", attempt_id="mine")) == 1
+
+    run(work())
+
+
+def test_a_cancelled_read_leaves_the_connection_to_the_others(served: Served) -> None:
+    """Its answer is a batch of messages, as that of a pop is, of which none is leased."""
+
+    async def work(store: AsyncStore) -> None:
+        await store.send(NOW)
+        connection = store._connection
+        read = asyncio.create_task(store.read("t"))
+        await asyncio.sleep(0)  # the request is written
+        read.cancel()
+        assert await store.verify() == []
+        assert store._connection is connection
 
     with_client(served, work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import pytest
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, StorePoisonedError
-from rmqstore_lmdb.kv import LmdbBase, open_lmdb
+from rmqstore_lmdb.kv import FORMAT_VERSION, LmdbBase, open_lmdb
+from rmqstore_lmdb.reading import view_lmdb
 
 SPACES = ("meta", "timers")
 MIB = 1024 * 1024
@@ -188,6 +190,44 @@ def test_a_snapshot_without_address_space_leaves_calls_let_in(tmp_path: Path) ->
     copy = open_kv(tmp_path / "copy")
     assert list(copy.scan_all(1)) == list(kv.scan_all(1))
     copy.close()
+    kv.close()
+
+
+@pytest.mark.parametrize("does", ["grows", "copies"])
+def test_an_environment_that_cannot_be_opened_again_is_opened_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """F1: no address space for a longer map, and no descriptor for the lock file of the one that goes on without it."""
+    kv = open_kv(tmp_path / "s")
+    base = base_of(kv)
+    while base._file.stat().st_size <= base._map_bytes // 2:
+        kv.sync(write(kv, kv.position * 200, 200))
+    count = len(list(kv.scan_all(1)))
+    view = view_lmdb(tmp_path / "s", FORMAT_VERSION, SPACES)
+    base._env = Crowded(base._env, lambda: None)  # type: ignore[assignment]
+    system_open = os.open
+
+    def no_descriptor(path: Any, *rest: Any, **options: Any) -> int:
+        if str(path).endswith("lock.mdb"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return system_open(path, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_descriptor)
+        if does == "grows":
+            write(kv, 1_000_000, 5000)
+        calls = {"grows": (kv.sync, kv.reopen, kv.sync), "copies": (lambda: kv.snapshot(tmp_path / "a"), lambda: kv.scan(1, b"", None, 1))}
+        for call in calls[does]:
+            with pytest.raises(StoreFullError):
+                call()
+    if does == "grows":
+        kv.reopen()
+    assert len(list(kv.scan_all(1))) == count
+    view.reopen()
+    assert len(list(view.scan_all(1))) == count
+    kv.sync(write(kv, 1_000_000, 5000))
+    kv.snapshot(tmp_path / "b")
+    view.reopen()
+    assert len(list(view.scan_all(1))) == count + 5000
+    view.close()
     kv.close()
 
 

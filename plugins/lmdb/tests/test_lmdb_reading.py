@@ -211,8 +211,11 @@ def test_the_places_of_killed_readers_are_taken_again(tmp_path: Path, monkeypatc
     _kill(_crowd(tmp_path))
     reads = [kv._base.view() for _ in range(3)]
     assert [_count(view) for view in views] == [10] * len(views)
-    for each in (*reads, *views, kv):
-        each.close()
+    for read in reads:
+        read.close()
+    for view in views:
+        view.close()
+    kv.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write")

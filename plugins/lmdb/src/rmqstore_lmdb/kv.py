@@ -98,6 +98,7 @@ class LmdbBase(Base):
         self._copying = RLock()
         self._moves = 0
         self._closed = False
+        self._is_open = False
         self._key = reading.key_of(path)
         reading.check_not_inherited(self._key, path)
         with reading.owned(self._key):
@@ -109,8 +110,8 @@ class LmdbBase(Base):
         used_bytes = 0 if making else size_of(self._file)
         while grows and self._map_bytes < 2 * used_bytes:
             self._map_bytes *= 2
-        self._reserve_lock_file()
         try:
+            self._reserve_lock_file()
             self._env = lmdb.Environment(
                 str(self._path),
                 map_size=self._map_bytes,
@@ -123,22 +124,36 @@ class LmdbBase(Base):
             try:
                 self._cover_last_page()
                 self._dbs = [self._env.open_db(name.encode(), create=making) for name in self._spaces]
+                reading.announce(self._key, self._env, self._dbs)
+                self._is_open = True
             except BaseException:
                 self._env.close()
                 raise
-            reading.announce(self._key, self._env, self._dbs)
         except lmdb.NotFoundError as error:
             raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file), offset=0) from error
         except lmdb.Error as error:
             raise translated(error, self._path) from error
+        except OSError as error:
+            raise system_error(error, self._path) from error
+
+    def _open_again(self, *, grows: bool = True) -> None:
+        """Open another environment in place of this one. When that fails, the next commit or read tries it again."""
+        self._is_open = False
+        self._env.close()
+        self._open(grows=grows)
+
+    def _open_if_lost(self) -> None:
+        with self._copying:
+            self._check_open()
+            if not self._is_open:
+                with reading.owned(self._key), self._moved():
+                    self._open_again(grows=False)
 
     def _reserve_lock_file(self) -> None:
         """Give LMDB's reader table its room on the disk. LMDB writes it through a map, where a full disk kills the process (SIGBUS)."""
         fd = os.open(self._path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(fd, 0, _READER_BYTES * (MAX_READERS + 2))
-        except OSError as error:
-            raise system_error(error, self._path / "lock.mdb") from error
         finally:
             os.close(fd)
 
@@ -184,6 +199,9 @@ class LmdbBase(Base):
 
     def _check_moved(self, moves: int, error: lmdb.Error) -> None:
         """Return when ``error`` is over: the map was moved since ``moves``, or killed readers had all slots; raise it otherwise."""
+        if not self._is_open:
+            self._open_if_lost()
+            return
         with self._moving:
             if self._closed:
                 raise StoreClosedError(f"{self.name} is closed; open it again") from error
@@ -202,6 +220,8 @@ class LmdbBase(Base):
         with self._writing:
             while True:
                 was_full = self._free_bytes() < _LMDB_WRITE_BYTES
+                if not self._is_open:
+                    self._open_if_lost()
                 try:
                     # What a killed reader held can be used again.
                     self._env.reader_check()
@@ -255,12 +275,12 @@ class LmdbBase(Base):
                 self._env.set_mapsize(2 * self._map_bytes)
             except lmdb.Error as error:
                 # py-lmdb uses this environment no more; with the map as it was, another one goes on. A snapshot leaves calls let in.
-                self._env.close()
                 with suppress(StoreError):
-                    self._open(grows=False)
+                    self._open_again(grows=False)
                 raise StoreFullError(f"{self._file}: no address space for a map of {2 * self._map_bytes} bytes: {error}") from error
             finally:
-                reading.announce(self._key, self._env, self._dbs)
+                if self._is_open:
+                    reading.announce(self._key, self._env, self._dbs)
             self._map_bytes *= 2
 
     @contextmanager
@@ -278,8 +298,7 @@ class LmdbBase(Base):
     def reopen(self) -> None:
         # A commit that failed in the meta page leaves an environment that refuses every later one, so a new one it must be.
         with self._copying, reading.owned(self._key), self._moved():
-            self._env.close()
-            self._open()
+            self._open_again()
 
     def snapshot(self, path: Path) -> None:
         assert self._home is not None
@@ -287,6 +306,8 @@ class LmdbBase(Base):
         def copy(new: Path) -> None:
             new.mkdir()
             with self._writing:
+                if not self._is_open:
+                    self._open_if_lost()
                 if self._map_bytes < 2 * self._file.stat().st_size:
                     self._grow()
             with self._copying:

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
 from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, Rows
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
@@ -72,16 +71,8 @@ FILL: Final = encode_one(0, FILL_SIZE, 0)
 
 
 def decode(buffer: Bytes) -> Rows:
-    """Return the units of a buffer, without a copy: fields ``log_offset``, ``size``, ``tags_code``.
-
-    Raises:
-        CorruptStoreError: the buffer ends within a unit.
-    """
-    rest = len(memoryview(buffer).cast("B")) % UNIT_BYTES
-    if rest:
-        end = len(memoryview(buffer).cast("B")) - rest
-        raise CorruptStoreError(f"the consume queue ends within a unit, {rest} bytes behind offset {end}", offset=end)
-    return np.frombuffer(buffer, UNIT)
+    """Return the whole units of a buffer, without a copy: fields ``log_offset``, ``size``, ``tags_code``."""
+    return np.frombuffer(buffer, UNIT, len(memoryview(buffer)) // UNIT_BYTES)
 
 
 def is_message(units: Rows) -> Flags:

@@ -41,8 +41,7 @@ class Queue:
 
     def units_at(self, first: int, count: int) -> Rows:
         """Read units from queue offset ``first`` on: fewer at the end of a file."""
-        data = self.files.read(first * UNIT_BYTES, count * UNIT_BYTES)
-        return consume_queue.decode(data[: len(data) // UNIT_BYTES * UNIT_BYTES])
+        return consume_queue.decode(self.files.read(first * UNIT_BYTES, count * UNIT_BYTES))
 
     def confirm(self, records: Records, rows: Ints) -> None:
         """Count the records that their units lead to."""
@@ -87,12 +86,11 @@ class Queue:
         for file in files.files:
             at = 0
             while at < file.length:
-                data = files.read(file.start + at, min(_WINDOW_UNITS * UNIT_BYTES, file.length - at))
-                rest = len(data) % UNIT_BYTES
-                if len(data) <= rest:
+                units = consume_queue.decode(files.read(file.start + at, min(_WINDOW_UNITS * UNIT_BYTES, file.length - at)))
+                if not len(units):
                     break
-                yield file, at, consume_queue.decode(data[: len(data) - rest])
-                at += len(data) - rest
+                yield file, at, units
+                at += units.nbytes
             if file.length % UNIT_BYTES and self._unwritten is None:
                 what = f"the file ends within a unit: it has {file.length} bytes, no multiple of {UNIT_BYTES}"
                 self._findings.add(file.name, file.length - file.length % UNIT_BYTES, what, kind="ends within a unit")

@@ -100,13 +100,16 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, happens
     monkeypatch.setattr(owner, name, call)
 
 
-def flip(path: Path, at: int, bits: int = 0x55) -> None:
-    """Change some bits of a byte of a file."""
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    """Change bytes of a file."""
     with path.open("r+b") as file:
         file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes((byte[0] ^ bits,)))
+        file.write(data)
+
+
+def flip(path: Path, at: int, bits: int = 0x55) -> None:
+    """Change some bits of a byte of a file."""
+    overwrite(path, at, bytes((path.read_bytes()[at] ^ bits,)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from plugins.wheel.tests.made_records import encode_record
-from plugins.wheel.tests.stores import meanwhile, noted
+from plugins.wheel.tests.stores import meanwhile, noted, overwrite
 from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel.files.chain import FileChain
 from rmqstore_wheel.files.disk import Disk, DiskFile
@@ -144,9 +144,8 @@ def test_a_call_that_lacks_a_sector_is_cut_off(path: Path, tmp_path: Path, count
         log.close()
         for sector in range(kept // 512, -(-end // 512)):
             shutil.copytree(path, tmp_path / "torn")
-            with (tmp_path / "torn" / f"{0:020}").open("r+b") as file:
-                file.seek(max(sector * 512, kept))
-                file.write(bytes(min((sector + 1) * 512, end) - max(sector * 512, kept)))
+            begin, stop = max(sector * 512, kept), min((sector + 1) * 512, end)
+            overwrite(tmp_path / "torn" / f"{0:020}", begin, bytes(stop - begin))
             assert left_of(tmp_path / "torn") == [ONE]
             shutil.rmtree(tmp_path / "torn")
         shutil.rmtree(path)

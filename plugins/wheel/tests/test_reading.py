@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from plugins.wheel.tests.stores import flip, index_of, ledger_of, meanwhile, noted, opened
+from plugins.wheel.tests.stores import flip, index_of, ledger_of, meanwhile, noted, opened, overwrite
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import START_MS
@@ -259,16 +259,12 @@ def test_a_call_that_is_being_written_is_not_seen_until_it_is_whole(owner: Owner
     owner.call(10)
     log, at, data = _last_call(owner, tmp_path / "killed")
     cut = int(part * len(data)) if isinstance(part, float) else part
-    with log.open("r+b") as file:
-        file.seek(at)
-        file.write(data[:cut])
+    overwrite(log, at, data[:cut])
     with _reader(tmp_path / "killed") as reader:
         assert seen(reader) == owner.history[-2]
         reader.refresh()
         assert seen(reader) == owner.history[-2]
-        with log.open("r+b") as file:
-            file.seek(at)
-            file.write(data)
+        overwrite(log, at, data)
         assert seen(reader) == owner.history[-2]
         reader.refresh()
         assert seen(reader) == owner.history[-1]
@@ -278,9 +274,7 @@ def test_an_owner_that_cuts_off_half_a_call_does_not_disturb_a_reader(owner: Own
     """The next owner makes the log shorter there, and then writes another call in its place."""
     owner.call(10)
     log, at, data = _last_call(owner, tmp_path / "killed", body=b"z" * 15_000)
-    with log.open("r+b") as file:
-        file.seek(at)
-        file.write(data[:-20])
+    overwrite(log, at, data[:-20])
     with _reader(tmp_path / "killed") as reader:
         assert seen(reader) == owner.history[-2]
         with rmqstore.open(tmp_path / "killed", services=False, clock=owner.clock) as store:

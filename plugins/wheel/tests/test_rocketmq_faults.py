@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.stores import WheelStores, index_of, ledger_of
+from plugins.wheel.tests.stores import WheelStores, index_of, ledger_of, overwrite
 from rmqstore import CancelOutcome, CorruptStoreError, IllegalMessageError, Message, Store
 from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, read_ids
@@ -89,9 +89,7 @@ def test_l6_a_chain_that_breaks_while_the_store_is_open_is_an_error(stores: Whee
         store.send(message(f"a{n}"), deliver_at_ms=START_MS + 1000)
         store.send(message(f"b{n}", "u"), deliver_at_ms=START_MS + 2000)
     units = index_of(store).wheel.units
-    with units.chain.path_of(0).open("r+b") as file:
-        file.seek(units.position(40) + 4)
-        file.write((52 * 79).to_bytes(8))
+    overwrite(units.chain.path_of(0), units.position(40) + 4, (52 * 79).to_bytes(8))
     stores.clock.advance(2000)
     with pytest.raises(CorruptStoreError, match="timerlog"):
         store.tick()

@@ -11,6 +11,7 @@ import pytest
 
 from plugins.wheel.tests.broker_view import BrokerIndex
 from plugins.wheel.tests.made_records import encode_record
+from plugins.wheel.tests.stores import overwrite
 from rmqstore.contract import Inspection, Section
 from rmqstore_wheel.formats import check_points, commit_log, config_files, consume_queue, index_file, properties, timer_log, wheel
 from rmqstore_wheel.formats.commit_log import Record
@@ -148,9 +149,7 @@ class Built:
 
     def patch(self, name: str, at: int, data: bytes) -> None:
         """Change bytes of a file that was written."""
-        with open(self.path / name, "r+b") as file:
-            file.seek(at)
-            file.write(data)
+        overwrite(self.path / name, at, data)
 
     def look(self, now_ms: int | None = NOW) -> Inspection:
         found = inspect(self.path, now_ms)

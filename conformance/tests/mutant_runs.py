@@ -48,6 +48,14 @@ def results_of(plugin: str, mutants: Sequence[WrongEngine], *options: str, sound
     return found
 
 
+def result_of(folder: Path, engine: str, plugin: str, level: str, *options: str) -> dict[str, Any]:
+    """Return the one result of a run of the suite as a command, in a directory."""
+    aim = ["--rmq-engine", engine, "--rmq-plugin", plugin, "--rmq-level", level, "--rmq-report", "report.json"]
+    subprocess.run([sys.executable, "-m", "rmqstore_conformance.command", *aim, *options], cwd=folder, check=True, capture_output=True)
+    (found,) = json.loads((folder / "report.json").read_text())["reports"][0]["results"]
+    return found  # type: ignore[no-any-return]
+
+
 def assert_noticed(mutant: WrongEngine, results: Results) -> None:
     """Show that each of its cases notices a mutant, and that its clause is among those that are broken."""
     broken = set()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from conformance.tests.mutant_runs import result_of
 from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.proving import mutants_of_disks as kit
 from rmqstore_conformance.proving.planting import LMDB
@@ -21,11 +19,8 @@ pytestmark = [pytest.mark.skipif(find_spec(LMDB) is None, reason=f"{LMDB} is not
 
 def result(folder: Path, recorder: str, engine: str = ENGINE) -> tuple[str, str]:
     """Return what became of the case of power losses, and why."""
-    options = f"--rmq-engine {engine} --rmq-plugin {kit.__name__} --rmq-level full --rmq-recorder {recorder} --rmq-effort 0.2".split()
-    command = [sys.executable, "-m", "rmqstore_conformance.command", *options, "--rmq-report", "report.json"]
-    command += ["-k", "power_loss_at_every_call"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    (found,) = json.loads((folder / "report.json").read_text())["reports"][0]["results"]
+    options = f"--rmq-recorder {recorder} --rmq-effort 0.2 -k power_loss_at_every_call".split()
+    found = result_of(folder, engine, kit.__name__, "full", *options)
     return found["outcome"], found["reason"] or found["seen"]
 
 

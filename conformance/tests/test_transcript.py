@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.tests.mutant_runs import result_of
 from rmqstore import ConfigError, Message, MessageBatch
 from rmqstore.contract import PopRequest
 from rmqstore_conformance.model.transcript import Transcript
@@ -74,11 +74,7 @@ def test_the_program_opens_a_store_that_did_not_open() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_program_of_a_failed_history_fails_alike(tmp_path: Path) -> None:
-    engine = "mutant_a_second_ack_says_acked"
-    options = ["--rmq-engine", engine, "--rmq-plugin", kit.__name__, "--rmq-level", "extended", "--rmq-report", "report.json"]
-    command = [sys.executable, "-m", "rmqstore_conformance.command", *options, "-k", "any_history_agrees"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    (result,) = json.loads((tmp_path / "report.json").read_text())["reports"][0]["results"]
+    result = result_of(tmp_path, "mutant_a_second_ack_says_acked", kit.__name__, "extended", "-k", "any_history_agrees")
     found = re.search(r"(\S+\.py) does the same to a store of its own", result["seen"])
     assert found, result["seen"]
     text = Path(found[1]).read_text(encoding="utf-8")

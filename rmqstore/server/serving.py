@@ -167,7 +167,8 @@ class Server:
             for line in woken:
                 self._serve(line, held)
             for _ in range(steps):
-                self._step(self._stepping.popleft(), held)
+                if (pop := self._stepping.popleft()).call.client.transport is not None:
+                    self._look(pop, held)
         self._go_on()
         answers, self._answers, self._told_bytes = self._answers, [], 0
         early, self._early = self._early, []
@@ -376,7 +377,7 @@ class Server:
         request, patience_ms = self._store._popping.asked(topic, group, **call.named, acks=given.names)
         pop = Pop(call, request, Patience(self._store._clock, patience_ms), is_fresh=bool(is_fresh))
         if not patience_ms:
-            self._step(pop, held)
+            self._look(pop, held)
             return
         if self._waiting >= self.limits.waiting_calls:
             raise PollingFullError(f"{self._waiting} calls wait here already, which is the limit of this server")
@@ -386,63 +387,37 @@ class Server:
         for other in others:
             if other.request.attempt_id == request.attempt_id:
                 self._end(other)  # its caller asks again here
-        if pop.request.acks or len(line.waiters) > 1:
-            # Its acks are done at once; and it may have found something with an earlier attempt, which is no matter of the line.
-            result = self._look(pop, held)
-            if pop.request.acks:
-                pop.acked, pop.request = result.acks, msgspec.structs.replace(pop.request, acks=())
-            if len(result.messages):
-                self._give(pop, result, held)
-                return
-            pop.unsettled = held.take()
-            self._early += pop.unsettled
-        self._serve(line, held)
+        # It may have found something with an earlier attempt, which is no matter of the line. What comes next is the line's.
+        left = self._look(pop, held)
+        if line.waiters and (left is None or left.more):
+            line.notify()
 
-    def _look(self, pop: Pop, held: Round) -> PopResult:
-        """Look once; an error takes the pop out of its line."""
-        try:
-            return self._store._popping.step(pop.request)
-        except BaseException:
-            self._leave(pop)
-            raise
+    def _look(self, pop: Pop, held: Round) -> PopResult | None:
+        """Look once for a pop, and answer it when that ends it; else return what it has found, which is nothing.
 
-    def _look_on(self, pop: Pop, line: Line, held: Round) -> bool:
-        """Look once more for a pop that waits; False when those behind it shall not look now, as they would find nothing."""
-        if self.refusal() is not None:
-            line.is_woken = True
-            asyncio.get_running_loop().call_later(_LATER_S, self._see, line)
-            return False
+        One that does not wait looks on with the next round at what it has not looked at.
+        """
         try:
-            line.ends = self._store._popping.ends_of(line.topic)
-            result = self._store._popping.step(pop.request)
-            if len(result.messages):
-                self._give(pop, result, held)
-                return True
-        except Exception as error:
-            self._leave(pop)
-            self._tell_failed(pop, error, held)
-            return True
-        if result.more:
-            line.is_woken = True
-            self._see(line)
-        return not result.more and not pop.is_fresh
-
-    def _step(self, pop: Pop, held: Round) -> None:
-        """Look once for a pop that does not wait; what it has not looked at comes with the next round."""
-        if pop.call.client.transport is None:
-            return
-        try:
+            if pop.line is not None and pop is pop.line.waiters[0]:
+                pop.line.ends = self._store._popping.ends_of(pop.line.topic)
             result = self._store._popping.step(pop.request)
             if pop.request.acks:
                 pop.acked, pop.request = result.acks, msgspec.structs.replace(pop.request, acks=())
-            pop.unsettled += held.take()
-            if result.more and not len(result.messages):
-                self._stepping.append(pop)
-                self._due()
-            else:
+            if len(result.messages) or (pop.line is None and not result.more):
                 self._give(pop, result, held)
+                return None
         except Exception as error:
+            self._leave(pop)
             self._tell_failed(pop, error, held)
+            return None
+        unsettled = held.take()
+        pop.unsettled += unsettled
+        if pop.line is None:
+            self._stepping.append(pop)
+            self._due()
+        else:
+            self._early += unsettled
+        return result
 
     def _tell_failed(self, pop: Pop, error: Exception, held: Round) -> None:
         """Answer a pop that cannot look again; when its acks are done it is told what became of them, as in the process (P8)."""
@@ -490,11 +465,23 @@ class Server:
         for waiter in list(line.waiters):
             if isinstance(waiter, Send):
                 self._make(waiter, held)
-            elif isinstance(waiter, Pop) and not self._look_on(waiter, line, held):
+            elif isinstance(waiter, Pop) and not self._serve_pop(waiter, line, held):
                 break
         if not isinstance(self._store._clock, SystemClock):
             for waiter in [each for each in line.waiters if each.patience.left_s() <= 0]:
                 self._end(waiter)
+
+    def _serve_pop(self, pop: Pop, line: Line, held: Round) -> bool:
+        """Look for one pop of a line; False when those behind it shall not look now, as they would find nothing."""
+        if self.refusal() is not None:
+            line.is_woken = True
+            asyncio.get_running_loop().call_later(_LATER_S, self._see, line)
+            return False
+        left = self._look(pop, held)
+        if left is not None and left.more:
+            line.notify()
+        # An attempt that is not fresh may find nothing where others do, but only where there is something.
+        return left is None or bool(left.rest and not left.more and not pop.is_fresh)
 
     def _expire(self, waiter: Waiter) -> None:
         self._end(waiter)

@@ -323,6 +323,26 @@ def test_an_attempt_that_finds_nothing_any_more_keeps_nobody_waiting(served: Ser
     assert len(answer(second)[1]) == 1  # type: ignore[arg-type]
 
 
+def test_pops_that_are_repeated_look_no_more_often_than_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are behind a restart of their server: each looks for itself, and a message is looked for by who gets it, and one more."""
+    looks, step = [], served.store._popping.step
+
+    def counted(request: Any) -> Any:
+        looks.append(request.attempt_id)
+        return step(request)
+
+    monkeypatch.setattr(served.store._popping, "step", counted)
+    connection = served.raw()
+    connection.say(*([1 + number, "pop", *asked(str(number), is_fresh=False)] for number in range(100)))
+    soon(lambda: waiting(served) == 100)
+    let_turn(served.thread)
+    assert looks == [str(number) for number in range(100)]
+    served.store.send(NOW)
+    assert answer(connection)[0] == 1
+    let_turn(served.thread)
+    assert looks[100:] == ["0", "1"]
+
+
 def test_a_repeated_pop_takes_the_place_of_its_first_copy(served: Served) -> None:
     """The connection of the first copy is dead, which the server does not know yet."""
     first, second, third = (served.raw() for _ in range(3))

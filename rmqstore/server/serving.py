@@ -74,6 +74,7 @@ class Server:
 
     Attributes:
         behind: clients that may have answers to read.
+        threads: its own, without which it cannot end.
     """
 
     def __init__(self, store: Store, *, token: str | None = None, limits: Limits | None = None, is_server: bool = False) -> None:
@@ -82,12 +83,13 @@ class Server:
         self.clients: set[Client] = set()
         self.is_stopping = False
         self.behind: set[Client] = set()
+        self.threads: set[threading.Thread] = set()
         self._asked_bytes = 0
         self._told_bytes = 0
         self._store = store
         self._path = store.engine.directory.path  # one that is open in another process has no engine here, and cannot be served
         self.entrance = Entrance(self, token)
-        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="rmqstore-server")
+        self._pool = ThreadPoolExecutor(self.limits.threads, "rmqstore-server", lambda: self.threads.add(threading.current_thread()))
         self._calls: list[Call] = []
         self._lines: dict[Key, Line] = {}
         self._woken: list[Line] = []
@@ -583,7 +585,12 @@ class ServerThread:
             raise
 
     def stop(self) -> None:
-        """Answer what is under way, and end; idempotent."""
+        """Answer what is under way, and end; idempotent.
+
+        Raises:
+            RuntimeError: as with :meth:`refuse_own_thread`.
+        """
+        self.refuse_own_thread()
         with self._stopping:
             _threads.discard(self)
             if self._thread.is_alive():
@@ -591,7 +598,20 @@ class ServerThread:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
 
+    def refuse_own_thread(self) -> None:
+        """Refuse to stop in a thread of the server, as by a finalizer that the collector calls there: it would wait for itself.
+
+        Raises:
+            RuntimeError: nothing was done.
+        """
+        if threading.current_thread() in self._server.threads:
+            raise RuntimeError(
+                "a server was to be stopped, or its store closed, in a thread of its own, as by a finalizer; nothing was done: close the "
+                "store in a thread of the program"
+            )
+
     def _run(self) -> None:
+        self._server.threads.add(self._thread)
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()

@@ -406,6 +406,19 @@ def test_a_store_of_another_process_cannot_be_served(served: Served) -> None:
         ServerThread(served.connect(), lambda entrance: entrance.listen("127.0.0.1", 0))
 
 
+def test_a_server_is_not_stopped_by_a_thread_of_its_own(served: Served) -> None:
+    """As where the collector runs there, and with it a finalizer that closes the store: it would wait for itself."""
+
+    async def stop() -> None:
+        served.thread.stop()
+
+    with pytest.raises(RuntimeError, match="thread of its own"):
+        served.thread._done(stop())
+    with pytest.raises(RuntimeError, match="thread of its own"):
+        served.thread._server._pool.submit(served.thread.stop).result(10)
+    assert served.connect().topics.list() == []
+
+
 def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
     served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
     connection = served.raw()

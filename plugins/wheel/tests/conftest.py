@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,8 @@ from rmqstore_conformance.stores import directory
 @pytest.fixture
 def stores() -> Iterator[WheelStores]:
     """Stores of the wheel engine, and what crashes leave of them."""
-    with directory() as root:
-        factory = WheelStores(root)
-        try:
-            yield factory
-        finally:
-            factory.close()
+    with directory() as root, closing(WheelStores(root)) as factory:
+        yield factory
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import re
 import select
 import socket
 import ssl
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -214,6 +213,11 @@ class Connection:
         look.register(self._socket, select.POLLIN)
         return bool(look.poll(0))
 
+    def cut_off(self) -> None:
+        """Let the call of another thread end as if the server had closed the connection."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # that of TLS would let the other thread go on without it
+
     def close(self) -> None:
         """Close the connection."""
         self._reader.close()
@@ -249,6 +253,8 @@ def _connected(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
 class Pool:
     """The connections of a client; each call has one for itself, so as many calls go on side by side as there are threads that call.
 
+    There is no lock, which a signal handler that calls could not take: each step on a list or a set is one of C.
+
     Attributes:
         met: told what the server says of itself, whenever one is reached, or has answered.
     """
@@ -257,27 +263,34 @@ class Pool:
         self.address = address
         self._token = token
         self._tls = tls
-        self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._waiting: set[Connection] = set()
         self._is_closed = False
         self._pid = os.getpid()
         self.met: Callable[[Mapping[str, Any]], None] | None = None
 
-    def take(self) -> Connection:
-        """Return a connection that nobody uses.
+    def take(self, *, may_wait: bool = False) -> Connection:
+        """Return a connection that nobody uses; a close ends a call on it that may wait at the server.
 
         Raises:
             OSError: the server cannot be reached.
         """
         self._see_fork()
-        while True:
-            with self._lock:
-                if not self._idle:
-                    break
+        connection = self._unused()
+        if may_wait:
+            self._waiting.add(connection)
+            if self._is_closed:  # a close that comes behind this look finds it
+                self.drop(connection)
+                raise ConnectionAbortedError("this program has closed it")
+        return connection
+
+    def _unused(self) -> Connection:
+        with suppress(IndexError):
+            while True:
                 connection = self._idle.pop()
-            if not connection.is_broken:
-                return connection
-            connection.close()
+                if not connection.is_broken:
+                    return connection
+                connection.close()
         connection = Connection(self.address, self._token, self._tls)
         if self.met is not None:
             self.met(connection.greeting)
@@ -287,23 +300,31 @@ class Pool:
         """Keep a connection, on which a call was answered, for the next call."""
         if self.met is not None:
             self.met(connection.greeting)
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
-                return
+        self._waiting.discard(connection)
+        self._idle.append(connection)
+        if self._is_closed:
+            self._close_idle()
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection whose call was not answered."""
+        self._waiting.discard(connection)
         connection.close()
 
     def close(self) -> None:
-        """Close those that nobody uses, and the others when they are given back."""
+        """Close those that nobody uses, end the calls that may wait, and close the others when they are given back."""
         self._see_fork()
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._is_closed = True
+        for connection in list(self._waiting):
+            connection.cut_off()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _see_fork(self) -> None:
-        """In a forked child, have none of the parent's connections, nor a lock that one of its threads held."""
+        """In a forked child, have none of the parent's connections."""
         if os.getpid() != self._pid:
-            self._lock, self._idle = threading.Lock(), []
+            self._idle, self._waiting = [], set()
             self._pid = os.getpid()

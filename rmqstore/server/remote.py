@@ -66,7 +66,7 @@ class RemoteStore(Passing):
             call.check_age()
             try:
                 self._check_open()
-                connection = self._pool.take()
+                connection = self._pool.take(may_wait=call.left_s > 0)
             except RmqstoreError as error:  # the server answered, and does not want this client
                 raise call.refused(error) from error
             except OSError as error:
@@ -78,7 +78,7 @@ class RemoteStore(Passing):
                 try:
                     answer = connection.ask(call.call, call.arguments, call.named)
                 except BaseException as error:
-                    connection.close()  # what it carries next may be the answer to this call
+                    self._pool.drop(connection)  # what it carries next may be the answer to this call
                     if not isinstance(error, OSError):
                         raise
                     call.lost(error, may_be_done=True)
@@ -89,6 +89,7 @@ class RemoteStore(Passing):
                     call.lost(answer, may_be_done=False)
             try:
                 other = self._other_owner()
+                self._check_open()
             except StoreForkedError as error:  # of this process only
                 other = None
                 call.lost(error, may_be_done=False)
@@ -118,7 +119,7 @@ class RemoteStore(Passing):
             raise UnsupportedOperationError(f"the engines of {self!r} are open in the process that serves it; stats() tells which they are")
 
     def close(self) -> None:
-        """Close the connections; the store stays open where it is. Idempotent."""
+        """Close the connections, and end the calls that wait at the server; the store stays open where it is. Idempotent."""
         self._stop_workers()
         self._is_gone = True
         self._pool.close()

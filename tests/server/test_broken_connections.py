@@ -227,17 +227,79 @@ def test_a_delay_counts_from_the_call_and_not_from_its_repeat(tmp_path: Path, mo
     assert 0 < min(early_ms) <= max(early_ms) <= 30_000, "the call was 30 s ago, less what the rest took"
 
 
-def test_a_call_of_a_client_that_is_closed_ends(served: Served) -> None:
-    client = served.connect()
+@pytest.mark.parametrize("patience", [30 * SECOND, timedelta(0)])
+@pytest.mark.parametrize(
+    "call", [lambda client: client.pop("t", "g", wait=60 * SECOND), lambda client: client.send(NOW, timeout=60 * SECOND)]
+)
+def test_a_call_that_waits_ends_with_its_client(served: Served, call: Callable[[Store], object], patience: timedelta) -> None:
+    """As in the process, but nobody knows whether it was done."""
+    served.store.pauses.begin(Flow.SENDS)
+    client = served.connect(patience=patience)
     with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
+        found = threads.submit(call, client)
         soon(lambda: waiting(served) == 1)
         client.close()
-        served.thread.stop()
-        with pytest.raises(StoreClosedError):
+        with pytest.raises(StoreClosedError, match="it may have been done"):
             found.result(10)
+    soon(lambda: waiting(served) == 0)
     assert client._pool._idle == []  # type: ignore[attr-defined]
-    served.start()
+
+
+def test_a_call_that_does_not_wait_has_its_answer_although_its_client_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, flush = threading.Event(), served.store.flush
+
+    def slow() -> None:
+        gate.wait(10)
+        flush()
+
+    monkeypatch.setattr(served.store, "flush", slow)
+    client = served.connect()
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(client.flush)
+        soon(lambda: bool(served.thread._server._long))
+        client.close()
+        gate.set()
+        assert done.result(10) is None
+    soon(lambda: not served.thread._server.clients)
+
+
+def test_a_client_that_was_closed_since_begins_no_wait(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = served.connect()
+    taken = client._pool.take  # type: ignore[attr-defined]
+
+    def take(**named: Any) -> Connection:
+        client.close()  # another thread does
+        made: Connection = taken(**named)
+        return made
+
+    monkeypatch.setattr(client._pool, "take", take)  # type: ignore[attr-defined]
+    with pytest.raises(StoreClosedError):
+        client.pop("t", "g", wait=60 * SECOND)
+    soon(lambda: not served.thread._server.clients)
+
+
+@pytest.mark.parametrize("step", ["append", "pop"])
+def test_a_handler_may_call_in_the_middle_of_a_call(served: Served, step: str) -> None:
+    """Where its thread takes a connection, or gives it back."""
+    client, handled = served.connect(), []
+
+    class Idle(list[Connection]):
+        def handle(self, name: str) -> None:
+            if step == name and not handled:
+                handled.append(step)
+                client.topics.list()
+
+        def append(self, connection: Connection) -> None:
+            self.handle("append")
+            super().append(connection)
+
+        def pop(self, *at: Any) -> Connection:
+            self.handle("pop")
+            return super().pop(*at)
+
+    client._pool._idle = Idle(client._pool._idle)  # type: ignore[attr-defined]
+    assert client.topics.list() == []
+    assert handled == [step]
 
 
 def test_a_pop_whose_answer_is_lost_gives_the_same_messages(served: Served, breaking: tuple[Breaking, Store]) -> None:

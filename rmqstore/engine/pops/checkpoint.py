@@ -115,6 +115,11 @@ class Lease(msgspec.Struct):
         return Receipt(topic, group, queue, offset, ck_start, pop_ms, self.invisible_ms, self.retry_flag, broker, self.epoch, revive_qid)
 
     @property
+    def granted_ms(self) -> int:
+        """When it was given, by the clock, which pop times may be ahead of."""
+        return self.expiry_ms - self.invisible_ms
+
+    @property
     def live(self) -> int:
         """How many messages are still leased."""
         return self.states.count(LEASED)

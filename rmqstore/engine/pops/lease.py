@@ -324,7 +324,8 @@ class Popping(Part):
 
     def _part(self, lease: Lease, request: PopRequest, taken: _Taken) -> QueueRecords:
         proof = lease.receipt(taken.offsets[0], request.topic, request.group, self._broker_of(lease), in_order=request.order)
-        return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, lease.first_pop_ms)
+        first_pop_ms = lease.first_pop_ms if lease.first_pop_ms >= 0 else lease.granted_ms
+        return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, first_pop_ms)
 
     def _result(self, topic: Topic, group_id: int, request: PopRequest, parts: Sequence[QueueRecords], *, more: bool = False) -> PopResult:
         return PopResult(PoppedRecords(parts, self._log.format), self._rest(topic, group_id, request), more)

@@ -68,7 +68,7 @@ class Listing(Part):
         return None
 
     def _info(self, lease: Lease, group: str, topic: str, index: int) -> LeaseInfo:
-        group_id, topic_id, queue, _, pop_ms = lease.place
+        group_id, topic_id, queue, _, _ = lease.place
         offset = lease.offsets[index]
         found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
         record = None
@@ -77,7 +77,7 @@ class Listing(Part):
             record = as_delivered(found[0], run.get(offset), self._format)
         in_order = self._state.is_ordered(group_id, topic_id)
         receipt = lease.receipt(offset, topic, group, self._broker_of(lease), in_order=in_order)
-        firsts = [-1 if record is None else self._format.first_pop_of(record), lease.first_pop_ms, pop_ms]
+        firsts = [-1 if record is None else self._format.first_pop_of(record), lease.first_pop_ms, lease.granted_ms]
         return LeaseInfo(
             topic=topic,
             group=group,
@@ -85,7 +85,7 @@ class Listing(Part):
             queue_offset=offset,
             message_id="" if record is None else self._format.message_id_of(record).decode(),
             attempt=1 if record is None else self._format.attempt_of(record) + 1,
-            pop_time_ms=pop_ms,
+            pop_time_ms=lease.granted_ms,
             first_pop_ms=next(at for at in firsts if at >= 0),
             expiry_ms=lease.expiry_ms,
             receipt=receipt.text(),

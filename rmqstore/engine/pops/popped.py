@@ -23,7 +23,7 @@ class QueueRecords(msgspec.Struct, frozen=True):
     Attributes:
         topic: as the consumer sees it.
         proof: the receipt of the first message, which those of the others are like; None when they are not leased.
-        first_pop_ms: when they were popped first, as their lease has it; -1 when with this pop.
+        first_pop_ms: when they were popped first, this pop included, unless their records say so; None when they never were.
     """
 
     topic: str
@@ -32,20 +32,13 @@ class QueueRecords(msgspec.Struct, frozen=True):
     records: Sequence[bytes]
     store_ms: Sequence[int]
     proof: Receipt | None = None
-    first_pop_ms: int = -1
+    first_pop_ms: int | None = None
 
     def receipts(self) -> list[Receipt]:
         """Return one receipt a message; none when they are not leased."""
         if self.proof is None or len(self.offsets) == 1:
             return [] if self.proof is None else [self.proof]
         return [msgspec.structs.replace(self.proof, queue_offset=offset) for offset in self.offsets]
-
-    @property
-    def known_first_pop_ms(self) -> int | None:
-        """When the messages were first popped, this pop included, unless their records say so; None when they never were."""
-        if self.first_pop_ms >= 0:
-            return self.first_pop_ms
-        return None if self.proof is None else self.proof.pop_time_ms
 
 
 _records_of = attrgetter("records")
@@ -90,7 +83,7 @@ class PoppedRecords(PoppedBatch):
         messages: list[PoppedMessage] = []
         for part in self.parts:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
-            delivery = Delivery(part.topic, part.queue_id, int(part.proof is not None), part.known_first_pop_ms)
+            delivery = Delivery(part.topic, part.queue_id, int(part.proof is not None), part.first_pop_ms)
             messages += map(make, part.records, repeat(delivery), part.offsets, part.store_ms, proofs)
         return messages
 
@@ -122,9 +115,7 @@ class _Columns:
         columns["queue_offset"] = pa.array([offset for part in parts for offset in part.offsets], pa.int64())
         columns["store_ms"] = pa.array([store_ms for part in parts for store_ms in part.store_ms], pa.int64())
         columns["attempt"] = pc.add(columns["attempt"], spread([int(part.proof is not None) for part in parts], counts, pa.int32()))
-        columns["first_pop_ms"] = pc.coalesce(
-            columns["first_pop_ms"], spread([part.known_first_pop_ms for part in parts], counts, pa.int64())
-        )
+        columns["first_pop_ms"] = pc.coalesce(columns["first_pop_ms"], spread([part.first_pop_ms for part in parts], counts, pa.int64()))
         receipts: list[str | None] = []
         for part in parts:
             receipts += [None] * len(part.records) if part.proof is None else part.proof.texts(part.offsets)

@@ -131,8 +131,8 @@ class Leasing(Part):
             return ChangeResult(ChangeOutcome[found.name])
         lease, index = found
         transaction.end(lease, [index], MOVED)
-        group_id, topic_id, queue, _, pop_ms = lease.place
-        first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
+        group_id, topic_id, queue, _, _ = lease.place
+        first_pop_ms = lease.granted_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
         reader = GroupQueue(group_id, topic_id, queue)
         new = transaction.grant(reader, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
         new.is_backing_off, new.reason = change.is_backing_off, change.reason
@@ -171,7 +171,7 @@ class Leasing(Part):
         rejected: str = "",
     ) -> str:
         """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
-        group_id, topic_id, queue, _, pop_ms = lease.place
+        group_id, topic_id, queue, _, _ = lease.place
         reader = GroupQueue(group_id, topic_id, queue)
         offset = lease.offsets[index]
         found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
@@ -195,7 +195,7 @@ class Leasing(Part):
         if rejected or (counted and may_die and attempts > max_retries):
             transaction.bury(group, topic, record, attempts, rejected or _unacked(attempts, lease.reason))
             return "dead"
-        first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
+        first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, lease.granted_ms) if at >= 0)
         if run is not None:
             run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)
         else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, ClockStepError, Store
 from rmqstore_conformance.cases.scenes import told
 from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.fidelity import came_out
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, key_of, message, pop_all, read_ids
 
 (T,) = topics(__name__, 1)
@@ -67,6 +69,31 @@ def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
     assert ids(store.pop(T, G, invisible_ms=10 * DAY_MS)) == ["m2"]
     assert stores.tick_at(store, START_MS + DAY_MS + 1000).retried == 1
     assert ids(store.pop(T, G)) == ["m1"]
+
+
+@pytest.mark.clause("P3")
+@pytest.mark.parametrize("how", ["expired", "released", "changed"])
+def test_k1_pops_are_told_by_the_clock(stores: Stores, how: str) -> None:
+    """K1: pops in one ms, and behind a clock that was set back, are of the clock's ms, though the pop times of receipts rise (P2)."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(6)])
+    for at_ms in (START_MS + HOUR_MS, START_MS):
+        stores.clock.set(at_ms)
+        pop = partial(store.pop, T, G, max_messages=1, invisible_ms=1000)
+        popped = [*pop(), *pop(), *came_out(store.pop_batch(T, G, max_messages=1))]
+        assert [each.first_pop_ms for each in popped] == [at_ms] * 3
+        leases = [each for each in store.leases(T, G) if each.receipt in {message.receipt for message in popped}]
+        assert [(each.pop_time_ms, each.first_pop_ms) for each in leases] == [(at_ms, at_ms)] * 3
+    stores.clock.advance(10)
+    if how == "released":
+        store.release(popped[1])
+    elif how == "changed":
+        store.change_invisible(popped[1], invisible_ms=500)
+        (lease,) = [each for each in store.leases(T, G) if each.message_id == popped[1].message_id]
+        assert (lease.pop_time_ms, lease.first_pop_ms) == (START_MS + 10, START_MS)
+    if how != "released":
+        assert stores.tick_after(store, 1000).retried >= 1
+    assert {(each.message_id, each.first_pop_ms) for each in store.pop(T, G, max_messages=10)} >= {(popped[1].message_id, START_MS)}
 
 
 def test_k2_forward_delivers_all_due_in_order(stores: Stores) -> None:

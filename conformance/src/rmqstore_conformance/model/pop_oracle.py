@@ -394,7 +394,7 @@ class PopOracle:
         popped_ms = _pop_time_of(str(got.receipt))
         assert now <= popped_ms <= max(now, self.last_pop_ms + 1), f"popped at {popped_ms}, now is {now}"
         if entry.first_pop_ms is None:
-            entry = replace(entry, first_pop_ms=popped_ms)
+            entry = replace(entry, first_pop_ms=now)
         self._came_out(topic, group, source, got, entry, got.queue_offset)
         sent = entry.message
         if sent.deliver_at_ms is not None and source != RETRY:

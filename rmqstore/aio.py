@@ -455,7 +455,7 @@ class AsyncStore:
             try:
                 connection = await self._connected()
             except RmqstoreError as error:
-                raise call.refused(error) from error
+                call.refuse(error)
             except (OSError, EOFError) as error:
                 call.lost(error, may_be_done=False, since_s=begun_s)
             else:
@@ -478,7 +478,7 @@ class AsyncStore:
                 except StoreForkedError as error:  # of this process only
                     call.lost(error, may_be_done=False)
                 except RmqstoreError as error:
-                    raise call.refused(error) from error
+                    call.refuse(error)
             await asyncio.sleep(call.pause_s())
 
     async def _own_it(self) -> None:

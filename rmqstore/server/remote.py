@@ -68,7 +68,7 @@ class RemoteStore(Passing):
                 self._check_open()
                 connection = self._pool.take(may_wait=call.left_s > 0)
             except RmqstoreError as error:  # the server answered, and does not want this client
-                raise call.refused(error) from error
+                call.refuse(error)
             except OSError as error:
                 call.lost(error, may_be_done=False)
             else:
@@ -94,7 +94,7 @@ class RemoteStore(Passing):
                 other = None
                 call.lost(error, may_be_done=False)
             except RmqstoreError as error:
-                raise call.refused(error) from error
+                call.refuse(error)
             if other is not None:
                 return call.make_on(other)
             time.sleep(call.pause_s())

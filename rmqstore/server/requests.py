@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -350,7 +350,13 @@ class Underway:
         if not self._may_be_done or self.call not in _DOING:
             return error
         kind = StoreClosedError if isinstance(error, StoreClosedError) else StoreUnavailableError
-        return kind(f"{error}; the connection broke before while {self.call} was under way, so it may have been done")
+        made = kind(f"{error}; the connection broke before while {self.call} was under way, so it may have been done")
+        made.__cause__ = error
+        return made
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise the error of a call that was refused."""
+        raise self.refused(error)
 
     def make_on(self, store: Store) -> Any:
         """Make the call on a store of this process."""

@@ -378,8 +378,9 @@ def test_a_closed_client_says_so(served: Served) -> None:
     client = served.connect()
     client.close()
     client.close()
-    with pytest.raises(StoreClosedError, match="connect again"):
+    with pytest.raises(StoreClosedError, match="connect again") as closed:
         client.pending()
+    assert closed.value.__cause__ is None
     assert "closed" in repr(client)
 
 
@@ -460,8 +461,9 @@ def test_a_send_in_doubt_says_so_when_the_server_comes_back_and_refuses_its_clie
         lost(refuses)
         with pytest.raises(StoreUnavailableError, match=r"the server wants a token.* it may have been done"):
             client.send(NOW)
-        with pytest.raises(AccessDeniedError):
+        with pytest.raises(AccessDeniedError) as refusal:
             client.send(NOW)
+        assert refusal.value.__cause__ is None
     assert served.store.lag("t", "g").ready == 1
 
 

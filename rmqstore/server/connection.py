@@ -67,17 +67,14 @@ class Address(msgspec.Struct, frozen=True):
             return cls(Path(text.removeprefix("unix:").removeprefix("//")))
         if "://" not in text:
             return cls(Path(text) / SOCKET_NAME)
-        parts = urlsplit(text)
-        try:
-            port = parts.port
-        except ValueError:
-            port = None
-        if parts.scheme not in ("rmqstore", "rmqstores") or not parts.hostname or not port:
-            raise IllegalArgumentError(
-                f"{text!r} is no address of a server; write rmqstore://host:port, rmqstores://host:port for TLS, unix:/path, or the "
-                "directory of a store"
-            )
-        return cls(None, parts.hostname, port, parts.scheme == "rmqstores")
+        with suppress(ValueError):  # as of a port that is no number, or of a host that is no name
+            parts = urlsplit(text)
+            if parts.scheme in ("rmqstore", "rmqstores") and parts.hostname and parts.hostname.encode("idna") and parts.port:
+                return cls(None, parts.hostname, parts.port, parts.scheme == "rmqstores")
+        raise IllegalArgumentError(
+            f"{text!r} is no address of a server; write rmqstore://host:port, rmqstores://host:port for TLS, unix:/path, or the "
+            "directory of a store"
+        )
 
     @property
     def file(self) -> Path | None:

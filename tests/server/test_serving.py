@@ -32,6 +32,7 @@ from rmqstore import (
     MessageBatch,
     PollingFullError,
     UnsupportedOperationError,
+    aio,
 )
 from rmqstore.server.calls import is_quick
 from rmqstore.server.connection import Address, short_name
@@ -615,10 +616,13 @@ def test_an_address_of_the_sixth_version() -> None:
     assert str(Address.parse("rmqstore://[::1]:7450")) == "rmqstore://[::1]:7450"
 
 
-@pytest.mark.parametrize("where", ["http://x:1", "rmqstore://x", "rmqstore://:5", "rmqstore://x:99999"])
+@pytest.mark.parametrize(
+    "where", ["http://x:1", "rmqstore://x", "rmqstore://:5", "rmqstore://x:99999", "rmqstore://a..b:1", "rmqstore://[x:1"]
+)
 def test_an_address_that_is_none(where: str) -> None:
-    with pytest.raises(IllegalArgumentError, match="is no address of a server"):
-        rmqstore.connect(where)
+    for connect in (rmqstore.connect, aio.connect):
+        with pytest.raises(IllegalArgumentError, match="is no address of a server"):
+            connect(where)
 
 
 def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:

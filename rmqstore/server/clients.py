@@ -133,6 +133,8 @@ class Client(asyncio.Protocol):
         self._server.forget(self)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport is not None and self.transport.is_closing():  # of TLS more may come until the end is agreed on
+            return
         unparsed = self._unparsed
         unparsed += data
         if self.transport is None:  # TLS has just been agreed on

@@ -470,6 +470,21 @@ def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served) -
     assert served.thread._server._asked_bytes == 0, "what a client sent is held until it is answered"
 
 
+def test_nothing_is_read_behind_what_cannot_be_understood(served: Served) -> None:
+    """Over TLS more may come while the last answers go out; what had been understood was done once more then."""
+    connection, calls = served.raw(), []
+    (client,) = served.thread._server.clients
+    served.thread._server.take = lambda call: calls.append(call.number)  # type: ignore[method-assign]
+
+    async def come() -> None:
+        client.data_received(frame([7, "topics.list", [], {}]) + b"\xff\xff\xff\xff")
+        client.data_received(frame([8, "topics.list", [], {}]))
+
+    served.thread._done(come())
+    assert calls == [7]
+    connection.close()
+
+
 def test_another_protocol_is_refused(served: Served) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(str(served.socket))

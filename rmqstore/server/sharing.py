@@ -31,6 +31,7 @@ from rmqstore.server.serving import ServerThread
 from rmqstore.store import open as open_store
 from rmqstore.store.administration import Part
 from rmqstore.store.directory import SOCKET_NAME, HeldDirectory, read_manifest
+from rmqstore.store.handlers import is_closed_around
 from rmqstore.store.store import Store
 
 _Part = TypeVar("_Part", bound=Part)
@@ -91,7 +92,7 @@ class SharedStore(Passing):
         self._home: HeldDirectory | None = None
         self._name = self._path  # of the home, when it was found
         self._open_it: Callable[[Path], Store] = lambda place: open_store(place, clock=clock, services=services, **settings)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._mine: Store | None = None
         self._server: ServerThread | None = None
         self._is_gone = False
@@ -148,7 +149,7 @@ class SharedStore(Passing):
 
     def _forget_parent(self) -> None:
         """In a forked child, own nothing: what its parent owned, the parent owns."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._mine = self._server = None
 
     def _met(self, greeting: Mapping[str, Any]) -> None:
@@ -167,8 +168,7 @@ class SharedStore(Passing):
     def _take_over(self) -> Store | None:
         """Become the owner if there is none; None when there is one, or will be."""
         with self._lock:
-            if self._is_gone:
-                raise StoreClosedError(f"store {self._path} was closed meanwhile; open it again")
+            self._check_open()
             if self._mine is None:
                 if self._waits_for_server():
                     return None
@@ -178,19 +178,22 @@ class SharedStore(Passing):
                     mine = self._open_it(self._path if self._home is None else self._home.path)
                 except StoreLockedError:
                     return None
-                place = mine.engine.directory.held
+                place, server = mine.engine.directory.held, None
                 try:
                     if self._home is None:
                         self._stay_in(place)
                     else:
                         self._refuse_replaced(self._home)  # before the lock was there
-                    self._server = ServerThread(mine, lambda entrance: entrance.listen_unix(place / SOCKET_NAME))
+                    server = ServerThread(mine, lambda entrance: entrance.listen_unix(place / SOCKET_NAME))
+                    self._check_open()  # a signal handler may have closed it
                 except BaseException as error:
+                    if server is not None:
+                        server.stop()
                     mine.close()
                     if isinstance(error, OSError):  # there is no socket without room, either (F1)
                         raise system_error(error, self._path) from error
                     raise
-                self._mine = mine
+                self._server, self._mine = server, mine
             return self._mine
 
     @property
@@ -204,20 +207,26 @@ class SharedStore(Passing):
         return self._current() is self._mine
 
     def close(self) -> None:
-        """Let go of the store, so that another process that has it open becomes its owner; idempotent."""
+        """Let go of the store, so that another process that has it open becomes its owner; idempotent.
+
+        What a signal handler interrupts the next call does.
+
+        Raises:
+            RuntimeError: as with :meth:`Store.close`, when this process is the owner.
+        """
+        if is_closed_around(self, self._mine):
+            return
         self._stop_workers()
         with self._lock:
             self._is_gone = True
-            mine, server = self._mine, self._server
-            self._mine = self._server = None
         self._follower.close()
         try:
-            if server is not None:
-                server.stop()
+            if self._server is not None:
+                self._server.stop()
         finally:
             try:
-                if mine is not None:
-                    mine.close()
+                if self._mine is not None:
+                    self._mine.close()
             finally:
                 if self._home is not None:
                     self._home.close()

@@ -22,6 +22,11 @@ def open(  # noqa: A001 - a store opens like a file
     if not isinstance(services, bool):
         raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
     clock = checked_clock(clock)
-    store = Store(OwnedEngines(checked_path(path), {"engine": engine, **settings}), clock, services=services)
+    engines = OwnedEngines(checked_path(path), {"engine": engine, **settings})
+    try:
+        store = Store(engines, clock, services=services)
+    except BaseException:
+        engines.close()
+        raise
     get_plugins().notify_opened(store)
     return store

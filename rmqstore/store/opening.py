@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ class Engines:
     held: Path
     timers: TimerStore
     pops: PopStore
-    _stack: ExitStack
 
     def __init__(self) -> None:
         self.infos: dict[str, EngineInfo] = {}
@@ -78,8 +76,18 @@ class Engines:
         )
 
     def close(self) -> None:
-        """Close the engines, then let go of the directory, whatever fails on the way."""
-        self._stack.close()
+        """Close the engines, then let go of the directory, whatever fails on the way. What is interrupted the next call does."""
+        failed: BaseException | None = None
+        for close in (*(session.close for session in reversed(self.sessions.values())), self._let_go):
+            try:
+                close()
+            except BaseException as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _let_go(self) -> None:
+        raise NotImplementedError
 
 
 class OwnedEngines(Engines):
@@ -95,9 +103,8 @@ class OwnedEngines(Engines):
             info, _ = found.load_engine(name)
             if name == wanted.pop_engine:
                 refuse_undeclared(wanted, info)
-        with ExitStack() as stack:
-            self.directory = StoreDirectory(path)
-            stack.callback(self.directory.release)
+        self.directory = StoreDirectory(path)
+        try:
             self.held = self.directory.held
             manifest = self.directory.manifest
             is_new = manifest is None
@@ -114,12 +121,16 @@ class OwnedEngines(Engines):
                 if not is_new:
                     refuse_missing_files(self.directory.held / name, self.infos[name])
                 self.sessions[name] = engine.open(self.directory.engine_path(name), self._options(name))
-                stack.callback(self.sessions[name].close)
             self._take_sides()
             self.timers.recover(self.pops.durable_cursor())
             if is_new:
                 self.directory.publish(manifest)
-            self._stack = stack.pop_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def _let_go(self) -> None:
+        self.directory.release()
 
     @property
     def one_log(self) -> bool:
@@ -138,9 +149,10 @@ class ReadEngines(Engines):
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         super().__init__()
         found = get_plugins()
-        with ExitStack() as stack:
-            # The manifest and the files are of one directory, though a migration may put another one into its place meanwhile.
-            self.held = _held(path, stack)
+        # The manifest and the files are of one directory, though a migration may put another one into its place meanwhile.
+        self._directory = _held(path)
+        self.held = self._directory.path
+        try:
             manifest = read_manifest(self.held)
             if manifest is None:
                 raise _no_store(path)
@@ -155,9 +167,13 @@ class ReadEngines(Engines):
             for name, info, engine in engines:
                 refuse_missing_files(self.held / name, info)
                 self.infos[name], self.sessions[name] = info, engine.open_for_reading(self.held / name, self._options(name))
-                stack.callback(self.sessions[name].close)
             self._take_sides()
-            self._stack = stack.pop_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def _let_go(self) -> None:
+        self._directory.close()
 
     def refresh(self) -> None:
         """Move on to the newest state."""
@@ -165,16 +181,13 @@ class ReadEngines(Engines):
             session.refresh()
 
 
-def _held(path: Path, stack: ExitStack) -> Path:
-    """Return what leads to the directory ``path`` until the stack is closed."""
+def _held(path: Path) -> HeldDirectory:
     try:
-        directory = HeldDirectory(path)
+        return HeldDirectory(path)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_store(path) from None
     except OSError as error:
         raise system_error(error, path) from error
-    stack.callback(directory.close)
-    return directory.path
 
 
 def _no_store(path: Path) -> StorePathError:

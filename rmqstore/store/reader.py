@@ -79,6 +79,7 @@ class Reader:
         self._pops = engine.pops
         self._pid = os.getpid()
         self._refusal: RmqstoreError | None = None  # what every call raises from now on
+        self._is_let_go = False
 
     @property
     def path(self) -> Path:
@@ -246,22 +247,23 @@ class Reader:
             RuntimeError: a signal handler, or a finalizer, closes it within another call of the same thread (F4), unless that is a pop or a
                 send that waits for messages or for room, which ends then.
         """
-        if self._is_closed:
+        if self._is_let_go:
             return
         if os.getpid() != self._pid:
             self._refuse()
-        if is_closed_around(self):
+        if is_closed_around(self, self):
             return
         try:
             self._end()
         except BaseException:
-            if not self._is_closed:  # by a signal handler, which may have asked for a close itself
+            if not self._is_let_go:  # by a signal handler, which may have asked for a close itself
                 self._end()
             raise
 
     def _end(self) -> None:
         self._refusal = StoreClosedError(f"store {self._path} is closed; open it again")
         self.engine.close()
+        self._is_let_go = True
 
     def __enter__(self) -> Self:
         return self

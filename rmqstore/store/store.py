@@ -538,6 +538,7 @@ class Store(Reader):
         Raises:
             ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
         """
+        refuse_within(self)
         return self._tick(always=True)
 
     def _tick(self, *, always: bool) -> TickReport:
@@ -563,13 +564,14 @@ class Store(Reader):
 
     def confirm_clock_step(self) -> None:
         """Accept the present time although the clock jumped by more than ``clock.max_step_ms`` (K2)."""
-        self._check_open()
+        self._as_owner("confirm_clock_step")
         with self._tick_lock:
             self._ticking.confirm(self._clock.now_ms())
         self._ticker_wake.notify()
 
     def next_wake_ms(self) -> int | None:
         """Return in how many ms something may be due, 0 or less when it is; None when nothing is waiting."""
+        self._check_open()
         moving = () if self._held.hand_over else (self._timers.next_tick_ms(), self._scheduler.next_ms)
         due = [at for at in (*moving, self._pops.next_expiry_ms()) if at is not None]
         return min(due) - self._clock.now_ms() if due else None
@@ -587,9 +589,10 @@ class Store(Reader):
         It is the store of one moment of this call; other calls go on (R7). Where timers and messages are in two engines, each has its own
         moment, and ticks wait.
         """
-        self._check_open()
+        self._as_owner("snapshot")
         # No hand-over runs between two moments, so nothing is forgotten there; the timers go first.
         with self._snapshot_lock, nullcontext() if self.engine.one_log else self._tick_lock:
+            self._check_open()  # a close may have been first
             return self._synced(write_snapshot, self.engine, checked_path(path))
 
     def flush(self) -> None:
@@ -622,12 +625,12 @@ class Store(Reader):
         if self._refusal is not None or self._untold is not None or os.getpid() != self._pid or self.engine.directory.is_removed:
             self._refuse()
         if self._waiting and threading.get_ident() in self._waiting:
-            refuse_within(self, (Store._settle.__code__, Store._synced.__code__))
+            refuse_within(self)
             self._waiting.discard(threading.get_ident())  # an interrupted call left it there
 
     def _refuse(self) -> None:
         super()._refuse()
-        if self._untold is not None:
+        if self._untold is not None and not (self._ticker is not None and self._ticker.is_here):  # which goes on without being told
             untold, self._untold = self._untold, None
             raise untold
         if self.engine.directory.is_removed:
@@ -639,6 +642,7 @@ class Store(Reader):
 
     def _as_owner(self, call: str) -> Store:
         self._check_open()
+        refuse_within(self)
         return self
 
     def _look_at_loads(self) -> None:

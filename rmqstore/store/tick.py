@@ -92,7 +92,8 @@ class Ticking:
         self.made_room = False
         self.report = TickReport()
         self._hand_over.moved = self._scheduler.sent = 0
-        self.check_step(now_ms)
+        if self._max_step_ms:  # most stores save the call
+            self.check_step(now_ms)
         if self._held.look() is not self._scheduler.seen:
             self._scheduler.look()
         full: StoreFullError | None = None

@@ -33,12 +33,12 @@ class Duties:
 
     def tick(self) -> TickReport:
         """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
-        with self._serving():
+        with self._telling():
             return self._store._tick(always=False)
 
     def flush(self) -> None:
         """Flush for the background thread."""
-        with self._serving():
+        with self._telling():
             self._store.flush()
 
     def wake_ms(self) -> int | None:
@@ -48,17 +48,13 @@ class Duties:
         return None if wake_ms is None else wake_ms - now_ms
 
     @contextmanager
-    def _serving(self) -> Iterator[None]:
+    def _telling(self) -> Iterator[None]:
         """Keep for the application's next call what no log alone may tell: that calls which were answered are gone."""
-        untold, self._store._untold = self._store._untold, None
         try:
             yield
         except LostCallsError as error:
-            untold = error
+            self._store._untold = error
             raise
-        finally:
-            if untold is not None:
-                self._store._untold = untold
 
 
 class Ticker:
@@ -77,6 +73,11 @@ class Ticker:
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="rmqstore-ticker", daemon=True)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return self._thread is threading.current_thread()
+
     def start(self) -> None:
         """Start the thread."""
         _running.add(self)
@@ -86,7 +87,7 @@ class Ticker:
         """End the thread and wait for the tick that it is in."""
         self._stopping = True
         self._wake.notify()
-        if self._thread is not threading.current_thread() and self._thread.is_alive():
+        if not self.is_here and self._thread.is_alive():
             # Not by ``join``, which a close of a signal handler within it would wait for.
             while not self._is_over:
                 time.sleep(_END_POLL_S)
@@ -141,4 +142,5 @@ _running: weakref.WeakSet[Ticker] = weakref.WeakSet()
 def _stop_all() -> None:
     """End the threads of stores that were not closed: one that is within a tick while libraries are taken down may abort the process."""
     for ticker in list(_running):
-        ticker.stop()
+        if ticker._thread.is_alive():  # in a forked child it is not, and its locks may be held
+            ticker.stop()

@@ -13,6 +13,9 @@ from rmqstore.clock import Clock, SystemClock
 ROOM: Final = ""
 """Stands for a topic among those who wait: they wait until flow control may let a send in."""
 
+_LOOK_S: Final = 1.0
+"""So long a wake-up may be missed that a signal handler gives to its own thread between its look and its wait."""
+
 
 class Signal:
     """A counter that threads can wait on: read it, look for messages, then wait for it to have moved on. So no wake-up is lost."""
@@ -36,8 +39,10 @@ class Signal:
 
     def wait_beyond(self, seen: int, timeout_s: float) -> None:
         """Return when the count has moved beyond ``seen``, or after ``timeout_s`` seconds."""
+        until_s = time.monotonic() + timeout_s
         with self._lock:
-            self._condition.wait_for(lambda: self._count > seen, timeout_s)
+            while self._count <= seen and (left_s := until_s - time.monotonic()) > 0:
+                self._condition.wait(min(left_s, _LOOK_S))
 
 
 class Patience:

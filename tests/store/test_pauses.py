@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from rmqstore import CancelOutcome, Flow, FlowControlError, IllegalArgumentTypeE
 from rmqstore.transfer import dump, load_into
 from rmqstore_conformance.stores import Pair
 from tests.pairs import DURABLE_PAIRS, ENGINES
+from tests.server.served import soon
 
 START_MS = 1_800_000_000_000
 
@@ -122,10 +124,13 @@ def test_a_pause_stops_a_hand_over_between_two_steps(
         def paused(*arguments: Any) -> None:
             monkeypatch.undo()
             forget(*arguments)
-            store.pauses.begin(Flow.HAND_OVER)
+            operator.start()
+            soon(lambda: not store._held.is_moving)
 
+        operator = threading.Thread(target=store.pauses.begin, args=(Flow.HAND_OVER,))
         monkeypatch.setattr(store.engine.timers, "forget", paused)
         assert store.tick().moved == 10
+        operator.join(60)
         assert store.pending().total == 20
         store.pauses.end(Flow.HAND_OVER)
         assert store.tick().moved == 21

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from rmqstore.engine import session
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.runs import DamagedRunError, check_run, decode_run
 from rmqstore.engine.schema import HOLE, SPACES, TIMERS, TRACES
+from rmqstore.engine.timers import tombstones
 from rmqstore_memory.kv import MemoryKV
 
 MINUTE = 1_700_000_040_000
@@ -386,3 +390,31 @@ def test_ticks_behind_a_clock_that_ran_ahead_do_not_read_what_is_not_due() -> No
         store.forget(cursor)
     assert given_out == 25
     assert kv.read - before < 20 * given_out
+
+
+IN_ONE_TICK = """
+import sys
+import rmqstore
+clock = rmqstore.ManualClock(0)
+with rmqstore.open(sys.argv[1], engine="memory", clock=clock, services=False) as store:
+    sent = [store.send(rmqstore.Message("t", b"x"), delay_ms=1000) for _ in range(3)]
+    clock.advance(1000)
+    assert store.tick().handed_over == 3
+    assert store.cancel([each.handle for each in sent]) == [rmqstore.CancelOutcome.ALREADY_DELIVERED] * 3
+    assert "numpy" not in sys.modules
+"""
+
+
+def test_a_hand_over_imports_nothing(tmp_path: Path) -> None:
+    """F4: an interrupt within the first import of numpy leaves it broken."""
+    subprocess.run([sys.executable, "-c", IN_ONE_TICK, str(tmp_path / "store")], check=True)
+
+
+@given(st.lists(st.integers(1, 2**34), min_size=1, max_size=20, unique=True).map(sorted), st.integers(0, 2**34))
+def test_delivered_timers_are_found_among_those_of_their_tick(seqs: list[int], other: int) -> None:
+    kv, batch = MemoryKV("delivered", len(SPACES)), WriteBatch()
+    tombstones.put_delivered(batch, [(7, seq, 1) for seq in seqs])
+    kv.write(batch)
+    assert all(tombstones.was_delivered(kv, 7, seq, 1) for seq in seqs)
+    assert tombstones.was_delivered(kv, 7, other, 1) == (other in seqs)
+    assert not tombstones.was_delivered(kv, 7, seqs[-1], 2)

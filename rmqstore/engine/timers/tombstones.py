@@ -11,14 +11,14 @@ could hold a put is the last that starts at or below its seq.
 from __future__ import annotations
 
 import hashlib
+import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.records import has_keys, key_bytes_of, route_of
 from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
-from rmqstore.late import np
 
 _EPOCH_BYTES = 4
 _FIRST_ALONE = bytes(4)
@@ -55,8 +55,8 @@ def put_delivered(batch: WriteBatch, delivered: Iterable[tuple[int, int, int]]) 
     for tick, epoch, seqs in groups:
         steps = _FIRST_ALONE
         if len(seqs) > 1:
-            further = np.asarray(seqs, np.int64) - seqs[0]
-            steps = further.astype("<u4" if further[-1] < 2**32 else "<u8").tobytes()
+            kind = "I" if seqs[-1] - seqs[0] < 2**32 else "Q"
+            steps = struct.pack(f"{len(seqs)}{kind}", *map(seqs[0].__rsub__, seqs))
         entries.append(
             (DELIVERED + TICK_SEQ.pack(tick, seqs[0]), len(seqs).to_bytes(4, "big") + epoch.to_bytes(_EPOCH_BYTES, "big") + steps)
         )
@@ -69,14 +69,16 @@ def was_delivered(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
     if found is None or found[0][: 1 + U64.size] != DELIVERED + U64.pack(tick):
         return False
     of_epoch, steps = delivered_of(found[1])
-    return of_epoch == epoch and seq - int.from_bytes(found[0][-U64.size :], "big") in steps
+    step = seq - int.from_bytes(found[0][-U64.size :], "big")
+    at = bisect_left(steps, step)
+    return of_epoch == epoch and at < len(steps) and steps[at] == step
 
 
-def delivered_of(value: bytes) -> tuple[int, Any]:
-    """Return (epoch, seqs less the first one as an array) of a tombstone of delivered puts."""
+def delivered_of(value: bytes) -> tuple[int, Sequence[int]]:
+    """Return (epoch, rising seqs less the first one) of a tombstone of delivered puts."""
     count = int.from_bytes(value[:4], "big")
     data = value[4 + _EPOCH_BYTES :]
-    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8")
+    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), memoryview(data).cast("I" if len(data) == 4 * count else "Q")
 
 
 def drop_tombstones(floors: Floors, batch: WriteBatch, before_tick: int) -> bool:

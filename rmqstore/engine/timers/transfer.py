@@ -85,7 +85,7 @@ def _traces(key: bytes, value: bytes) -> Rows:
     if key[:1] == tables.CANCELLED:
         return [{"kind": CANCELLED, "tick": tick, "seq": seq, "epoch": int.from_bytes(value, "big")}]
     epoch, steps = tombstones.delivered_of(value)
-    return [{"kind": DELIVERED, "tick": tick, "seq": seq + step, "epoch": epoch} for step in steps.tolist()]
+    return [{"kind": DELIVERED, "tick": tick, "seq": seq + step, "epoch": epoch} for step in steps]
 
 
 def _timer_mark(kv: OrderedKV, key: bytes) -> Rows:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rocksdict
 from hypothesis import given, strategies as st
 
 import rmqstore_rocksdb.kv
@@ -409,6 +410,24 @@ def test_a_reopen_that_waits_for_a_sync_hears_that_the_disk_failed(tmp_path: Pat
 
 
 # ---------------------------------------------------------------- snapshots
+
+
+def test_a_checkpoint_finds_nothing_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would write that into tables with the GIL held."""
+    kv = open_kv(tmp_path)
+    put(kv, 1, b"v" * 1000)
+    make = rocksdict.Checkpoint
+    in_memory: list[int | None] = []
+
+    def patched(db: rocksdict.Rdict) -> rocksdict.Checkpoint:
+        in_memory.extend(family.property_int_value("rocksdb.num-entries-active-mem-table") for family in kv._db.families)
+        return make(db)
+
+    monkeypatch.setattr(rocksdict, "Checkpoint", patched)
+    with directory() as elsewhere:
+        kv.snapshot(elsewhere / "copy")
+    assert in_memory == [0] * len(SPACES)
+    kv.close()
 
 
 def test_calls_go_on_while_tables_are_copied_onto_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,9 @@ class Database:
 
     def checkpoint(self, path: Path) -> None:
         """Write a copy to the new directory ``path``."""
+        # It does this itself, but with the GIL held, so that no thread could do anything meanwhile.
+        for family in self.families:
+            family.flush(wait=True)
         rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
 
     def close(self) -> None:

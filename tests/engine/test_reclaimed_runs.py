@@ -21,3 +21,17 @@ def test_q1_the_disk_gets_the_room_back(engine_stores: Stores) -> None:
     assert [run.first for run in store.engine.pops._log.runs_from(topic, 0, 0)] == [10_000]  # type: ignore[attr-defined]
     assert kept(store) == (10_000,)
     assert ids(pop_all(store)) == ["myoung"]
+
+
+def test_queues_of_topics_that_are_gone_are_forgotten(engine_stores: Stores) -> None:
+    store = engine_stores.open(retention_ms=1000)
+    for step in range(6):
+        names = [f"t{step}-{number}" for number in range(20)]
+        for name in names:
+            store.send(message(name, name))
+        engine_stores.clock.advance(500)
+        store.tick()
+        for name in names:
+            store.topics.delete(name)
+    retention = store.engine.pops._retention  # type: ignore[attr-defined]
+    assert 0 < len(retention._looked) + len(retention._looked_before) <= 60

@@ -55,7 +55,9 @@ class Retention(Part):
     def __init__(self, beneath: Beneath) -> None:
         super().__init__(beneath)
         self._round: Iterator[tuple[Topic, int]] | None = None
+        # In this round, and in the one before: what no round comes to any more is forgotten.
         self._looked: dict[tuple[int, int], _Looked] = {}
+        self._looked_before: dict[tuple[int, int], _Looked] = {}
 
     def reclaim(self, transaction: Transaction, budget: int) -> UpkeepReport:
         """Add the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
@@ -97,6 +99,7 @@ class Retention(Part):
 
     def _all_queues(self) -> Iterator[tuple[Topic, int]]:
         """Yield every queue of the topics that there are now, as far as it is there when its turn comes."""
+        self._looked_before, self._looked = self._looked, {}
         for name in list(self._state.topics):
             topic = self._state.topics.get(name)
             for queue in range(0 if topic is None else len(topic.next_offsets)):
@@ -157,10 +160,11 @@ class Retention(Part):
         if before_ms <= 0:
             return first
         place = (topic.id, queue)
-        looked = self._looked.get(place)
+        looked = self._looked.get(place) or self._looked_before.get(place)
         if looked is not None and looked.offset >= first and looked.before_ms <= before_ms:
             first = looked.offset
             if looked.store_ms is not None and looked.store_ms >= before_ms:
+                self._looked[place] = looked
                 return first
         aged = self._log.aged(topic, queue, first, before_ms, _AGED_BYTES)
         for run in aged.damaged:

@@ -261,7 +261,7 @@ class FileChain:
                 try:
                     self._disk.sync_directory(directory)
                 except OSError as error:
-                    if error.errno in NO_ROOM:  # it could not be opened
+                    if error.errno is None or error.errno in NO_ROOM:  # of a signal handler; or it could not be opened
                         raise
                     raise FailedSyncError(errno.EIO, f"a sync failed: {error.strerror}") from error
             self._durable_names = names

@@ -32,6 +32,8 @@ _ZEROS = bytes(1024 * 1024)
 class DiskFile:
     """One open file."""
 
+    _fd = -1  # where a signal handler ends the constructor
+
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd

@@ -168,6 +168,8 @@ class CommitLog:
         try:
             self.chain.clear_from(self.tail)
         except OSError as error:
+            if error.errno is None:  # of a signal handler
+                raise
             raise OSError(errno.EIO, f"a part of a call cannot be taken out of the log: {error.strerror or error}") from error
 
     def sync(self) -> None:

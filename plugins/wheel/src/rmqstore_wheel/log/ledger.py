@@ -285,6 +285,8 @@ class Ledger(CommittedKV):
         try:  # as ``translated`` does, without its generator: every call runs this
             journal_records = call.commit()
         except OSError as error:
+            if is_from_outside(error):
+                raise
             if self.log.tail != place:  # it is written, and memory has a part of it at most
                 raise self.refuse_poisoned(error, "taking over what was written") from error
             if messages or not self._lend(error, to_upkeep=False):

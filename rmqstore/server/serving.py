@@ -17,10 +17,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,8 +53,14 @@ _DRAIN_S: Final = 5.0
 """So long a server that stops waits for clients to read their last answers."""
 
 
+_ROUND_S: Final = 0.02
+"""When a round has lasted for so long, what is left comes with the next one."""
+
 _LATER_S: Final = 0.1
 """So much later waiting pops look again when the server holds too much."""
+
+
+_Due = TypeVar("_Due")
 
 
 class _Answer(NamedTuple):
@@ -90,9 +96,9 @@ class Server:
         self._path = store.engine.directory.path  # one that is open in another process has no engine here, and cannot be served
         self.entrance = Entrance(self, token)
         self._pool = ThreadPoolExecutor(self.limits.threads, "rmqstore-server", lambda: self.threads.add(threading.current_thread()))
-        self._calls: list[Call] = []
+        self._calls: deque[Call] = deque()
         self._lines: dict[Key, Line] = {}
-        self._woken: list[Line] = []
+        self._woken: deque[Line] = deque()
         self._stepping: deque[Pop] = deque()
         self._holding: dict[Client, None] = {}  # those with long calls that have no thread yet, in their turn
         self._answers: list[_Answer] = []
@@ -109,7 +115,7 @@ class Server:
         for client in self.clients:
             if client.transport is not None:
                 client.transport.pause_reading()
-        while self._calls or self._stepping or self._long:
+        while self._calls or self._woken or self._stepping or self._long:
             self._round()
             if self._long:
                 await asyncio.wait(self._long)
@@ -160,16 +166,14 @@ class Server:
     def _round(self) -> None:
         """Do what is there, wait for the disk, and answer. An error is the answer of the call that it came from, and of no other."""
         self._is_round_due = False
-        calls, self._calls = self._calls, []
-        woken, self._woken = self._woken, []
-        steps = len(self._stepping)
+        until_s = time.monotonic() + _ROUND_S
         with Round(self._store) as held:
-            for call in calls:
+            for call in self._taken(self._calls, until_s):
                 self._begin(call, held)
-            for line in woken:
+            for line in self._taken(self._woken, until_s):
                 self._serve(line, held)
-            for _ in range(steps):
-                if (pop := self._stepping.popleft()).call.client.transport is not None:
+            for pop in self._taken(self._stepping, until_s):
+                if pop.call.client.transport is not None:
                     self._look(pop, held)
         self._go_on()
         answers, self._answers, self._told_bytes = self._answers, [], 0
@@ -178,6 +182,15 @@ class Server:
         self._settled(early)  # acks of pops that go on waiting, whose answers come to this again
         for answer, error in zip(answers, reversed(errors), strict=True):
             self._answer(answer.call, answer.data if error is None else _frame_of(answer.call, error), ends=answer.ends)
+
+    def _taken(self, due: deque[_Due], until_s: float) -> Iterator[_Due]:
+        """Take what a round does of what is due, the first at least."""
+        for _ in range(len(due)):
+            yield due.popleft()
+            if time.monotonic() > until_s:
+                break
+        if due:
+            self._due()
 
     def _settled(self, unsettled: Unsettled) -> Exception | None:
         """Wait until what an answer rests on is durable; returns the error if that fails."""
@@ -397,7 +410,7 @@ class Server:
     def _look(self, pop: Pop, held: Round) -> PopResult | None:
         """Look once for a pop, and answer it when that ends it; else return what it has found, which is nothing.
 
-        One that does not wait looks on with the next round at what it has not looked at.
+        One that does not wait goes on later with what it has not looked at.
         """
         try:
             if pop.line is not None and pop is pop.line.waiters[0]:

@@ -108,17 +108,16 @@ def test_a_repeat_that_is_refused_says_that_the_send_may_have_been_done(
     why: str,
 ) -> None:
     between, client = breaking
-    append = served.store._pops.append
+    server, answer = served.thread._server, served.thread._server._answer
     sent = Message("t", bytes(20_000))
 
-    def append_and_refuse(*arguments: Any) -> Any:
+    def refuse_and_lose(*answered: Any, **named: Any) -> None:
         monkeypatch.undo()
-        answer = append(*arguments)
         refuse(served)
         between.loses = True
-        return answer
+        answer(*answered, **named)
 
-    monkeypatch.setattr(served.store._pops, "append", append_and_refuse)
+    monkeypatch.setattr(server, "_answer", refuse_and_lose)
     with pytest.raises(StoreUnavailableError, match=f"{why} .* it may have been done"):
         client.send(sent)
     with pytest.raises(refusal, match=why):

@@ -18,8 +18,9 @@ from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerC
 from rmqstore.engine import session
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.runs import DamagedRunError, check_run, decode_run
-from rmqstore.engine.schema import HOLE, SPACES, TIMERS, TRACES
+from rmqstore.engine.schema import HOLE, SPACES, TIMERS, TRACES, after_prefix
 from rmqstore.engine.timers import tombstones
+from rmqstore_conformance.stores import Pair, message as labelled, stores_of
 from rmqstore_memory.kv import MemoryKV
 
 MINUTE = 1_700_000_040_000
@@ -390,6 +391,23 @@ def test_ticks_behind_a_clock_that_ran_ahead_do_not_read_what_is_not_due() -> No
         store.forget(cursor)
     assert given_out == 25
     assert kv.read - before < 20 * given_out
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_a_run_goes_with_the_call_that_cancels_all_of_it(left_out: int) -> None:
+    """So that no seal has to pass its holes; what is left of one that was cut is a run with holes."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        store = stores.open()
+        sent = list(store.send_batch([labelled(number) for number in range(2000)], delay_ms=1000))
+        kv = store.engine.timers._shared.kv  # type: ignore[attr-defined]
+        assert store.cancel(sent[left_out:]) == [CancelOutcome.CANCELLED] * (2000 - left_out)
+        assert len(list(kv.scan_all(TIMERS))) == left_out
+        assert any(kv.scan(TRACES, HOLE, after_prefix(HOLE), 1)) == bool(left_out)
+        assert (store.pending().total, store.verify()) == (left_out, [])
+        assert store.cancel(sent) == [CancelOutcome.CANCELLED] * 2000
+        assert stores.tick_after(store, 2000).handed_over == 0
+        assert store.cancel(sent) == [CancelOutcome.CANCELLED] * 2000
+        assert (store.pending().total, store.verify()) == (0, [])
 
 
 IN_ONE_TICK = """

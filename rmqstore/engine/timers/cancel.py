@@ -1,6 +1,7 @@
 """``Cancelling``: one call that cancels timers: what it answers for each, and what its one write changes.
 
-A cancelled timer leaves a tombstone. Its run goes when it held nothing else, otherwise a hole says which of its timers is no more.
+A cancelled timer leaves a tombstone. Its run goes when the call cancels all that it ever held, otherwise a hole says which of its timers
+is no more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Cancelling:
         self._answers: dict[Place, CancelOutcome] = {}
         self._ended: list[Place] = []
         self._gone: list[bytes] = []
-        self._holes: list[tuple[bytes, bytes]] = []
+        self._holes: dict[tuple[bytes, int], list[tuple[bytes, bytes]]] = {}
         self._index: list[bytes] = []
 
     def cancel_all(self, places: Sequence[Place | None]) -> list[CancelOutcome]:
@@ -69,10 +70,10 @@ class Cancelling:
             if located is None or located.put.epoch != epoch:
                 gone.append((place, located is None))
                 continue
-            if holes is None and not located.is_alone:
+            if holes is None and located.of > 1:
                 holes = set(compress(places, tombstones.which_holes(self._kv, places)))
             # A timer that is alone in its run is cancelled by taking the run away.
-            if not located.is_alone and holes is not None and place in holes:
+            if located.of > 1 and holes is not None and place in holes:
                 self._answers[place] = _CANCELLED
             elif self._sealed.covers(tick, seq):
                 self._answers[place] = _DELIVERED
@@ -98,10 +99,10 @@ class Cancelling:
         tick, seq, _ = place
         self._ended.append(place)
         self.ticks.append(tick)
-        if located.is_alone:
+        if located.of == 1:
             self._gone.append(located.key)
         else:
-            self._holes.append((tombstones.hole_key(tick, seq), b""))
+            self._holes.setdefault((located.key, located.of), []).append((tombstones.hole_key(tick, seq), b""))
         self._index += tombstones.index_keys(located.put.record, tick, seq)
         due = deliver_at_of(located.put.record)
         self.minutes[(tick if due < 0 else due) // MINUTE_MS] -= 1
@@ -109,8 +110,9 @@ class Cancelling:
     def changes(self) -> WriteBatch:
         """Return what the call changes, but for the counters."""
         write = WriteBatch()
-        write.delete_many(TIMERS, self._gone)
-        write.put_many(TRACES, self._holes)
+        # One that had a hole before is kept, as that lies in it.
+        write.delete_many(TIMERS, [*self._gone, *[key for (key, of), holes in self._holes.items() if len(holes) == of]])
+        write.put_many(TRACES, [hole for (_, of), holes in self._holes.items() if len(holes) < of for hole in holes])
         tombstones.put_cancelled(write, self._ended)
         write.delete_many(TRACES, self._index)
         return write

@@ -72,11 +72,11 @@ class LivePut(msgspec.Struct, frozen=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """A kept put that was found by its place, cancelled or not: the key of the run that holds it, and whether it is alone in that."""
+    """A kept put that was found by its place, cancelled or not: the key of the run that holds it, and how many that had."""
 
     key: bytes
     put: LivePut
-    is_alone: bool
+    of: int
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -491,7 +491,7 @@ class _FoundRun(NamedTuple):
         run, delta = self.run, seq - self.first_seq
         if not self.spans(tick, seq) or run.deltas[at := bisect_right(run.deltas, delta) - 1] != delta:
             return None
-        return Located(self.key, LivePut(tick, seq, run.epoch, run.record(at)), is_alone=len(run.sizes) == 1)
+        return Located(self.key, LivePut(tick, seq, run.epoch, run.record(at)), len(run.sizes))
 
 
 def _last_delta(value: bytes) -> int:

@@ -212,10 +212,12 @@ class SharedStore(Passing):
         What a signal handler interrupts the next call does.
 
         Raises:
-            RuntimeError: as with :meth:`Store.close`, when this process is the owner.
+            RuntimeError: as with :meth:`Store.close`, when this process is the owner; so in a thread of its server, as by a finalizer.
         """
         if is_closed_around(self, self._mine):
             return
+        if self._server is not None:
+            self._server.refuse_own_thread()
         self._stop_workers()
         with self._lock:
             self._is_gone = True

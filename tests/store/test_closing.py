@@ -96,6 +96,21 @@ def test_a_close_of_a_shared_store_within_a_call_is_refused_and_closes_nothing(t
     rmqstore.open(tmp_path / "s", engine=ENGINE).close()
 
 
+def test_a_close_of_a_shared_store_in_a_thread_of_its_server_is_refused_and_closes_nothing(tmp_path: Path) -> None:
+    """As by a finalizer that the collector runs there."""
+    with rmqstore.open(tmp_path / "s", engine=ENGINE, share=True, services=False) as store:
+
+        async def close() -> None:
+            store.close()
+
+        server: Any = store._server  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="nothing was done"):
+            server._done(close())
+        with rmqstore.connect(tmp_path / "s") as client:
+            client.send(Message("t", b"x"))
+        assert len(store.pop("t", "g")) == 1
+
+
 CHANGES: dict[str, Callable[[Store], object]] = {
     "schedules.put": lambda store: store.schedules.delete("x"),
     "confirm_clock_step": lambda store: store.confirm_clock_step(),

@@ -188,6 +188,7 @@ def test_p6_change_longer_and_shorter(stores: Stores) -> None:
     """P6: the lease ends when the new receipt says; the old receipt is STALE at once; attempt and first pop time stay."""
     store = filled(stores, 3)
     a, b, c = store.pop(T, G, invisible_ms=10_000)
+    stores.clock.advance(1)
     longer, shorter = store.change_invisible(a, invisible_ms=100_000), store.change_invisible(b, invisible_ms=1000)
     assert [longer.outcome, shorter.outcome] == [ChangeOutcome.CHANGED] * 2
     assert store.ack([a, b]) == [STALE, STALE]

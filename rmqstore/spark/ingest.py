@@ -227,10 +227,12 @@ def ingest_here(job: Job, *, wait_ms: int = LOCK_WAIT_MS) -> list[ShardReport]:
     return found
 
 
-def complete(job: Job, set_aside: Callable[[], Sequence[StagedFile]], now_ms: int | None, send: Callable[[list[int]], _Sent]) -> _Sent:
+def complete(
+    job: Job, set_aside: Callable[[], Sequence[StagedFile]], now_ms: int | None, send: Callable[[list[int]], _Sent]
+) -> tuple[_Sent, JobRecord]:
     """Commit what ``set_aside`` stages, unless the job was committed before; then let ``send`` take in the shards that miss some.
 
-    Returns the answer of ``send``. A job that cannot be committed leaves nothing.
+    Returns the answer of ``send``, and the record of the job. A job that cannot be committed leaves nothing.
     """
     files: Sequence[StagedFile] = ()
     is_new = job.record() is None
@@ -241,13 +243,13 @@ def complete(job: Job, set_aside: Callable[[], Sequence[StagedFile]], now_ms: in
             if is_new:
                 job.commit(files, now_ms, check_room)
             sent = send(job.missing_shards())
-            job.finish()
+            record = job.finish()
     except BaseException:
         job.discard()  # unless it is committed
         raise
     # Also of what this run staged: another one of this id may have been faster with the commit.
     job.check_same(files if is_new else set_aside())
-    return sent
+    return sent, record
 
 
 def complete_here(job: Job, files: Sequence[StagedFile], now_ms: int | None, wait_ms: int) -> None:

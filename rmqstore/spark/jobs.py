@@ -45,7 +45,7 @@ import re
 import secrets
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -168,9 +168,7 @@ class Job:
                         sync_path(folder)
                 write_json(self.path / _RECORD, record)
             kept = set() if record.is_done else {self.staged / file.name for file in record.files}
-            kept |= {self.rejected / file.name for file in record.files if file.rejected}
-            for entry in {*self.staged.glob("*"), *self.rejected.glob("*")} - kept:
-                entry.unlink(missing_ok=True)
+            self._sweep(kept | {self.rejected / file.name for file in record.files if file.rejected})
         return record
 
     def _check_split(self, files: Iterable[StagedFile]) -> None:
@@ -285,7 +283,9 @@ class Job:
         """Return the record of a job that goes on; :class:`TransferError` when it was given up, or taken back behind its commit."""
         record = self.record()
         if record is None:
-            raise TransferError(f"job {self.id!r} of {self.dataset.path} was taken back; nothing of it was sent, so run it again")
+            raise TransferError(
+                f"job {self.id!r} of {self.dataset.path} is not known here, or was taken back; nothing of it was sent, so run it again"
+            )
         if record.is_dropped:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
         return record
@@ -294,8 +294,8 @@ class Job:
         """Say whether a shard has everything of its part."""
         return record.is_done or ((progress := self.progress(shard)) is not None and progress.is_done)
 
-    def finish(self) -> None:
-        """Note that every shard has everything, and remove the staged files; raises as :meth:`committed`.
+    def finish(self) -> JobRecord:
+        """Note that every shard has everything, and remove the staged files; returns the record, and raises, as :meth:`committed`.
 
         The record stays, until there are many newer ones.
         """
@@ -303,6 +303,7 @@ class Job:
         if not self.missing_shards():
             self._close(record)
             prune(self.dataset)
+        return record
 
     def _close(self, record: JobRecord) -> None:
         if not record.is_done:
@@ -310,6 +311,12 @@ class Job:
             (self.path / _RECORD).unlink(missing_ok=True)
             sync_path(self.path)  # with the files gone, it must not come back
         shutil.rmtree(self.staged, ignore_errors=True)
+        self._sweep({self.rejected / file.name for file in record.files if file.rejected})
+
+    def _sweep(self, kept: Set[Path]) -> None:
+        """Remove what another run of the job has set aside."""
+        for entry in {*self.staged.glob("*"), *self.rejected.glob("*")} - kept:
+            entry.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Remove what is known of a finished job, in one step; of any other, everything stays."""

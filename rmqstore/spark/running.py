@@ -118,7 +118,8 @@ def schedule(
     columns = df.select(*written_columns(df.columns))
     set_aside = partial(_reported, columns, StagedFile, lambda batches: iter([staged_here(job, batches, rules)]))
     send = partial(_run, df.sparkSession, ShardReport, lambda shard: ingest_shard(job, shard, wait_ms=lock_wait_ms))
-    found, record = {report.shard: report for report in complete(job, set_aside, now_ms, send)}, job.committed()
+    sent, record = complete(job, set_aside, now_ms, send)
+    found = {report.shard: report for report in sent}
     # What is not reported had everything.
     reports = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in record.shards.items())
     repeated = sum(each.repeated for each in reports)

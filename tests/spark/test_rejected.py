@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rmqstore import transfer
 from rmqstore.schemas import IN_SCHEMA
 from rmqstore.spark import Dataset, copies, repair, resharding
 from rmqstore.spark.failures import encoded
+from rmqstore.spark.ingest import complete, complete_here
 from rmqstore.spark.jobs import Job, prune
 from rmqstore.spark.readout import View, Wanted, plan, read
 from rmqstore.spark.staging import OnBadRow, Rules, StagedFile, counted, rules_of, stage
@@ -109,6 +111,28 @@ def test_rejected_rows_that_are_gone_are_told_from_those_of_a_job_that_is_forgot
         list(read(part, asked))
     prune(dataset, 0)
     assert list(read(part, asked)) == rejected(dataset) == []
+
+
+def test_what_another_run_has_set_aside_behind_the_commit_goes_with_the_end(dataset: Dataset) -> None:
+    bad = flawed(0, 2, body={0: None})
+    runs = [Job(dataset, "load"), Job(dataset, "load")]
+    (first,), (second,) = (collected(job, [bad]) for job in runs)
+    runs[0].commit([first], NOW_MS)
+    (second,) = collected(runs[1], [bad])
+    complete_here(runs[1], [second], NOW_MS, 0)
+    assert [each.name for each in runs[1].rejected.iterdir()] == [first.name]
+    assert len(rejected(dataset)) == 1
+
+
+def test_a_job_that_is_forgotten_as_it_ends_again_is_told_as_it_was(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With very many newer jobs; who was told to run it again would send it twice."""
+    job = Job(dataset, "load")
+    files = collected(job, [flawed(0, 4, body={0: None})])
+    complete_here(job, files, NOW_MS, 0)
+    monkeypatch.setattr("rmqstore.spark.jobs.prune", partial(prune, kept=0))
+    _, record = complete(job, lambda: files, NOW_MS, lambda shards: shards)
+    assert (record.rows, record.rejected) == (3, 1)
+    assert job.record() is None
 
 
 def damaged(path: Path, how: str) -> None:

@@ -197,9 +197,9 @@ def _print(store: Store, run: Run, messages: Sequence[PoppedMessage], interrupt:
 
 
 def _lease_end_ms(message: PoppedMessage) -> int | None:
-    """Return when the lease ends, by its receipt, which counts also when an attempt was repeated."""
+    """Return when the lease ends, by its receipt, also that of a repeated attempt; its pop time may be ahead of the clock."""
     receipt = None if message.receipt is None else Receipt.parse(message.receipt)
-    return None if receipt is None else receipt.pop_time_ms + receipt.invisible_ms
+    return None if receipt is None else min(receipt.pop_time_ms, stores.now_ms()) + receipt.invisible_ms
 
 
 def _show(message: PoppedMessage, run: Run) -> None:

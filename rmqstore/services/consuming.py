@@ -448,7 +448,10 @@ class Consumer:
 
 
 def _of_lease(receipt: Receipt, attempt: int, first_pop_ms: int) -> tuple[object, ...]:
-    """Return what stays the same when a lease is extended, and is another one's when somebody else has the message."""
+    """Return what stays the same when a lease is extended, and is another one's when somebody else has the message.
+
+    But for a group that was reset and popped again within the same ms.
+    """
     return receipt.topic, receipt.queue_id, receipt.queue_offset, receipt.retry_flag, attempt, first_pop_ms
 
 

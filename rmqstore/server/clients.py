@@ -108,6 +108,7 @@ class Client(asyncio.Protocol):
         self.calls: dict[int, Waiter | None] = {}
         self.held: deque[Call] = deque()
         self.held_bytes = 0
+        self.due = 0
         self.is_unread = False
         self.is_local = False
 

@@ -154,7 +154,14 @@ class Server:
     # ------------------------------------------------------------ rounds
 
     def take(self, call: Call) -> None:
-        """Do a call with the next round."""
+        """Do a call with one of the next rounds; more than a client may have under way are not kept."""
+        client = call.client
+        under_way = client.due + len(client.calls)
+        if under_way >= self.limits.client_calls and call.name != GIVE_UP:
+            refusal = PollingFullError(f"{under_way} calls of this client are under way, which is its limit")
+            self._answer(call, _frame_of(call, refusal), ends=False)
+            return
+        client.due += 1
         self._calls.append(call)
         self._due()
 
@@ -166,13 +173,12 @@ class Server:
     def _round(self) -> None:
         """Do what is there, wait for the disk, and answer. An error is the answer of the call that it came from, and of no other."""
         self._is_round_due = False
-        until_s = time.monotonic() + _ROUND_S
         with Round(self._store) as held:
-            for call in self._taken(self._calls, until_s):
+            for call in self._taken(self._calls):
                 self._begin(call, held)
-            for line in self._taken(self._woken, until_s):
+            for line in self._taken(self._woken):
                 self._serve(line, held)
-            for pop in self._taken(self._stepping, until_s):
+            for pop in self._taken(self._stepping):
                 if pop.call.client.transport is not None:
                     self._look(pop, held)
         self._go_on()
@@ -183,8 +189,9 @@ class Server:
         for answer, error in zip(answers, reversed(errors), strict=True):
             self._answer(answer.call, answer.data if error is None else _frame_of(answer.call, error), ends=answer.ends)
 
-    def _taken(self, due: deque[_Due], until_s: float) -> Iterator[_Due]:
+    def _taken(self, due: deque[_Due]) -> Iterator[_Due]:
         """Take what a round does of what is due, the first at least."""
+        until_s = time.monotonic() + _ROUND_S  # of each kind, so that none keeps out the others
         for _ in range(len(due)):
             yield due.popleft()
             if time.monotonic() > until_s:
@@ -235,14 +242,14 @@ class Server:
 
     def _begin(self, call: Call, held: Round) -> None:
         client, number, name = call.client, call.number, call.name
+        client.due -= 1
         if client.transport is None:  # it is gone, and so is what was held of it
             return
         if name == GIVE_UP:
             self._give_up(call)
             return
-        if len(client.calls) >= self.limits.client_calls or number in client.calls:
-            refusal = PollingFullError(f"{len(client.calls)} calls of this client are under way, which is its limit, or have its number")
-            self._tell(call, refusal, [], ends=False)
+        if number in client.calls:
+            self._tell(call, PollingFullError(f"a call of this client with the number {number} is under way"), [], ends=False)
             return
         client.calls[number] = None
         try:
@@ -588,10 +595,11 @@ class ServerThread:
         self._server = Server(store, token=token, limits=limits)
         self._loop = asyncio.SelectorEventLoop()  # the program's own kind may have other transports, as uvloop has
         self._stopping = threading.Lock()
+        self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="rmqstore-server", daemon=True)
-        self._thread.start()
-        _threads.add(self)
         try:
+            self._thread.start()
+            _threads.add(self)
             self.listening = self._done(listen(self._server.entrance))
         except BaseException:
             self.stop()
@@ -607,9 +615,14 @@ class ServerThread:
         with self._stopping:
             _threads.discard(self)
             if self._thread.is_alive():
-                self._done(self._server.stop())
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join()
+                with suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._end)
+                self._thread.join()  # and for no answer of the loop, which may be at its end
+
+    def _end(self) -> None:
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._server.stop())
+            self._ending.add_done_callback(lambda _: self._loop.stop())
 
     def refuse_own_thread(self) -> None:
         """Refuse to stop in a thread of the server, as by a finalizer that the collector calls there: it would wait for itself.

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError
+from rmqstore.server import serving
 from rmqstore.server.clients import ROW_BYTES, _number_in
 from rmqstore.server.connection import Connection
 from rmqstore.server.wire import frame
@@ -68,6 +69,19 @@ def test_calls_beyond_what_a_server_holds_are_refused(served: Served) -> None:
     slow.close()
     soon(lambda: server.refusal(1_000_000) is None)
     assert sorted(len(each.body) for each in client.pop("t", "g")) == [1, 900_000, 900_000]
+
+
+@pytest.mark.limits(client_calls=100)
+def test_no_more_calls_of_a_client_are_kept_than_it_may_have_under_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_ROUND_S", -1.0)  # each round does one call
+    client = served.raw()
+    client.say(*([number, "topics.list", [], {}] for number in range(1, 501)))
+    answers = dict(answer(client) for _ in range(500))
+    refused = [each for each in answers.values() if isinstance(each, PollingFullError)]
+    assert len(refused) > 300
+    assert sum(each == [] for each in answers.values()) == 500 - len(refused) >= 100
+    client.say([501, "topics.list", [], {}])
+    assert answer(client) == (501, [])
 
 
 @pytest.mark.limits(held_bytes=5_000_000, threads=1)

@@ -222,16 +222,14 @@ class SharedStore(Passing):
         with self._lock:
             self._is_gone = True
         self._follower.close()
+        if self._server is not None:
+            self._server.stop()  # before the store and its directory, which it uses until it has ended
         try:
-            if self._server is not None:
-                self._server.stop()
+            if self._mine is not None:
+                self._mine.close()
         finally:
-            try:
-                if self._mine is not None:
-                    self._mine.close()
-            finally:
-                if self._home is not None:
-                    self._home.close()
+            if self._home is not None:
+                self._home.close()
 
     @property
     def _is_closed(self) -> bool:

@@ -23,10 +23,11 @@ def open(  # noqa: A001 - a store opens like a file
         raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
     clock = checked_clock(clock)
     engines = OwnedEngines(checked_path(path), {"engine": engine, **settings})
+    store: Store | None = None
     try:
         store = Store(engines, clock, services=services)
+        get_plugins().notify_opened(store)
     except BaseException:
-        engines.close()
+        (store or engines).close()
         raise
-    get_plugins().notify_opened(store)
     return store

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from rmqstore.store.administration import Transfer
 from rmqstore.store.waits import Signal
 
 if TYPE_CHECKING:
     from rmqstore.store.reader import Reader
+
+_OF_STORE: Final = f"{__package__}."
+_OF_A_CALL: Final = (_OF_STORE, "rmqstore.services.metrics")
+"""Whose frames a call has before it asks; the metrics wrap calls."""
 
 
 def refuse_within(store: Reader) -> None:
@@ -26,13 +31,13 @@ def refuse_within(store: Reader) -> None:
     frame, is_own = sys._getframe(1), True  # the frames of the call itself come first
     while (around := frame.f_back) is not None:
         frame = around
-        is_of_store = frame.f_globals.get("__name__", "").startswith(f"{__package__}.")
-        if is_own and is_of_store:
+        module = frame.f_globals.get("__name__", "")
+        if is_own and module.startswith(_OF_A_CALL):
             continue
         is_own = False
-        if frame.f_code is Signal.wait_beyond.__code__:
-            return
-        if is_of_store:
+        if frame.f_code is Signal.wait_beyond.__code__ or frame.f_code is Transfer.dump.__code__:
+            return  # a dump holds nothing while it tells how far it is
+        if module.startswith(_OF_STORE):
             owner = frame.f_locals.get("self")
             if owner is store or getattr(owner, "_store", None) is store:
                 raise RuntimeError(

@@ -76,13 +76,15 @@ class Engines:
         )
 
     def close(self) -> None:
-        """Close the engines, then let go of the directory, whatever fails on the way. What is interrupted the next call does."""
+        """Close the engines, then let go of the directory, also when one of them fails. What is interrupted twice the next call does."""
         failed: BaseException | None = None
-        for close in (*(session.close for session in reversed(self.sessions.values())), self._let_go):
+        for session in reversed(self.sessions.values()):
             try:
-                close()
+                session.close()
             except BaseException as error:
                 failed = failed or error
+                session.close()  # it was interrupted, or has failed and is closed; the directory is not let go of before
+        self._let_go()
         if failed is not None:
             raise failed
 

@@ -632,7 +632,8 @@ class Store(Reader):
         super()._refuse()
         if self._untold is not None and not (self._ticker is not None and self._ticker.is_here):  # which goes on without being told
             untold, self._untold = self._untold, None
-            raise untold
+            if untold is not None:  # no other thread was told
+                raise untold
         if self.engine.directory.is_removed:
             self._refusal = StorePoisonedError(
                 f"the files of store {self._path}, or its lock file, were removed while it was open; close it, and if nothing is left, "

@@ -15,6 +15,7 @@ import pytest
 
 import rmqstore
 from rmqstore import LostCallsError, ManualClock, Message, Store, StoreClosedError
+from rmqstore.plugins import Plugins
 from rmqstore.store.ticker import Ticker
 from tests.pairs import DURABLE_PAIRS, ENGINES
 from tests.server.served import ENGINE, soon
@@ -96,6 +97,37 @@ def test_a_close_of_a_shared_store_within_a_call_is_refused_and_closes_nothing(t
     rmqstore.open(tmp_path / "s", engine=ENGINE).close()
 
 
+def test_an_open_that_is_interrupted_in_a_hook_leaves_the_directory_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def notified(plugins: object, store: Store) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Plugins, "notify_opened", notified)
+        with pytest.raises(KeyboardInterrupt):
+            rmqstore.open(tmp_path / "s", engine=ENGINES[-1])
+    rmqstore.open(tmp_path / "s", engine=ENGINES[-1]).close()
+
+
+def test_a_close_that_is_interrupted_as_it_waits_for_its_server_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = rmqstore.open(tmp_path / "s", engine=ENGINE, share=True, services=False)
+    thread = store._server._thread
+    join, left = thread.join, [StoppedError()]
+
+    def interrupted_join() -> None:
+        if left:
+            join()  # it may have ended by now, or be about to
+            raise left.pop()
+        join()
+
+    monkeypatch.setattr(thread, "join", interrupted_join)
+    monkeypatch.setattr(thread, "is_alive", lambda: True)
+    with pytest.raises(StoppedError):
+        store.close()
+    assert not store._mine._is_closed, "a server may be using it"
+    store.close()
+    rmqstore.open(tmp_path / "s", engine=ENGINE).close()
+
+
 def test_a_close_of_a_shared_store_in_a_thread_of_its_server_is_refused_and_closes_nothing(tmp_path: Path) -> None:
     """As by a finalizer that the collector runs there."""
     with rmqstore.open(tmp_path / "s", engine=ENGINE, share=True, services=False) as store:
@@ -138,6 +170,14 @@ def test_what_takes_locks_of_its_own_is_refused_within_a_call_before_it_does(
         monkeypatch.setattr(store.engine.pops, "apply", within)
         store.schedules.put("x", timedelta(days=1), Message("t", b"x"))
         assert refused
+
+
+def test_who_is_told_how_far_a_dump_is_may_call_the_store(tmp_path: Path) -> None:
+    told: list[int] = []
+    with rmqstore.open(tmp_path / "s", engine=ENGINE, services=False) as store:
+        store.send(Message("t", b"x"))
+        store.transfer.dump(tmp_path / "dump", progress=lambda *_: told.append(store.tick().moved))
+    assert told
 
 
 def is_within(thread: threading.Thread, call: Callable[..., object]) -> bool:
@@ -185,6 +225,22 @@ def test_lost_calls_are_told_while_the_ticker_is_within_a_tick(tmp_path: Path, m
     may_go_on.set()
     store.send(Message("t", b"x"))
     store.close()
+
+
+def test_lost_calls_are_told_to_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], services=False) as store:
+
+        class Other:
+            @property
+            def is_here(self) -> bool:
+                store._untold = None  # another thread is told in this moment
+                return False
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "_ticker", Other())
+            store._untold = LostCallsError("gone")
+            store.send(Message("t", b"x"))
+        assert len(store.pop("t", "g")) == 1
 
 
 def test_when_to_wake_is_not_told_of_a_closed_store(tmp_path: Path) -> None:

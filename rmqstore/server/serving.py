@@ -56,6 +56,9 @@ _DRAIN_S: Final = 5.0
 _ROUND_S: Final = 0.02
 """When a round has lasted for so long, what is left comes with the next one."""
 
+_DUE: Final = 4
+"""So many times what a client may have under way is kept until it is begun: beside a call come the end of its wait, and a release."""
+
 _LATER_S: Final = 0.1
 """So much later waiting pops look again when the server holds too much."""
 
@@ -154,11 +157,10 @@ class Server:
     # ------------------------------------------------------------ rounds
 
     def take(self, call: Call) -> None:
-        """Do a call with one of the next rounds; more than a client may have under way are not kept."""
+        """Do a call with one of the next rounds."""
         client = call.client
-        under_way = client.due + len(client.calls)
-        if under_way >= self.limits.client_calls and call.name != GIVE_UP:
-            refusal = PollingFullError(f"{under_way} calls of this client are under way, which is its limit")
+        if client.due >= _DUE * self.limits.client_calls:
+            refusal = PollingFullError(f"{client.due} calls of this client are not begun yet; wait for answers before more are made")
             self._answer(call, _frame_of(call, refusal), ends=False)
             return
         client.due += 1
@@ -248,8 +250,9 @@ class Server:
         if name == GIVE_UP:
             self._give_up(call)
             return
-        if number in client.calls:
-            self._tell(call, PollingFullError(f"a call of this client with the number {number} is under way"), [], ends=False)
+        if len(client.calls) >= self.limits.client_calls or number in client.calls:
+            refusal = PollingFullError(f"{len(client.calls)} calls of this client are under way, which is its limit, or have its number")
+            self._tell(call, refusal, [], ends=False)
             return
         client.calls[number] = None
         try:

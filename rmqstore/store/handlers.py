@@ -59,7 +59,8 @@ def is_closed_around(closing: Reader, owned: Reader | None) -> bool:
     """
     frame: FrameType | None = sys._getframe(1)
     while (frame := frame and frame.f_back) is not None:
-        if frame.f_code.co_name == "close" and frame.f_locals.get("self") is closing:
+        is_close = frame.f_code.co_name == "close" and frame.f_globals.get("__name__", "").startswith("rmqstore.")  # not of a subclass
+        if is_close and frame.f_locals.get("self") is closing:
             return True
     if owned is not None:
         refuse_within(owned)

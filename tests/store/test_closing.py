@@ -16,6 +16,7 @@ import pytest
 import rmqstore
 from rmqstore import LostCallsError, ManualClock, Message, Store, StoreClosedError
 from rmqstore.plugins import Plugins
+from rmqstore.store.opening import OwnedEngines
 from rmqstore.store.ticker import Ticker
 from tests.pairs import DURABLE_PAIRS, ENGINES
 from tests.server.served import ENGINE, soon
@@ -63,6 +64,15 @@ def test_a_close_that_is_interrupted_is_made_whole_by_the_next(tmp_path: Path, e
         with rmqstore.open(tmp_path / "s", services=False) as again:
             assert [each.body for each in again.pop("t", "g")] == [b"%d" % at]
             again.topics.delete("t")
+
+
+def test_a_subclass_may_close_in_its_own_way(tmp_path: Path) -> None:
+    class Mine(Store):
+        def close(self) -> None:
+            super().close()
+
+    for _ in range(2):
+        Mine(OwnedEngines(tmp_path / "s", {"engine": ENGINES[-1]}), ManualClock(0), services=False).close()
 
 
 def test_an_open_that_gets_no_thread_leaves_the_directory_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

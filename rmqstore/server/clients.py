@@ -89,6 +89,7 @@ class Client(asyncio.Protocol):
     Attributes:
         calls: those under way, by number; of one that waits, what waits.
         held: long calls that wait for a thread, or until the client reads its answers.
+        due: how many calls have come and are not begun.
         held_bytes: what its requests count with among what the server holds, but for long calls that have a thread.
         is_local: it came by a unix socket.
         transport: what its answers are written to; None when it has gone, and before it has agreed on TLS.

@@ -34,6 +34,9 @@ SMALL_BYTES: Final = 16 << 10
 ROW_BYTES: Final = 600
 """What a row of a batch takes in memory while it is checked and written, beside its own bytes (measured)."""
 
+_LOOK_BYTES: Final = 4 << 20
+"""A request may take ``unread_s`` for each so many bytes, and twice that for the rest: else one that comes byte by byte counts for ever."""
+
 _NUMBER_BYTES: Final = 10
 """A request begins with its number within so many bytes."""
 
@@ -55,7 +58,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         waiting_calls: how many pops and sends may wait at a time, of all clients; a send beyond that does not wait.
         client_calls: how many calls of one client may be under way.
         unread_bytes: when more answers than this wait for a client to read them, its next calls wait.
-        unread_s: a client that reads nothing for so long then is cut off; so is one that sends nothing more of a request for so long.
+        unread_s: a client that reads nothing for so long then is cut off; so is one that sends nothing more of a request for so long, or
+            takes many times that for one (``_LOOK_BYTES``).
         held_bytes: what requests that come in or are under way, and answers until they are read, may hold together, of all clients.
             Beyond it calls are refused that bring or fetch much.
         threads: for the calls that take long, of all clients.
@@ -102,6 +106,7 @@ class Client(asyncio.Protocol):
         self._is_greeted = False
         self._longest = _HELLO_BYTES
         self._is_let_in = False  # the request that is coming in
+        self._looks = 0  # so many more times it is seen to, at the most
         self._refused_bytes = 0  # of one that was not let in, what has not come yet
         self._cut: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
@@ -160,6 +165,7 @@ class Client(asyncio.Protocol):
                         self._refused_bytes = HEAD.size + size
                         continue
                     self._is_let_in = True
+                    self._looks = 2 + size // _LOOK_BYTES
                     self._server.hold(self, size)
                 if end - at - HEAD.size < size:
                     break
@@ -175,7 +181,7 @@ class Client(asyncio.Protocol):
             return
         del unparsed[:at]
         if self._is_let_in and self._cut is None:
-            self._cut_unless_sent(-1)
+            self._look_later()
 
     def _take(self, data: bytes) -> None:
         if self._is_greeted:
@@ -279,15 +285,18 @@ class Client(asyncio.Protocol):
         else:
             self._cut = asyncio.get_running_loop().call_later(self._server.limits.unread_s, self._cut_unless_read, left)
 
+    def _look_later(self) -> None:
+        self._cut = asyncio.get_running_loop().call_later(self._server.limits.unread_s, self._cut_unless_sent, len(self._unparsed))
+
     def _cut_unless_sent(self, before: int) -> None:
-        """Cut the client off if nothing of the request has come since that it was let in with, and else look again."""
+        """Cut the client off if nothing of the request has come since that it was let in with, or it takes too long; else look again."""
         if self.transport is None or self._server.is_stopping:
             return
-        come = len(self._unparsed)
-        if come <= before:
+        self._looks -= 1
+        if len(self._unparsed) <= before or not self._looks:
             self.transport.abort()
         else:
-            self._cut = asyncio.get_running_loop().call_later(self._server.limits.unread_s, self._cut_unless_sent, come)
+            self._look_later()
 
     def resume_writing(self) -> None:
         self.is_unread = False
@@ -295,7 +304,7 @@ class Client(asyncio.Protocol):
         if self.transport is not None and not self._server.is_stopping:
             self.transport.resume_reading()
             if self._is_let_in:
-                self._cut_unless_sent(-1)
+                self._look_later()
             self._server.resume(self)
 
     def _uncut(self) -> None:

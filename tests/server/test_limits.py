@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError
-from rmqstore.server import serving
-from rmqstore.server.clients import ROW_BYTES, _number_in
+from rmqstore.server import clients, serving
+from rmqstore.server.clients import ROW_BYTES, Client, _number_in
 from rmqstore.server.connection import Connection
 from rmqstore.server.wire import frame
 from tests.server.served import NOW, SECOND, Served, answer, asked, let_turn, soon, waiting
@@ -215,19 +215,37 @@ def test_a_request_that_comes_no_further_is_cut_off(served: Served) -> None:
     silent.close()
 
 
-def test_a_request_that_comes_slowly_is_taken(served: Served) -> None:
-    request = frame([1, "send", [Message("t", bytes(900_000))], {}])
-    slow = beginning(served, request)
+def trickle(served: Served, slow: Connection, request: bytes | bytearray, pieces: int) -> Client:
+    """Let so many pieces of a request come that has begun, each of them when ``unread_s`` is over; returns the client at the server."""
     soon(lambda: any(client._cut for client in served.thread._server.clients))
     (client,) = served.thread._server.clients
-    for sent in range(100, 500, 100):  # each time unread_s is over, something has come
+    for sent in range(100, 100 * (1 + pieces), 100):
         slow._socket.sendall(request[sent : sent + 100])
         soon(lambda come=sent + 100: len(client._unparsed) == come)  # type: ignore[misc]
         served.thread._loop.call_soon_threadsafe(client._cut_unless_sent, sent)
         let_turn(served.thread)
+    return client
+
+
+def test_a_request_that_comes_slowly_is_taken(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_LOOK_BYTES", 300_000, raising=False)
+    request = frame([1, "send", [Message("t", bytes(900_000))], {}])
+    slow = beginning(served, request)
+    client = trickle(served, slow, request, 4)
     slow._socket.sendall(request[500:])
     assert not isinstance(answer(slow)[1], Exception)
     assert client._cut is None, "a connection may be silent between its requests"
+    slow.close()
+
+
+def test_a_request_that_does_not_come_to_its_end_is_cut_off(served: Served) -> None:
+    """Though some of it comes every half a minute: all of it is counted as long as it may come."""
+    request = frame([1, "send", [Message("t", bytes(900_000))], {}])
+    slow = beginning(served, request)
+    trickle(served, slow, request, 2)
+    assert slow._reader.read() == b""
+    soon(lambda: not served.thread._server.clients)
+    assert served.thread._server._asked_bytes == 0
     slow.close()
 
 

@@ -16,7 +16,7 @@ import msgspec
 from rmqstore.batch import MessageBatch, map_parts
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, IllegalMessageError
 from rmqstore.late import pa, pc, schemas
-from rmqstore.message import MAX_TIME_MS, REQUEST_PROPERTIES, Message
+from rmqstore.message import MAX_TIME_MS, NO_PLACE, REQUEST_PROPERTIES, Message
 from rmqstore.when import timedelta_ms
 
 _SECOND_MS = 1000
@@ -106,7 +106,7 @@ def without_requests(message: Message, now_ms: int) -> Message:
     if message.deliver_at_ms is not None:
         raise IllegalMessageError("deliver_at_ms and a property that asks for a time exclude each other; give one")
     if message.message_group is not None:
-        raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
+        raise IllegalMessageError(NO_PLACE)
     return msgspec.structs.replace(message, properties=kept, deliver_at_ms=wanted_ms)
 
 

@@ -8,7 +8,6 @@ import secrets
 import threading
 import uuid
 
-from rmqstore.errors import IllegalArgumentTypeError
 from rmqstore.late import np, pa
 
 _VERSION = 1
@@ -80,8 +79,6 @@ def ids_of_mark(mark: bytes, count: int) -> pa.Array:
 
 
 def _prefix_of_mark(mark: bytes) -> str:
-    if not isinstance(mark, bytes):
-        raise IllegalArgumentTypeError(f"a mark must be bytes, not {type(mark).__name__}")
     return f"{_VERSION:02X}{hashlib.blake2b(mark, digest_size=_MARK_BYTES).hexdigest().upper()}"
 
 

@@ -32,6 +32,8 @@ MAX_MARK_BYTES: Final = 255
 MAX_REASON_BYTES: Final = 1024
 MAX_NOTE_BYTES: Final = 64 * 1024
 
+NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
+
 CALL_NAME: Final = b"\x00RMQS"
 LANE_BYTES: Final = len(CALL_NAME) + 10
 CALL_NAME_BYTES: Final = LANE_BYTES + 6
@@ -270,7 +272,7 @@ def check_message(message: Message) -> None:
     if message.message_group is not None:
         check_word("message_group", message.message_group, MAX_GROUP_KEY_BYTES)
         if message.deliver_at_ms is not None:
-            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
+            raise IllegalMessageError(NO_PLACE)
     size = property_overhead_bytes(len(message.topic))
     size += _property_bytes("UNIQ_KEY", MADE_ID_BYTES if message.message_id is None else len(message.message_id.encode()))
     if message.message_group is not None:

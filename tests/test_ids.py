@@ -6,11 +6,10 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pytest
 from hypothesis import given
 
 import rmqstore
-from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch
+from rmqstore import ManualClock, Message, MessageBatch
 from rmqstore.ids import MessageIds, id_of_mark, ids_of_mark
 
 FORM = r"^01[0-9A-F]{32}$"
@@ -38,13 +37,6 @@ def test_a_column_of_new_ids_goes_on_where_single_ones_ended() -> None:
     last = maker.one(1_700_000_000_000)
     assert [each[-8:] for each in (first, *more, last)] == ["FFFFFFFE", "FFFFFFFF", "00000000", "00000001", "00000002"]
     assert len({each[:-8] for each in (first, *more, last)}) == 1
-
-
-@pytest.mark.parametrize("mark", ["text", 5, None])
-def test_a_mark_that_is_no_bytes_is_named(mark: object) -> None:
-    for ask in (id_of_mark, ids_of_mark):
-        with pytest.raises(IllegalArgumentError, match="a mark must be bytes"):
-            ask(mark, 1)  # type: ignore[arg-type, operator]
 
 
 def test_rows_and_columns_of_one_mark_get_the_same_ids(tmp_path: Path) -> None:

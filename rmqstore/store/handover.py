@@ -6,14 +6,14 @@ The steps and their order are those of the explicit-state model in tests/model; 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 from rmqstore.contract import MAX_CORNERS, PopTxn
 
 if TYPE_CHECKING:
-    from rmqstore.contract import PopStore, Ticket, TimerStore
-    from rmqstore.store.pauses import Held
+    from rmqstore.contract import Ticket
+    from rmqstore.store.store import Store
 
 HAND_OVER: Final = 0
 """Stands for the hand-over among the threads that do something in steps."""
@@ -36,41 +36,24 @@ _UNSYNCED_BATCHES = 32
 
 
 class HandOver:
-    """Moves due timers from one store to the other.
+    """Moves due timers of a store from one side to the other.
 
-    Args:
-        one_log: both sides live in one atomic log, so its order replaces the sync between them.
-        limit: messages in one batch.
-        sync: whether a tick ends with what it moved being durable.
-        in_steps: who does something in steps; the hand-over is one of them from its second batch of a tick on.
-        held: whether it may go on; asked between two batches.
-        synced: does what waits for the disk.
+    It is one of those who do something in steps from its second batch of a tick on.
 
     Attributes:
         moved: what the last hand-over has moved, also one that ended by an error.
         meets_others: somebody has called the store since the last batch began; the next ones are small.
     """
 
-    def __init__(
-        self,
-        timers: TimerStore,
-        pops: PopStore,
-        *,
-        one_log: bool,
-        limit: int,
-        sync: bool,
-        in_steps: set[int],
-        held: Held,
-        synced: Callable[..., None],
-    ) -> None:
-        self._timers = timers
-        self._pops = pops
-        self._one_log = one_log
-        self._limit = limit
-        self._sync = sync
-        self._in_steps = in_steps
-        self._held = held
-        self._synced = synced
+    def __init__(self, store: Store) -> None:
+        self._timers = store.engine.timers
+        self._pops = store.engine.pops
+        self._one_log = store.engine.one_log  # whose order replaces the sync between the sides
+        self._limit = store.engine.config.hand_over_limit
+        self._sync = store._sync_calls
+        self._in_steps = store._in_steps
+        self._held = store._held
+        self._synced = store._synced
         self.moved = 0
         self.meets_others = False
         self._gives_way = False  # to the end of the tick: who called long ago may still wait for the lock

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.contract import TimerReceipts, WriteStatus
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _NO_MESSAGES: Final = MessageBatch(messages=())
 _NO_GROUPS: Final[Mapping[str, int]] = {}
+_Placed: TypeAlias = tuple[MessageBatch, TimerReceipts | None, bool]
+"""What was stored, its handles if it waits, and whether it is a repeat."""
 
 
 class Placing:
@@ -40,10 +42,10 @@ class Placing:
         groups: Iterable[str],
         deliver_ms: int | None,
         latest_ms: int | None,
-        now_ms: int,
         marks: Sequence[bytes],
-    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
-        """Complete what is sent; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
+        now_ms: int,
+    ) -> _Placed:
+        """Complete what is sent; put it if it has a future row, else append it.
 
         A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side. One
         that a connection names goes as if it had none. So with a time that has passed it first leaves its name, without a message, among
@@ -76,28 +78,19 @@ class Placing:
         result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
         if result.status is WriteStatus.MOVED:
             # Another first message with a group came in between: its number of queues holds.
-            return self.put(given, groups, deliver_ms, latest_ms, now_ms, marks)
+            return self.put(given, groups, deliver_ms, latest_ms, marks, now_ms)
         self._store._settle(self._pops, ticket)
         self._waits.arrived(topics_in(batch))
         return batch, None, result.status is WriteStatus.REPEATED
 
-    def put_within(
-        self,
-        timeout: timedelta,
-        given: Message | MessageBatch,
-        groups: Iterable[str],
-        deliver_ms: int | None,
-        latest_ms: int | None,
-        now_ms: int,
-        marks: Sequence[bytes],
-    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
-        """Put, and wait up to ``timeout`` while flow control refuses it; the time that was asked for stays."""
+    def put_within(self, timeout: timedelta, put: Callable[[int], _Placed], now_ms: int) -> _Placed:
+        """Put, and wait up to ``timeout`` while flow control refuses it; ``put`` takes the time of each try, the one asked for stays."""
         patience = Patience(self._clock, timedelta_ms("timeout", timeout))
         with self._waits.on(TopicWait(ROOM, for_acks=False)) as waiting:
             while True:
                 seen = waiting.count  # before the try, as with a pop
                 try:
-                    return self.put(given, groups, deliver_ms, latest_ms, now_ms, marks)
+                    return put(now_ms)
                 except FlowControlError:
                     if (left_s := patience.left_s()) <= 0:
                         raise

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import Clock
@@ -46,6 +46,7 @@ from rmqstore.errors import (
 from rmqstore.late import pa
 from rmqstore.message import (
     MAX_PROPERTIES_BYTES,
+    NO_PLACE,
     Message,
     PoppedMessage,
     check_marks,
@@ -102,8 +103,6 @@ _topic_of = attrgetter("topic")  # of a receipt; no function of Python, which wo
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
-
 
 class Store(Reader):
     """An open store; made by :func:`rmqstore.open`, closed by :meth:`close` or a ``with`` statement. Safe to share between threads.
@@ -134,18 +133,9 @@ class Store(Reader):
         completer = Completer(self._pops, config)
         self._placing = Placing(self, completer)
         self._popping = Popping(self)
-        self._hand_over = HandOver(
-            self._timers,
-            self._pops,
-            one_log=engine.one_log,
-            limit=config.hand_over_limit,
-            sync=self._sync_calls,
-            in_steps=self._in_steps,
-            held=self._held,
-            synced=self._synced,
-        )
+        self._hand_over = HandOver(self)
         self._scheduler = Scheduler(self._pops, completer, self._held, config.hand_over_limit)
-        self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._scheduler, self._held, self._settle)
+        self._ticking = Ticking(self)
         self._ticker_wake = Signal()
         self._unsubscribe: Callable[[], None] | None = None
         if (subscribe := getattr(clock, "subscribe", None)) is not None:
@@ -204,10 +194,10 @@ class Store(Reader):
             raise IllegalArgumentError(f"{ONE_TIME}; the message has a deliver time of its own")
         deliver_ms = message.deliver_at_ms if due_ms is None else due_ms
         if deliver_ms is not None and message.message_group is not None:
-            raise IllegalMessageError(_NO_PLACE)
+            raise IllegalMessageError(NO_PLACE)
         groups = () if message.message_group is None else (message.topic,)
-        put = self._placing.put if timeout is None else functools.partial(self._placing.put_within, timeout)
-        rows, timers, repeated = put(message, groups, deliver_ms, deliver_ms, now_ms, marks)
+        put = functools.partial(self._placing.put, message, groups, deliver_ms, deliver_ms, marks)
+        rows, timers, repeated = put(now_ms) if timeout is None else self._placing.put_within(timeout, put, now_ms)
         return SendReceipt(rows.messages[0].message_id or "", repeated, timers, 0)
 
     def send_batch(
@@ -243,9 +233,9 @@ class Store(Reader):
         latest_ms = latest_deliver_ms(batch) if deliver_ms is None else deliver_ms
         if groups and latest_ms is not None:
             # A call with later messages waits as a whole, and what is sent next would overtake the group's.
-            raise IllegalMessageError(f"{_NO_PLACE}; send messages with a group and messages with a time in calls of their own")
-        put = self._placing.put if timeout is None else functools.partial(self._placing.put_within, timeout)
-        rows, timers, repeated = put(batch, groups, deliver_ms, latest_ms, now_ms, marks)
+            raise IllegalMessageError(f"{NO_PLACE}; send messages with a group and messages with a time in calls of their own")
+        put = functools.partial(self._placing.put, batch, groups, deliver_ms, latest_ms, marks)
+        rows, timers, repeated = put(now_ms) if timeout is None else self._placing.put_within(timeout, put, now_ms)
         return SendReceipts(ids_of(rows), timers, repeated)
 
     # ------------------------------------------------------------ cancelling

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmqstore.config import Config
-from rmqstore.contract import Expired, Flush, PopStore, Side, Ticket, TimerStore
+from rmqstore.contract import Expired, Flush, Ticket
 from rmqstore.errors import ClockStepError, LostCallsError, RmqstoreError, StoreFullError
-from rmqstore.store.handover import HandOver
-from rmqstore.store.pauses import Held
-from rmqstore.store.schedules import Scheduler
+
+if TYPE_CHECKING:
+    from rmqstore.store.store import Store
 
 _log = logging.getLogger("rmqstore")
 
@@ -46,32 +45,21 @@ class TickReport(msgspec.Struct, frozen=True):
 
 
 class Ticking:
-    """Runs ticks; the caller lets one run at a time.
-
-    Args:
-        settle: waits for a ticket where the settings ask for it.
+    """Runs the ticks of a store, which lets one run at a time.
 
     Attributes:
         report: of the last tick; of one that ended by an error, :attr:`done` is the whole one.
         made_room: whether the last tick forgot what one before it had handed over, as that is durable by now.
     """
 
-    def __init__(
-        self,
-        timers: TimerStore,
-        pops: PopStore,
-        config: Config,
-        hand_over: HandOver,
-        scheduler: Scheduler,
-        held: Held,
-        settle: Callable[[Side, Ticket], None],
-    ) -> None:
-        self._timers = timers
-        self._pops = pops
-        self._hand_over = hand_over
-        self._scheduler = scheduler
-        self._held = held
-        self._settle = settle
+    def __init__(self, store: Store) -> None:
+        config = store.engine.config
+        self._timers = store.engine.timers
+        self._pops = store.engine.pops
+        self._hand_over = store._hand_over
+        self._scheduler = store._scheduler
+        self._held = store._held
+        self._settle = store._settle
         self._max_step_ms = config.clock_max_step_ms
         self._revive_turn = Turn(config.revive_interval_ms)
         self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)

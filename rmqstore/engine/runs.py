@@ -50,16 +50,7 @@ _DELIVER = struct.Struct("<q")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A decoded run: ``records[i]`` has the seq (or queue offset) ``first + deltas[i]``."""
-
-    epoch: int
-    store_ms: int
-    records: list[bytes]
-    deltas: Sequence[int]
-
-
-class WholeRun(msgspec.Struct, frozen=True):
-    """A checked run as one value: record i, of ``sizes[i]`` bytes, has the seq ``first + deltas[i]``; the records are its end."""
+    """A checked run: record i, of ``sizes[i]`` bytes, has the seq (or queue offset) ``first + deltas[i]``; the records are its end."""
 
     value: bytes
     epoch: int
@@ -72,6 +63,14 @@ class WholeRun(msgspec.Struct, frozen=True):
         start = len(self.value) - sum(self.sizes[at:])
         return self.value[start : start + self.sizes[at]]
 
+    @property
+    def records(self) -> list[bytes]:
+        """All records, copied."""
+        if len(self.sizes) == 1:
+            return [self.value[HEAD_BYTES:]]
+        ends = [*accumulate(self.sizes, initial=len(self.value) - sum(self.sizes))]
+        return [self.value[start:end] for start, end in pairwise(ends)]
+
 
 _WRONG_SUM: Final = "the checksum of the run does not match"
 
@@ -80,18 +79,10 @@ class DamagedRunError(ValueError):
     """The bytes of a run are not what was written; the message says how."""
 
 
-def encode_single(epoch: int, store_ms: int, record: bytes) -> bytes:
-    """Return a run of one record."""
-    payload = HEAD.pack(epoch, 1, store_ms) + record
-    return _CRC.pack(zlib.crc32(payload)) + payload
-
-
 def encode_run(epoch: int, store_ms: int, records: Sequence[bytes], deltas: Sequence[int] | None = None) -> bytes:
     """Return a run of any number of records; ``deltas`` None stands for 0, 1, 2 …"""
     count = len(records)
-    if count == 1:
-        return encode_single(epoch, store_ms, records[0])
-    table = struct.pack(f"<{2 * count}I", *map(len, records), *(range(count) if deltas is None else deltas))
+    table = struct.pack(f"<{2 * count}I", *map(len, records), *(range(count) if deltas is None else deltas)) if count > 1 else b""
     payload = b"".join((HEAD.pack(epoch, count, store_ms), table, *records))
     return _CRC.pack(zlib.crc32(payload)) + payload
 
@@ -141,16 +132,9 @@ def count_of(value: bytes) -> int:
     return int.from_bytes(value[8:12], "little")
 
 
-def damage_of(value: bytes) -> str | None:
-    """Return what is wrong with the bytes of a run; None when they are what was written."""
-    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
-        return _WRONG_SUM
-    return None
-
-
-def store_ms_of(value: bytes) -> int:
-    """Return the store time, ms, without checking the run."""
-    return int(HEAD.unpack_from(value, 4)[2])
+def is_damaged(value: bytes) -> bool:
+    """Say whether the checksum of a run is wrong."""
+    return len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little")
 
 
 def decode_run(value: bytes) -> Run:
@@ -159,31 +143,17 @@ def decode_run(value: bytes) -> Run:
     Raises:
         DamagedRunError: the checksum or a length is wrong.
     """
-    if value[8:12] == ONE and len(value) >= HEAD_BYTES:
-        epoch, _, store_ms = HEAD.unpack_from(value, 4)
-        return Run(epoch, store_ms, [single_of(value)], _ONLY_ONE)
-    run = check_run(value)
-    ends = [*accumulate(run.sizes, initial=len(value) - sum(run.sizes))]
-    return Run(run.epoch, run.store_ms, [value[start:end] for start, end in pairwise(ends)], run.deltas)
-
-
-def check_run(value: bytes) -> WholeRun:
-    """Check a run.
-
-    Raises:
-        DamagedRunError: the checksum or a length is wrong.
-    """
-    if damage := damage_of(value):
-        raise DamagedRunError(damage)
+    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+        raise DamagedRunError(_WRONG_SUM)
     epoch, count, store_ms = HEAD.unpack_from(value, 4)
     if count == 1:
-        return WholeRun(value, epoch, store_ms, (len(value) - HEAD_BYTES,), _ONLY_ONE)
+        return Run(value, epoch, store_ms, (len(value) - HEAD_BYTES,), _ONLY_ONE)
     tables_end = HEAD_BYTES + _PER_RECORD * count
     table = struct.unpack_from(f"<{2 * count}I", value, HEAD_BYTES) if tables_end <= len(value) else ()
     sizes = table[:count]
     if not table or len(value) != tables_end + sum(sizes):
         raise DamagedRunError("the lengths in the run do not match")
-    return WholeRun(value, epoch, store_ms, sizes, table[count:])
+    return Run(value, epoch, store_ms, sizes, table[count:])
 
 
 def runs_behind(kv: OrderedKV, space: int, after: bytes | None, limit: int) -> Iterator[tuple[bytes, Run]]:
@@ -202,7 +172,7 @@ def runs_behind(kv: OrderedKV, space: int, after: bytes | None, limit: int) -> I
                 f"the run at {where} of {schema.SPACES[space]} is damaged ({error}); deliver or pop it first, which parks it", offset=where
             ) from error
         yield key, run
-        rows += len(run.records)
+        rows += len(run.sizes)
         if rows >= limit:
             return
 

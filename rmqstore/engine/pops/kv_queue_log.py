@@ -10,17 +10,7 @@ from rmqstore.engine.kv.base import WriteBatch, is_last
 from rmqstore.engine.pops.queue_log import Aged, DamagedRun, PlacedRun, QueueLog, Run
 from rmqstore.engine.pops.state import Topic
 from rmqstore.engine.records import RecordFormat
-from rmqstore.engine.runs import (
-    DamagedRunError,
-    count_of,
-    damage_of,
-    decode_run,
-    encode_run,
-    encode_single,
-    run_lengths,
-    runs_behind,
-    store_ms_of,
-)
+from rmqstore.engine.runs import DamagedRunError, count_of, decode_run, encode_run, is_damaged, run_lengths, runs_behind
 from rmqstore.engine.schema import QUEUE, QUEUE_PREFIX, QUEUES, U32, U64
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import CorruptStoreError
@@ -59,7 +49,7 @@ class RunQueueLog(QueueLog):
         else:
             for key, value in self._kv.scan(QUEUES, prefix, start, 1, reverse=True):
                 # Of a damaged run the count says nothing, so it may hold the offset, whatever it says.
-                if offset < U64.unpack_from(key, 8)[0] + count_of(value) or damage_of(value) is not None:
+                if offset < U64.unpack_from(key, 8)[0] + count_of(value) or is_damaged(value):
                     yield self._decoded(topic.id, queue, key, value)
         stop = prefix + _PAST_OFFSETS
         page = 16
@@ -99,11 +89,13 @@ class RunQueueLog(QueueLog):
         while room_bytes > 0 and (page := self._kv.scan(QUEUES, start, stop, 256)):
             for key, value in page:
                 first: int = QUEUE.unpack(key)[2]
-                if (reason := damage_of(value)) is not None:
-                    latest.append(DamagedRun(first, value, reason))
+                try:
+                    run = decode_run(value)
+                except DamagedRunError as error:
+                    latest.append(DamagedRun(first, value, str(error)))
                     continue
-                if (store_ms := store_ms_of(value)) >= before_ms:
-                    return Aged(latest[0].first if latest else first, store_ms, passed)
+                if run.store_ms >= before_ms:
+                    return Aged(latest[0].first if latest else first, run.store_ms, passed)
                 passed += latest
                 latest.clear()
                 room_bytes -= len(value)
@@ -133,7 +125,7 @@ class RunQueueLog(QueueLog):
 
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         if len(records) == 1:
-            value = encode_single(self._shared.epoch, now_ms, records[0])
+            value = encode_run(self._shared.epoch, now_ms, records)
             write.put(QUEUES, QUEUE.pack(topic.id, queue, offset), value)
             return len(value)
         entries = self._entries(topic, queue, offset, records, now_ms)
@@ -167,14 +159,15 @@ class RunQueueLog(QueueLog):
                 at += 1
                 continue
             first: int = QUEUE.unpack(entry[0])[2]
-            behind = first + len(run.records)
+            records = run.records
+            behind = first + len(records)
             stop = bisect_left(offsets, behind, at)
-            going = [offset for offset in offsets[at:stop] if is_wanted(offset, run.records[offset - first])]
+            going = [offset for offset in offsets[at:stop] if is_wanted(offset, records[offset - first])]
             if going:
                 write.delete(QUEUES, entry[0])
                 for begin, end in zip([first, *(offset + 1 for offset in going)], [*going, behind], strict=True):
                     if begin < end:
-                        piece = encode_run(run.epoch, run.store_ms, run.records[begin - first : end - first])
+                        piece = encode_run(run.epoch, run.store_ms, records[begin - first : end - first])
                         write.put(QUEUES, QUEUE.pack(topic.id, queue, begin), piece)
             removed += going
             at = max(stop, at + 1)

@@ -23,8 +23,6 @@ from rmqstore.engine.runs import (
     ONE,
     DamagedRunError,
     Run,
-    WholeRun,
-    check_run,
     count_of,
     decode_run,
     encode_run,
@@ -149,7 +147,7 @@ class TimerRuns:
         """
         if (entry := self._entry_at(tick, seq)) is not None:
             try:
-                check_run(entry[1])
+                decode_run(entry[1])
             except DamagedRunError as error:
                 raise CorruptStoreError(f"{_name_of(*PAIR.unpack(entry[0]))}: {error}") from error
 
@@ -297,7 +295,7 @@ class TimerRuns:
     def _last_seq(self, key: bytes, value: bytes) -> int:
         """Return the last seq of a run, or what bounds it when the run cannot be read."""
         try:
-            return int(PAIR.unpack(key)[1]) + check_run(value).deltas[-1]
+            return int(PAIR.unpack(key)[1]) + decode_run(value).deltas[-1]
         except DamagedRunError:
             return self._last_seq_of_damaged(key)
 
@@ -407,22 +405,18 @@ class Removal:
         run = decode_run(value)
         if self._holes is None:
             self._holes = self._find_holes()
+        timers = [(first_seq + step, record) for step, record in zip(run.deltas, run.records, strict=True)]
         covered = bisect_right(run.deltas, bound - first_seq)
-        for at in range(covered):
-            self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at], self._holes)
+        for seq, record in timers[:covered]:
+            self._account(tick, seq, run.epoch, record, self._holes)
         self._remove(key)
-        if covered < len(run.records):
-            self._cut(tick, first_seq, run, covered, self._holes)
-
-    def _cut(self, tick: int, first_seq: int, run: Run, covered: int, holes: set[tuple[int, int]]) -> None:
-        """Keep what is left of a run without its holes, so that a run of one record is never a hole."""
-        places = range(covered, len(run.records))
-        self._holes_gone.update((tick, first_seq + run.deltas[at]) for at in places if (tick, first_seq + run.deltas[at]) in holes)
-        live = [at for at in places if (tick, first_seq + run.deltas[at]) not in holes]
-        if live:
-            first_left = run.deltas[live[0]]
-            left = encode_run(run.epoch, run.store_ms, [run.records[at] for at in live], [run.deltas[at] - first_left for at in live])
-            self._rest.append((PAIR.pack(tick, first_seq + first_left), left))
+        # What is left of a run goes without its holes, so that a run of one record is never a hole.
+        left = [each for each in timers[covered:] if (tick, each[0]) not in self._holes]
+        self._holes_gone.update((tick, seq) for seq, _ in timers[covered:] if (tick, seq) in self._holes)
+        if left:
+            first_left = left[0][0]
+            value = encode_run(run.epoch, run.store_ms, [record for _, record in left], [seq - first_left for seq, _ in left])
+            self._rest.append((PAIR.pack(tick, first_left), value))
             self._keep(tick)
 
     def _account(self, tick: int, seq: int, epoch: int, record: bytes, holes: set[tuple[int, int]]) -> None:
@@ -471,14 +465,14 @@ class _FoundRun(NamedTuple):
     key: bytes
     tick: int
     first_seq: int
-    run: WholeRun
+    run: Run
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> _FoundRun | None:
         """Check a run; a damaged one holds no timer."""
         tick, first_seq = PAIR.unpack(key)
         try:
-            return cls(key, tick, first_seq, check_run(value))
+            return cls(key, tick, first_seq, decode_run(value))
         except DamagedRunError:
             return None
 
@@ -497,7 +491,7 @@ class _FoundRun(NamedTuple):
 def _last_delta(value: bytes) -> int:
     """Return how far the last seq of a run is behind its first one; 0 when the run cannot be read."""
     try:
-        return check_run(value).deltas[-1]
+        return decode_run(value).deltas[-1]
     except DamagedRunError:
         return 0
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from rmqstore.contract import TimerCursor
-from rmqstore.engine.runs import encode_run, encode_single, encode_singles, run_lengths
+from rmqstore.engine.runs import encode_run, encode_singles, run_lengths
 from rmqstore.engine.schema import PAIR
 from rmqstore.errors import DelayTooLongError, FlowControlError
 from rmqstore.late import np
@@ -46,7 +46,7 @@ def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms:
     """Give every row its tick (-1 = no deliver time); past ones are due with the very next tick (T4), and never early (T1)."""
     if len(records) == 1:
         tick, due = tick_and_due(delivers[0], now_ms, precision_ms)
-        run = (PAIR.pack(tick, first_seq), encode_single(epoch, now_ms, records[0]))
+        run = (PAIR.pack(tick, first_seq), encode_run(epoch, now_ms, records))
         return Placed([tick], [run], {due // MINUTE_MS: 1})
     ticks, dues = ticks_and_dues(np.asarray(delivers, np.int64), now_ms, precision_ms)
     minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)

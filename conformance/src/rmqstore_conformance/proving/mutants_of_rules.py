@@ -148,7 +148,7 @@ counts_of_damaged_runs_are_trusted = mutant(
     "T12", "T12.a_run_that_went_bad_behind_a_first_pop_is_parked", "T12.a_run_that_went_bad_while_it_waited_in_its_place_is_parked"
 )(
     "Whether a run holds the message that is looked for is told by its count, though it may be damaged.",
-    edit(RunQueueLog.runs_from, "damage_of(value) is not None", "False"),
+    edit(RunQueueLog.runs_from, "is_damaged(value)", "False"),
 )
 
 

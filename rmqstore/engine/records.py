@@ -24,7 +24,9 @@ A record that an engine made from a dead letter may have longer properties than 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -307,6 +309,11 @@ def popped_message(record: bytes, delivery: Delivery, queue_offset: int, store_m
 
 def _decode_properties(text: bytes) -> dict[str, str]:
     return dict([entry.split("\x01", 1) for entry in text[:-1].decode().split("\x02")])
+
+
+def fitting(records: list[bytes], room_bytes: int) -> list[bytes]:
+    """Return the first of some records, up to the one with which they exceed ``room_bytes``."""
+    return records[: bisect_right(list(accumulate(map(len, records))), room_bytes) + 1]
 
 
 class Records:

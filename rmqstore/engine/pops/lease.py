@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.retention import ACTIVITY_PARTS
 from rmqstore.engine.pops.state import FifoRun, GroupQueue, Progress, Registered, Topic, Unacked, as_delivered, waiting_in
 from rmqstore.engine.pops.transaction import Beneath, Part, Transaction
-from rmqstore.engine.records import RecordFormat
+from rmqstore.engine.records import RecordFormat, fitting
 from rmqstore.engine.schema import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import Sql92Filter, TagFilter
@@ -21,44 +21,27 @@ from rmqstore.message import retry_topic
 
 
 class Picker:
-    """Picks the records that pass a filter. A pop has so many looks at them, and a record takes one."""
+    """Picks the records that pass a filter. A pop has so many looks at them, and a record takes one, or more where much of it is read.
 
-    def __init__(self, passes: Callable[[bytes], bool]) -> None:
-        self._passes = passes
+    Args:
+        look: says whether a record passes, and how many looks that took.
+    """
+
+    def __init__(self, look: Callable[[bytes], tuple[bool, int]]) -> None:
+        self._look = look
 
     def pick(self, records: Sequence[bytes], skip: int, wanted: int, looks: int) -> tuple[Sequence[int], int, int]:
         """Return the places of up to ``wanted`` records from ``skip`` on that pass, the place behind the last one looked at, and how many
         looks are left.
         """
         taken: list[int] = []
-        passes = self._passes
-        stop = min(len(records), skip + looks)
-        for at in range(skip, stop):
-            if passes(records[at]):
-                taken.append(at)
-                if len(taken) == wanted:
-                    stop = at + 1
-                    break
-        return taken, stop, looks - (stop - skip)
-
-
-class SqlPicker(Picker):
-    """As :class:`Picker`, by properties, of which long ones take more looks; LIKE reads them as often as its pattern is long."""
-
-    def __init__(self, filter: Sql92Filter, texts_of: Callable[[bytes, Iterable[str]], dict[str, str]]) -> None:
-        self._filter = filter
-        self._texts_of = texts_of
-
-    def pick(self, records: Sequence[bytes], skip: int, wanted: int, looks: int) -> tuple[Sequence[int], int, int]:
-        taken: list[int] = []
-        names, matches, texts_of, readings = self._filter.names, self._filter.matches, self._texts_of, 1 + self._filter.like_length
-        at = skip
+        at, look = skip, self._look
         while at < len(records) and looks > 0 and len(taken) < wanted:
-            texts = texts_of(records[at], names)
-            if matches(texts):
+            passes, took = look(records[at])
+            if passes:
                 taken.append(at)
             at += 1
-            looks -= 1 + sum(map(len, texts.values())) * readings // _READ_BY_A_LOOK
+            looks -= took
         return taken, at, max(looks, 0)
 
 
@@ -68,21 +51,27 @@ def picker_of(filter: TagFilter | Sql92Filter, record_format: RecordFormat) -> P
     Of a record no more is decoded than the filter asks for: tags are compared as bytes.
     """
     if isinstance(filter, Sql92Filter):
-        return SqlPicker(filter, record_format.property_texts)
+        names, matches, texts_of, readings = filter.names, filter.matches, record_format.property_texts, 1 + filter.like_length
+
+        def look(record: bytes) -> tuple[bool, int]:
+            texts = texts_of(record, names)
+            return matches(texts), 1 + sum(map(len, texts.values())) * readings // _READ_BY_A_LOOK
+
+        return Picker(look)
     if filter.tags is None:
         return None
     tags, tag_of = frozenset(tag.encode() for tag in filter.tags), record_format.tag_of
-    return Picker(lambda record: tag_of(record) in tags)
+    return Picker(lambda record: (tag_of(record) in tags, 1))
 
 
 _LOOK_LIMIT = 1024
 """One pop looks at so many messages with its filter, and what is behind them has to wait for the next one (P10)."""
 
 _READ_BY_A_LOOK = 4096
-"""Characters of properties that a look reads, about as long as the rest of it takes."""
+"""Characters of properties that a look reads, about as long as the rest of it takes; LIKE reads them as often as its pattern is long."""
 
 _POP_BYTES = 64 * 1024 * 1024
-"""One pop ends early once it holds this many bytes, so that memory stays bounded."""
+"""One pop ends early once it holds more bytes, so that memory stays bounded."""
 
 _TURNS = 65_536
 """Turns of so many groups on topics are remembered."""
@@ -121,19 +110,6 @@ class _Want(msgspec.Struct):
     is_cut: bool = False
 
 
-def _fitting(records: list[bytes], room: int) -> tuple[list[bytes], int]:
-    """Return the first of some records, up to the one that leaves no room, and what is left then.
-
-    Args:
-        room: what would be left with all of them, which is less than 0.
-    """
-    count = len(records)
-    while count > 1 and room + len(records[count - 1]) <= 0:
-        count -= 1
-        room += len(records[count])
-    return records[:count], room
-
-
 class Popping(Part):
     """Picks and leases; the turns live in memory, since losing one is harmless."""
 
@@ -163,7 +139,7 @@ class Popping(Part):
                 parts.append(part)
                 want.messages -= len(part.records)
                 want.room -= sum(map(len, part.records))
-            if want.messages <= 0 or want.room <= 0:
+            if want.messages <= 0 or want.room < 0:
                 break
         if request.attempt_id is not None and parts:
             self._remember(transaction, request, request.attempt_id)
@@ -253,7 +229,7 @@ class Popping(Part):
         taken = self._read_back(transaction, source, reader, run, wanted, want.room)
         wanted -= len(taken.records)
         room = want.room - sum(map(len, taken.records))
-        if not waiting_in(run) and wanted and room > 0:
+        if not waiting_in(run) and wanted and room >= 0:
             new = self._read_on(transaction, want, source, reader.queue, progress.next_offset, wanted, room, want.picker)
             for offset in new.offsets:
                 run[offset] = Unacked()
@@ -268,7 +244,7 @@ class Popping(Part):
         """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
         taken = _Taken([], [], [], 0)
         for offset in waiting_in(run):
-            if len(taken.records) == wanted or room <= 0:
+            if len(taken.records) == wanted or room < 0:
                 break
             found = self._log.record_at(source, reader.queue, offset)
             if found is None or isinstance(found, DamagedRun):
@@ -308,15 +284,15 @@ class Popping(Part):
                 offset = first + behind
                 want.is_cut |= behind < len(run.records) and not want.looks
             passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]
-            room -= sum(map(len, passed))
-            if room < 0:
-                passed, room = _fitting(passed, room)
+            if sum(map(len, passed)) > room:
+                passed = fitting(passed, room)
                 taken = taken[: len(passed)]
                 offset = first + taken[-1] + 1
+            room -= sum(map(len, passed))
             offsets += map(first.__add__, taken)
             records += passed
             stores += [run.store_ms] * len(taken)
-            if len(records) >= wanted or want.is_cut or room <= 0:
+            if len(records) >= wanted or want.is_cut or room < 0:
                 break
         else:
             offset = source.next_offsets[queue]

@@ -11,10 +11,8 @@ the state may be read again while a thread is on its way from the write to the s
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import TypeAlias
 
 from msgspec import structs
@@ -54,6 +52,7 @@ from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.state import Dead, PopState, Topic
 from rmqstore.engine.pops.transaction import Beneath, Transaction
+from rmqstore.engine.records import fitting
 from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.engine.shared import OrderedSide, Shared
 from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
@@ -322,13 +321,11 @@ class OrderedPops(OrderedSide, PopStore):
                     continue
                 first = run.first
                 skip = max(offset - first, 0)
-                taken = run.records[skip : skip + limit - len(records)]
-                ends = list(accumulate(map(len, taken), initial=0))
-                taken = taken[: bisect_right(ends, room_bytes)]
+                taken = fitting(run.records[skip : skip + limit - len(records)], room_bytes)
                 records += taken
                 offsets += range(first + skip, first + skip + len(taken))
                 stores += [run.store_ms] * len(taken)
-                room_bytes -= ends[len(taken)]
+                room_bytes -= sum(map(len, taken))
                 if len(records) == limit or room_bytes < 0:
                     break
             return PoppedRecords([QueueRecords(topic, queue, offsets, records, stores)], self._log.format).columns()

@@ -433,10 +433,8 @@ class Consumer:
         for batch, place in unsure:
             message = batch.messages[place]
             given = Receipt.parse(message.receipt or "")
-            if given is not None:
-                first_pop_ms = given.pop_time_ms if message.first_pop_ms is None else message.first_pop_ms
-                if (receipt := found.get(_of_lease(given, message.attempt, first_pop_ms))) is not None:
-                    batch.leased[place] = msgspec.structs.replace(message, proof=receipt)
+            if given is not None and (receipt := found.get(_of_lease(given, message.attempt, message.first_pop_ms))) is not None:
+                batch.leased[place] = msgspec.structs.replace(message, proof=receipt)
             batch.unsure.discard(place)
 
     def _keep_failed(self, error: Exception) -> None:
@@ -447,7 +445,7 @@ class Consumer:
             _log.warning("a worker of group %s could not extend its leases: %s", self._group, error)
 
 
-def _of_lease(receipt: Receipt, attempt: int, first_pop_ms: int) -> tuple[object, ...]:
+def _of_lease(receipt: Receipt, attempt: int, first_pop_ms: int | None) -> tuple[object, ...]:
     """Return what stays the same when a lease is extended, and is another one's when somebody else has the message.
 
     But for a group that was reset and popped again within the same ms.

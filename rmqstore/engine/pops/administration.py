@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rmqstore.contract import GroupSettings, InitMode, Removal
-from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
+from rmqstore.engine.pops.checkpoint import MOVED, Lease
 from rmqstore.engine.pops.state import Gap, GroupQueue, PopState, Progress, Topic, group_settings_entry
 from rmqstore.engine.pops.transaction import Part, Transaction
 from rmqstore.engine.schema import (
@@ -76,7 +76,7 @@ class Administration(Part):
                 )
             reader = GroupQueue(group_id, topic.id, number)
             for lease in self._running(transaction, reader):
-                transaction.end(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
+                transaction.end(lease, lease.leased, MOVED)
             transaction.fifo(reader).clear()
             progress = transaction.progress_or_new(reader)
             transaction.set_progress(reader, Progress(target, progress.last_pop_ms, progress.in_flight))

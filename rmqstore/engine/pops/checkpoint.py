@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from rmqstore.contract import NO_RETRY, ORDERED_QID, Receipt, revive_qid_of
+from rmqstore.engine.pops.state import GroupQueue
 from rmqstore.engine.schema import LEASE_KEY
 
 LEASED: Final = 0
@@ -115,14 +116,29 @@ class Lease(msgspec.Struct):
         return Receipt(topic, group, queue, offset, ck_start, pop_ms, self.invisible_ms, self.retry_flag, broker, self.epoch, revive_qid)
 
     @property
+    def reader(self) -> GroupQueue:
+        """Whose it is: the group, on a queue."""
+        return GroupQueue(*LEASE_KEY.unpack(self.key)[:3])
+
+    @property
     def granted_ms(self) -> int:
         """When it was given, by the clock, which pop times may be ahead of."""
         return self.expiry_ms - self.invisible_ms
 
     @property
+    def popped_ms(self) -> int:
+        """When its messages were popped first, unless their records say so."""
+        return self.expiry_ms - self.invisible_ms if self.first_pop_ms < 0 else self.first_pop_ms
+
+    @property
     def live(self) -> int:
         """How many messages are still leased."""
         return self.states.count(LEASED)
+
+    @property
+    def leased(self) -> list[int]:
+        """Which messages are still leased."""
+        return [index for index, state in enumerate(self.states) if state == LEASED]
 
     @property
     def first_leased(self) -> int | None:

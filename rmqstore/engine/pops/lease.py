@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from rmqstore.contract import NO_RETRY, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
-from rmqstore.engine.pops.checkpoint import LEASED, Lease
+from rmqstore.engine.pops.checkpoint import Lease
 from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.retention import ACTIVITY_PARTS
@@ -300,8 +300,7 @@ class Popping(Part):
 
     def _part(self, lease: Lease, request: PopRequest, taken: _Taken) -> QueueRecords:
         proof = lease.receipt(taken.offsets[0], request.topic, request.group, self._broker_of(lease), in_order=request.order)
-        first_pop_ms = lease.first_pop_ms if lease.first_pop_ms >= 0 else lease.granted_ms
-        return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, first_pop_ms)
+        return QueueRecords(request.topic, proof.queue_id, taken.offsets, taken.records, taken.store_ms, proof, lease.popped_ms)
 
     def _result(self, topic: Topic, group_id: int, request: PopRequest, parts: Sequence[QueueRecords], *, more: bool = False) -> PopResult:
         return PopResult(PoppedRecords(parts, self._log.format), self._rest(topic, group_id, request), more)
@@ -335,16 +334,12 @@ class Popping(Part):
         parts: list[QueueRecords] = []
         for at in range(U64.size, len(stored), LEASE_KEY.size):
             lease = transaction.lease(stored[at : at + LEASE_KEY.size])
-            if lease is None or lease.expiry_ms <= transaction.now_ms or not self._state.has_topic(lease.place[1]):
+            if lease is None or lease.expiry_ms <= transaction.now_ms or not self._state.has_topic(lease.reader.topic_id):
                 continue
-            group_id, topic_id, queue, _, _ = lease.place
-            source = self._state.topic_of(topic_id)
-            run = self._state.fifo.get(GroupQueue(group_id, topic_id, queue), {})
             taken = _Taken([], [], [], 0)
-            for offset, state in zip(lease.offsets, lease.states, strict=True):
-                found = self._log.record_at(source, queue, offset) if state == LEASED else None
-                if found is not None and not isinstance(found, DamagedRun):
-                    taken.add(offset, as_delivered(found[0], run.get(offset), self._log.format), found[1])
+            for offset in [lease.offsets[index] for index in lease.leased]:
+                if (found := self._record_of(lease.reader, offset)) is not None:
+                    taken.add(offset, *found)
             if taken.records:
                 parts.append(self._part(lease, request, taken))
         return parts

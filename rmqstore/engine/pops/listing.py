@@ -12,7 +12,7 @@ from itertools import pairwise
 from rmqstore.contract import GroupProgress, LeaseInfo, MessageState
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.queue_log import DamagedRun
-from rmqstore.engine.pops.state import GroupQueue, PopState, Topic, as_delivered
+from rmqstore.engine.pops.state import GroupQueue, PopState, Topic
 from rmqstore.engine.pops.transaction import Part, origin_topic
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASES, U64, after_prefix
 from rmqstore.message import RETRY_PREFIX
@@ -31,7 +31,7 @@ class Listing(Part):
             if group not in (None, holder) or topic not in (None, popped):
                 continue
             for lease in filter(None, map(self._lease, keys)):
-                found += [self._info(lease, holder, popped, index) for index, state in enumerate(lease.states) if state == LEASED]
+                found += [self._info(lease, holder, popped, index) for index in lease.leased]
         return sorted(found, key=lambda info: (info.topic, info.group, info.queue_id, info.queue_offset, info.receipt))
 
     def progress(self, topic: Topic, queue: int, offset: int) -> list[GroupProgress]:
@@ -68,25 +68,20 @@ class Listing(Part):
         return None
 
     def _info(self, lease: Lease, group: str, topic: str, index: int) -> LeaseInfo:
-        group_id, topic_id, queue, _, _ = lease.place
-        offset = lease.offsets[index]
-        found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
-        record = None
-        if found is not None and not isinstance(found, DamagedRun):
-            run = self._state.fifo.get(GroupQueue(group_id, topic_id, queue), {})
-            record = as_delivered(found[0], run.get(offset), self._format)
-        in_order = self._state.is_ordered(group_id, topic_id)
+        reader, offset = lease.reader, lease.offsets[index]
+        record = self._record_of(reader, offset)
+        in_order = self._state.is_ordered(reader.group_id, reader.topic_id)
         receipt = lease.receipt(offset, topic, group, self._broker_of(lease), in_order=in_order)
-        firsts = [-1 if record is None else self._format.first_pop_of(record), lease.first_pop_ms, lease.granted_ms]
+        first_pop_ms = -1 if record is None else self._format.first_pop_of(record[0])
         return LeaseInfo(
             topic=topic,
             group=group,
-            queue_id=queue,
+            queue_id=reader.queue,
             queue_offset=offset,
-            message_id="" if record is None else self._format.message_id_of(record).decode(),
-            attempt=1 if record is None else self._format.attempt_of(record) + 1,
+            message_id="" if record is None else self._format.message_id_of(record[0]).decode(),
+            attempt=1 if record is None else self._format.attempt_of(record[0]) + 1,
             pop_time_ms=lease.granted_ms,
-            first_pop_ms=next(at for at in firsts if at >= 0),
+            first_pop_ms=lease.popped_ms if first_pop_ms < 0 else first_pop_ms,
             expiry_ms=lease.expiry_ms,
             receipt=receipt.text(),
             is_backing_off=lease.is_backing_off,
@@ -103,7 +98,7 @@ class Listing(Part):
         kv, held, running = self._shared.kv, Counter[GroupQueue](), set()
         for key, value in kv.scan_all(LEASES, LEASE, after_prefix(LEASE)):
             lease = Lease.decode(key[1:], value)
-            held[GroupQueue(*lease.place[:3])] += lease.live
+            held[lease.reader] += lease.live
             if lease.live:
                 running.add((EXPIRY + U64.pack(lease.expiry_ms) + lease.key, lease.is_backing_off))
         for reader, progress in self._state.all_progress.items():

@@ -131,10 +131,8 @@ class Leasing(Part):
             return ChangeResult(ChangeOutcome[found.name])
         lease, index = found
         transaction.end(lease, [index], MOVED)
-        group_id, topic_id, queue, _, _ = lease.place
-        first_pop_ms = lease.granted_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
-        reader = GroupQueue(group_id, topic_id, queue)
-        new = transaction.grant(reader, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
+        reader = lease.reader
+        new = transaction.grant(reader, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, lease.popped_ms)
         new.is_backing_off, new.reason = change.is_backing_off, change.reason
         in_order = receipt.revive_qid == ORDERED_QID
         return ChangeResult(
@@ -171,9 +169,8 @@ class Leasing(Part):
         rejected: str = "",
     ) -> str:
         """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
-        group_id, topic_id, queue, _, _ = lease.place
-        reader = GroupQueue(group_id, topic_id, queue)
-        offset = lease.offsets[index]
+        reader, offset = lease.reader, lease.offsets[index]
+        topic_id, queue = reader.topic_id, reader.queue
         found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
         transaction.end(lease, [index], MOVED)
         run = transaction.fifo(reader) if transaction.is_ordered(reader) else None
@@ -195,7 +192,8 @@ class Leasing(Part):
         if rejected or (counted and may_die and attempts > max_retries):
             transaction.bury(group, topic, record, attempts, rejected or _unacked(attempts, lease.reason))
             return "dead"
-        first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, lease.granted_ms) if at >= 0)
+        first_pop_ms = self._format.first_pop_of(record)
+        first_pop_ms = lease.popped_ms if first_pop_ms < 0 else first_pop_ms
         if run is not None:
             run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)
         else:
@@ -219,19 +217,18 @@ class Leasing(Part):
         for entry in expired:
             key = entry[1 + U64.size :]
             lease = transaction.lease(key)
-            if lease is None or lease.place[1] in deleted:
+            if lease is None or lease.reader.topic_id in deleted:
                 transaction.write.delete_many(LEASES, [entry, LEASE + key])
                 continue
-            group_id, topic_id, queue, _, _ = lease.place
-            reader = GroupQueue(group_id, topic_id, queue)
+            reader = lease.reader
             if LEASED in lease.states:
-                served.add((group_id, topic_id))
+                served.add((reader.group_id, reader.topic_id))
             if len(served) > _REVIVE_GROUPS:
                 return _report(counts, more=True)
-            group = groups[group_id]
-            topic = origin_topic(group, self._state.topic_of(topic_id).name)
+            group = groups[reader.group_id]
+            topic = origin_topic(group, self._state.topic_of(reader.topic_id).name)
             is_ordered = transaction.is_ordered(reader)
-            for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
+            for index in lease.leased:
                 if sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES:
                     return _report(counts, more=True)
                 may_die = not is_ordered or self._may_die(transaction, reader, lease, index)

@@ -105,8 +105,12 @@ class GroupQueue(msgspec.Struct, frozen=True, order=True, gc=False):
     queue: int
 
     def key(self) -> bytes:
-        """Return the key in the space ``meta``."""
+        """Return the key of its progress, in the space ``meta``."""
         return PROGRESS + GROUP_QUEUE_KEY.pack(self.group_id, self.topic_id, self.queue)
+
+    def fifo_key(self) -> bytes:
+        """Return the key of its FIFO run, in the space ``leases``."""
+        return FIFO + GROUP_QUEUE_KEY.pack(self.group_id, self.topic_id, self.queue)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -196,11 +200,6 @@ class Unacked(NamedTuple):
 
 FifoRun: TypeAlias = dict[int, Unacked]
 """The un-acked messages of a queue by their offset."""
-
-
-def fifo_key(reader: GroupQueue) -> bytes:
-    """Return the key in the space ``leases``."""
-    return FIFO + GROUP_QUEUE_KEY.pack(reader.group_id, reader.topic_id, reader.queue)
 
 
 def encode_fifo(run: FifoRun) -> bytes:

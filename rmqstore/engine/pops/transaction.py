@@ -17,7 +17,7 @@ from rmqstore.contract.state import Adopted
 from rmqstore.engine.kv.base import IfLost
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
-from rmqstore.engine.pops.state import Dead, FifoRun, Gap, GroupQueue, PopState, Progress, Registered, Topic, encode_fifo, fifo_key
+from rmqstore.engine.pops.state import Dead, FifoRun, Gap, GroupQueue, PopState, Progress, Registered, Topic, as_delivered, encode_fifo
 from rmqstore.engine.runs import origins_in, parked_message
 from rmqstore.engine.schema import (
     DEAD,
@@ -75,6 +75,13 @@ class Part:
         """Return the name in the receipts of a lease, which is that of the store that gave it."""
         record = self._adopted.get(lease.granter)
         return self._options.broker if record is None else record.broker
+
+    def _record_of(self, reader: GroupQueue, offset: int) -> tuple[bytes, int] | None:
+        """Return the record of a message as it was delivered to a group, and its store time, ms; None when it cannot be read."""
+        found = self._log.record_at(self._state.topic_of(reader.topic_id), reader.queue, offset)
+        if found is None or isinstance(found, DamagedRun):
+            return None
+        return as_delivered(found[0], self._state.fifo.get(reader, {}).get(offset), self._format), found[1]
 
 
 class Transaction:
@@ -330,7 +337,7 @@ class Transaction:
         """Remove where groups stand, their FIFO runs, and running leases by key; upkeep drops those that ended, as it would have done."""
         there, keys = sorted(readers), sorted(leases)
         self.write.delete_many(META, [reader.key() for reader in there])
-        self.write.delete_many(LEASES, [fifo_key(reader) for reader in there])
+        self.write.delete_many(LEASES, [reader.fifo_key() for reader in there])
         found = self._shared.kv.get_many(LEASES, [LEASE + key for key in keys])
         ends_ms = {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
         self.write.delete_many(LEASES, [LEASE + key for key in ends_ms])
@@ -465,9 +472,9 @@ class Transaction:
             if run != self._state.fifo.get(reader, {}):
                 runs[reader] = run
                 if run:
-                    self.write.put(LEASES, fifo_key(reader), encode_fifo(run))
+                    self.write.put(LEASES, reader.fifo_key(), encode_fifo(run))
                 else:
-                    self.write.delete(LEASES, fifo_key(reader))
+                    self.write.delete(LEASES, reader.fifo_key())
         if self._next_id != self._state.next_id:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
         if self._pop_floor_ms:

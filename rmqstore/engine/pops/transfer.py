@@ -198,8 +198,7 @@ def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], 
     if value is None:
         return []
     lease = Lease.decode(named, value)
-    *place, ck_start, pop_time_ms = lease.place
-    reader = GroupQueue(*place)
+    reader, (*_, ck_start, pop_time_ms) = lease.reader, lease.place
     if reader.topic_id not in topics:
         return []
     return [

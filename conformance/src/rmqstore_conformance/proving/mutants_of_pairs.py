@@ -245,7 +245,7 @@ _DELIVERED = "one._replace(delivered=one.delivered + (at == receipt.queue_offset
 _ONE_MORE = f"transaction.fifo(reader).update({{at: {_DELIVERED} for at, one in transaction.fifo(reader).items()}})"
 changes_count_in_order = pairs_mutant("P9", ANY_HISTORY)(
     "Under FIFO a change of the invisible time counts as a delivery.",
-    edit(Leasing.change, "reader = GroupQueue(group_id, topic_id, queue)", f"BEFORE\n{_ONE_MORE}"),
+    edit(Leasing.change, "reader = lease.reader", f"BEFORE\n{_ONE_MORE}"),
 )
 _GIVEN_BACK = "self._give_back(transaction, found[0], at, receipt.group, receipt.topic, counted=False)"
 rejects_end_runs = pairs_mutant("P7", "P9.a_rejected_message_goes_alone")(

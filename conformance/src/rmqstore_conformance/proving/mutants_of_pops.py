@@ -377,7 +377,7 @@ resets_reach_every_queue = mutant("P11", CORE_HISTORY)(
 )
 resets_keep_leases = mutant("P11", "P11.reset_voids_the_leases_and_keeps_the_retries", "P9.a_reset_voids_a_run")(
     "A receipt from before a reset is answered ACKED still.",
-    edit(Administration.reset, "transaction.end(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)", ""),
+    edit(Administration.reset, "transaction.end(lease, lease.leased, MOVED)", ""),
 )
 
 

@@ -426,5 +426,5 @@ parks_short = fidelity_mutant("T12", base=LMDB)(
 )
 change_pops_first = mutant("P6", "P6.change_longer_and_shorter", kind="pairs")(
     "A message whose lease was changed was popped first when it was changed.",
-    edit(Leasing.change, "lease.granted_ms if lease.first_pop_ms < 0 else lease.first_pop_ms", "-1"),
+    edit(Leasing.change, "lease.popped_ms", "-1"),
 )

@@ -17,7 +17,7 @@ import msgspec
 from rmqstore.batch import MessageBatch
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.server.connection import keep_alive
-from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, frame, unpack
+from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, decoded_bytes, frame, unpack
 
 if TYPE_CHECKING:
     from rmqstore.server.lines import Waiter
@@ -33,6 +33,9 @@ SMALL_BYTES: Final = 16 << 10
 
 ROW_BYTES: Final = 600
 """What a row of a batch takes in memory while it is checked and written, beside its own bytes (measured)."""
+
+_TIMES_DECODED: Final = 2
+"""The values of a request may take so many times the bytes of the longest one."""
 
 _LOOK_BYTES: Final = 4 << 20
 """A request may take ``unread_s`` for each so many bytes, and twice that for the rest: else one that comes byte by byte counts for ever."""
@@ -54,7 +57,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server lets its clients ask for.
 
     Attributes:
-        frame_bytes: the longest request; and what the rows of a batch may take, each ``ROW_BYTES``.
+        frame_bytes: the longest request; and what the rows of a batch may take, each ``ROW_BYTES``. The values of a request may take twice
+            that when they are decoded.
         waiting_calls: how many pops and sends may wait at a time, of all clients; a send beyond that does not wait.
         client_calls: how many calls of one client may be under way.
         unread_bytes: when more answers than this wait for a client to read them, its next calls wait.
@@ -187,8 +191,9 @@ class Client(asyncio.Protocol):
         if self._is_greeted:
             held_bytes = len(data) if len(data) > SMALL_BYTES else 0
             try:
+                value_bytes = self._weighed_values(data) if held_bytes else 0
                 number, name, arguments, named = _checked_request(unpack(data))
-                row_bytes = self._weighed_rows(name, arguments)
+                more_bytes = max(value_bytes, self._weighed_rows(name, arguments))
             except RmqstoreError as error:
                 if not _has_number(data):
                     raise
@@ -196,21 +201,30 @@ class Client(asyncio.Protocol):
                 self._server.hold(self, -held_bytes)
                 self.answer(frame([_number_in(data, 0), error]))
                 return
-            self._server.hold(self, row_bytes)
-            self._server.take(Call(self, number, name, arguments, named, held_bytes + row_bytes))
+            self._server.hold(self, more_bytes)
+            self._server.take(Call(self, number, name, arguments, named, held_bytes + more_bytes))
         else:
             self.answer(frame([0, self._server.entrance.greet(self, _hello_in(data), is_known=self._is_known)]))
             self._is_greeted = True
             self._longest = self._server.limits.frame_bytes
             self._uncut()
 
-    def _weighed_rows(self, name: str, arguments: list[Any]) -> int:
-        """Return what the rows of a batch count with, beside the bytes that came, which may be one or two a row.
+    def _weighed_values(self, data: bytes) -> int:
+        """Return what the values of a request count with, before they are there, beside the bytes that came.
 
         Raises:
             IllegalArgumentError: they are more than one call takes.
             PollingFullError: the server has no room for them.
         """
+        most_bytes = _TIMES_DECODED * self._server.limits.frame_bytes
+        value_bytes = decoded_bytes(data, most_bytes)
+        if value_bytes > most_bytes:
+            raise IllegalArgumentError(f"the values of this call take more than {most_bytes} bytes at this server; send fewer a call")
+        self._see_room(value_bytes)
+        return value_bytes
+
+    def _weighed_rows(self, name: str, arguments: list[Any]) -> int:
+        """Return what the rows of a batch count with, as of :meth:`_weighed_values`; they may come as one or two bytes each."""
         rows = _rows_in(arguments[0]) if name == "send_batch" and arguments else 0
         row_bytes = rows * ROW_BYTES
         if row_bytes <= SMALL_BYTES:
@@ -220,9 +234,12 @@ class Client(asyncio.Protocol):
             raise IllegalArgumentError(
                 f"{rows} rows take {row_bytes} bytes at this server, and one call at most {most_bytes}; send fewer rows a call"
             )
-        if (refusal := self._server.refusal(row_bytes)) is not None:
-            raise refusal
+        self._see_room(row_bytes)
         return row_bytes
+
+    def _see_room(self, more_bytes: int) -> None:
+        if (refusal := self._server.refusal(more_bytes)) is not None:
+            raise refusal
 
     def answer(self, data: bytes | bytearray) -> None:
         """Send a frame."""

@@ -17,6 +17,7 @@ import struct
 import types
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import PurePath
 from typing import Any, Final, TypeAlias
@@ -106,6 +107,29 @@ _ENUMS: Final[tuple[type[enum.Enum], ...]] = (
 _ERRORS: Final = {name: getattr(errors, name) for name in errors.__all__} | {
     kind.__name__: kind for kind in (TypeError, ValueError, LookupError, IndexError, AttributeError, MemoryError, OSError, RuntimeError)
 }
+
+_EXTENSIONS: Final = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))
+_FIXED: Final = 0xD4
+_BLOBS: Final = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
+_DICTS: Final = frozenset((*range(0x81, 0x90), 0xDE, 0xDF))
+_LIGHT: Final = bytes((*range(0x80), 0xC0, 0xC2, 0xC3))
+"""First bytes in MessagePack: of extensions, those from ``_FIXED`` on of 1, 2, 4 … bytes; of bytes and texts with their lengths; of dicts;
+and of what Python has ready, so that it takes but its place."""
+
+_NO_VALUES: Final = frozenset((_INT, _TEXT, _DATETIME, _BATCH, _ARROW, 0xFF))
+"""Extensions whose data are no MessagePack; the last one is a time of MessagePack's own."""
+
+_PLACE_BYTES, _VALUE_BYTES, _DICT_BYTES, _TYPE_BYTES = 8, 80, 240, 3000
+"""What a value takes in memory at most: its place, most values, a small dict, and the type that each stranger has besides (measured)."""
+
+_HEADS: Final = bytes(
+    [*[1] * 0xA0, *range(1, 33), *[1] * 4, 2, 3, 5, 3, 4, 6, 5, 9, *[2, 3, 5, 9] * 2, *[2] * 5, 2, 3, 5, 3, 5, 3, 5, *[1] * 32]
+)
+_TAKEN_BYTES: Final = tuple(_PLACE_BYTES if n in _LIGHT else _DICT_BYTES if n in _DICTS else _VALUE_BYTES for n in range(256))
+"""By its first byte, how long a value is, without what comes behind a length; and what it takes."""
+
+_STEPS, _SMALL_BYTES = 64, 128
+"""A frame has many values when there are more than so many, and one for each so many bytes of it."""
 
 _Packable: TypeAlias = object
 _Pack: TypeAlias = Callable[["_Packer", Any], _Packable]
@@ -269,6 +293,35 @@ def unpack(data: bytes | memoryview) -> Any:
         raise IllegalArgumentError(f"what came over the wire is no value of it: {error}") from error
 
 
+def decoded_bytes(data: bytes, most_bytes: int) -> int:
+    """Return about how many bytes the values of a frame take when they are decoded, beside those that came; it stops beyond ``most_bytes``.
+
+    One byte can be a dict. Where values are so many that it would take longer to look at each than to decode it, what is left goes by how
+    many of its bytes may begin one, if that cannot be too much. Of what is no frame it says nothing: decoding ends where it is none.
+    """
+    at = found = steps = 0
+    with suppress(IndexError):  # the end
+        while found <= most_bytes:
+            steps += 1
+            if steps == _STEPS + len(data) // _SMALL_BYTES:
+                left = data[at:]
+                heavy = len(left.translate(None, _LIGHT))
+                if found + heavy * _DICT_BYTES + left.count(_STRANGER) * _TYPE_BYTES + len(left) * _PLACE_BYTES <= most_bytes:
+                    return found + heavy * _VALUE_BYTES
+            kind = data[at]
+            found += _TAKEN_BYTES[kind]
+            head, at = at + 1, at + _HEADS[kind]
+            if kind in _BLOBS:
+                at += int.from_bytes(data[head:at], "big")
+            elif kind in _EXTENSIONS:
+                code = data[at - 1]
+                if code in _NO_VALUES:
+                    at += int.from_bytes(data[head : at - 1], "big") if kind < _FIXED else 1 << kind - _FIXED
+                elif code == _STRANGER:
+                    found += _TYPE_BYTES
+    return found
+
+
 _decode: Final = Decoder(ext_hook=lambda code, data: _UNPACKERS[code](data)).decode
 
 
@@ -329,29 +382,31 @@ def _unpack_batch(data: memoryview) -> MessageBatch:
     return MessageBatch(columns=batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
-class _Member(enum.Enum):
-    """A member of an enum that this process has not."""
+class _Stranger:
+    """A value of a type that this process has not."""
 
     def __repr__(self) -> str:
         return str(vars(self)["shown"])
 
     __str__ = __repr__
-    __hash__ = object.__hash__  # it has no name
+    __hash__ = object.__hash__  # that of an enum goes by a name
+
+
+class _Member(_Stranger, enum.Enum):
+    """A member of an enum that this process has not."""
 
 
 @functools.lru_cache(64)
-def _kind_of_members(name: str) -> type:
-    """Return an enum of this name; to make one takes long, and a batch may have one and the same in each row."""
-    return types.new_class(name, (_Member,))
+def _kind_of_strangers(name: str, base: type) -> type:
+    """Return a type of this name; to make one takes long, and a batch may have one and the same in each row."""
+    return types.new_class(name, (base,))
 
 
 def stranger(name: str, shown: str, is_member: bool = False) -> object:
     """Return an object of a type of this name whose ``repr`` is ``shown``; ``is_member``: one of an enum, of which errors say more."""
-    if not is_member:
-        return type(name, (), {"__repr__": lambda self: shown})()
-    member: object = object.__new__(_kind_of_members(name[:_NAME_CHARACTERS]))
-    vars(member)["shown"] = shown
-    return member
+    made: object = object.__new__(_kind_of_strangers(name[:_NAME_CHARACTERS], _Member if is_member else _Stranger))
+    vars(made)["shown"] = shown
+    return made
 
 
 _UNPACKERS: Final[dict[int, Callable[[memoryview], object]]] = {

@@ -283,3 +283,39 @@ def test_rows_under_way_are_held(served: Served, monkeypatch: pytest.MonkeyPatch
         assert len(sent.result(10)) == 60
     assert len(second.send_batch(batch(60))) == 60
     assert server._asked_bytes == 0
+
+
+class Stranger:
+    def __repr__(self) -> str:
+        return "?"
+
+
+TINY = {"dicts": {}, "lists": [], "dicts of one": {0: 0}, "strangers": Stranger()}
+
+
+@pytest.mark.limits(frame_bytes=1_000_000)
+@pytest.mark.parametrize("value", TINY.values(), ids=TINY)
+def test_many_tiny_values_are_refused_before_they_are_made(served: Served, value: object) -> None:
+    """16 MiB of them took more than a gigabyte."""
+    client = served.raw()
+    client.say([1, "ack", [[value] * 30_000], {}], [2, "topics.list", [], {}])
+    answers = dict(answer(client) for _ in range(2))
+    assert isinstance(answers[1], IllegalArgumentError)
+    assert str(answers[1]) == "the values of this call take more than 2000000 bytes at this server; send fewer a call"
+    assert answers[2] == []
+    assert served.thread._server._asked_bytes == 0
+
+
+@pytest.mark.limits(held_bytes=2_500_000)
+def test_tiny_values_under_way_are_held(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, gate = served.thread._server, threading.Event()
+    monkeypatch.setattr(served.store, "ack", lambda _: gate.wait(30))
+    first, second = served.raw(), served.raw()
+    request: list[Any] = [1, "ack", [[[]] * 20_000], {}]
+    first.say(request)
+    soon(lambda: bool(server._long))
+    second.say(request)
+    assert isinstance(answer(second)[1], PollingFullError)
+    gate.set()
+    assert answer(first) == (1, True)
+    assert server._asked_bytes == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -19,6 +21,7 @@ from rmqstore import Message, MessageBatch, PoppedMessage, errors
 from rmqstore.contract import AckOutcome, InitMode, Receipt, TimerHandle, TimerReceipts, WriteStatus
 from rmqstore.server import wire
 from rmqstore.server.calls import CALLS, LONG, PARTS, POPS, QUICK, REPEATABLE, Passing
+from rmqstore.server.clients import ROW_BYTES, Limits
 from rmqstore.server.remote import RemoteStore
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, frame, unpack
@@ -96,6 +99,39 @@ def test_a_duration_that_no_timedelta_has_is_refused() -> None:
     assert too_long != longest
     with pytest.raises(errors.IllegalArgumentError, match="no value"):
         unpack(too_long)
+
+
+@given(_values | st.sampled_from([MessageBatch.of([Message("t", b"x")] * 3), CallName((b"x",)), ValueError("x"), 1 << 70, "\ud800"]))
+def test_a_value_is_weighed_to_its_end(value: object) -> None:
+    """What comes behind it counts as what came before."""
+    with patch.object(wire, "_STEPS", 1 << 40):
+        none, alone, twice = (wire.decoded_bytes(pack([value] * times), 1 << 40) for times in range(3))
+    assert twice - alone == alone - none > 0
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [], {0: 0}, "xy", 1000, -30, 0.5, (), timedelta(1), TimerHandle(1, 2, 3, 4), Message("t", b"x"), int]
+)
+@pytest.mark.parametrize("most_bytes", [1 << 20, 1 << 40])
+def test_values_take_no_more_than_they_are_weighed(value: object, most_bytes: int) -> None:
+    """Also where they are not looked at one by one, when that cannot be ten times too little."""
+    data = pack([value] * 5000)
+    tracemalloc.start()
+    there = unpack(data)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(there) == 5000
+    found = wire.decoded_bytes(data, most_bytes)
+    assert found > most_bytes or found * 3 > taken
+
+
+def test_batches_as_large_as_a_server_takes_are_not_refused() -> None:
+    limits = Limits()
+    message = Message(
+        "orders", b"x" * 50, tag="red", keys=("order-42",), properties={"colour": "green"}, message_id="x" * 32, born_ms=1 << 40
+    )
+    data = pack([1, "send_batch", [[message] * 1000], {}])
+    assert wire.decoded_bytes(data, 1 << 40) * limits.frame_bytes // ROW_BYTES // 1000 < 2 * limits.frame_bytes
 
 
 def test_the_head_is_the_length() -> None:

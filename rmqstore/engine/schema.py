@@ -90,9 +90,6 @@ QUEUE_PREFIX: Final = struct.Struct(">II")
 GROUP_QUEUE_KEY: Final = struct.Struct(">III")
 LEASE_KEY: Final = struct.Struct(">IIIQQ")
 
-LAST: Final = b"\xff" * 16
-"""Sorts behind every (u64, u64) that the store uses."""
-
 
 def digest(*parts: str) -> bytes:
     """Return 16 bytes that name a tuple of texts; the texts are length-prefixed, so no two tuples share a digest by concatenation."""
@@ -104,5 +101,5 @@ def digest(*parts: str) -> bytes:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """Return the first key behind every key that starts with ``prefix``, whose last byte is not 0xff."""
-    return prefix[:-1] + bytes((prefix[-1] + 1,))
+    """Return the first key behind every key that starts with ``prefix``, of which some byte is not 0xff."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")

@@ -57,16 +57,14 @@ class EngineHome:
         except OSError as error:
             raise system_error(error, self.directory / _LOCK) from error
         try:
-            try:
-                if not self.database.exists():
-                    self._create(create)
-                self._check()
-            except OSError as error:
-                raise system_error(error, self.directory) from error
-        except BaseException:
+            if not self.database.exists():
+                self._create(create)
+            return self.existing()
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise system_error(error, self.directory) from error
             raise
-        return self.database
 
     def existing(self) -> Path:
         """Return the database's path, for reading: takes no lock and makes nothing.

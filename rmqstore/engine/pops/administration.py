@@ -28,19 +28,7 @@ from rmqstore.contract import GroupSettings, InitMode, Removal
 from rmqstore.engine.pops.checkpoint import MOVED, Lease
 from rmqstore.engine.pops.state import Gap, GroupQueue, PopState, Progress, Topic, group_settings_entry
 from rmqstore.engine.pops.transaction import Part, Transaction
-from rmqstore.engine.schema import (
-    DEAD,
-    GAP,
-    GONE,
-    GROUP,
-    KEPT,
-    LEASE,
-    LEASES,
-    META,
-    REGISTERED,
-    TOPIC,
-    U32,
-)
+from rmqstore.engine.schema import DEAD, GAP, GONE, GROUP, KEPT, LEASE, LEASES, META, REGISTERED, TOPIC, U32, after_prefix
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import (
     DLQ_PREFIX,
@@ -257,9 +245,7 @@ def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
 
 
 def _delete_prefix(transaction: Transaction, space: int, prefix: bytes) -> None:
-    """Remove every key that starts with ``prefix``; ids are far below 2**32, so it can be counted up."""
-    behind = (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
-    transaction.write.delete_range(space, prefix, behind)
+    transaction.write.delete_range(space, prefix, after_prefix(prefix))
 
 
 def _drop(table: dict[_K, Any], keys: Iterable[_K]) -> None:

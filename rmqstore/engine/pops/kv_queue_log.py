@@ -21,9 +21,6 @@ _FEW_RUNS = 16
 _FEW_BYTES = 64 * 1024
 """So much of a queue is looked at, run by run, when its head goes."""
 
-_PAST_OFFSETS = b"\xff" * 9
-"""Sorts behind every offset."""
-
 
 class RunQueueLog(QueueLog):
     """The queues of a key-ordered database; the last runs of a queue are kept, since consumers take a run in several pops."""
@@ -51,7 +48,7 @@ class RunQueueLog(QueueLog):
                 # Of a damaged run the count says nothing, so it may hold the offset, whatever it says.
                 if offset < U64.unpack_from(key, 8)[0] + count_of(value) or is_damaged(value):
                     yield self._decoded(topic.id, queue, key, value)
-        stop = prefix + _PAST_OFFSETS
+        stop = QUEUE_PREFIX.pack(topic.id, queue + 1)
         page = 16
         while entries := self._kv.scan(QUEUES, start, stop, page):
             for key, value in entries:
@@ -83,7 +80,7 @@ class RunQueueLog(QueueLog):
     def aged(self, topic: Topic, queue: int, offset: int, before_ms: int, room_bytes: int) -> Aged:
         below = self._entry_below(topic, queue, offset)
         start = QUEUE.pack(topic.id, queue, offset) if below is None else below[0]
-        stop = QUEUE_PREFIX.pack(topic.id, queue) + _PAST_OFFSETS
+        stop = QUEUE_PREFIX.pack(topic.id, queue + 1)
         passed: list[DamagedRun] = []
         latest: list[DamagedRun] = []
         while room_bytes > 0 and (page := self._kv.scan(QUEUES, start, stop, 256)):
@@ -110,7 +107,7 @@ class RunQueueLog(QueueLog):
 
     def _next_run(self, topic: Topic, queue: int, key: bytes) -> int:
         """Return the first offset of the next run from ``key`` on, or the end of the queue."""
-        later = self._kv.scan(QUEUES, key, QUEUE_PREFIX.pack(topic.id, queue) + _PAST_OFFSETS, 1)
+        later = self._kv.scan(QUEUES, key, QUEUE_PREFIX.pack(topic.id, queue + 1), 1)
         return int(QUEUE.unpack(later[0][0])[2]) if later else topic.next_offsets[queue]
 
     def stored(self, topics: Iterable[Topic], after: bytes | None, limit: int) -> Iterator[tuple[bytes, PlacedRun]]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
+from rmqstore.columns import spread
 from rmqstore.contract import GroupSettings
 from rmqstore.contract.state import StatePage
 from rmqstore.contract.tables import POP_TABLES
@@ -93,27 +94,20 @@ def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after
 
 def _messages(state: PopState, log: QueueLog, after: bytes | None, limit: int) -> StatePage:
     records: list[bytes] = []
-    topics: list[str] = []
-    numbers: list[tuple[int, int, int]] = []
+    offsets: list[int] = []
+    runs: list[tuple[str, int, int]] = []
     counts: list[int] = []
     behind: bytes | None = None
     for key, (topic, queue, run) in log.stored(state.topics.values(), after, limit):
         kept = min(max(state.first_kept(topic.id, queue) - run.first, 0), len(run.records))
         records += run.records[kept:]
-        topics.append(topic.name)
-        numbers.append((queue, run.first + kept, run.store_ms))
+        offsets += range(run.first + kept, run.first + len(run.records))
+        runs.append((topic.name, queue, run.store_ms))
         counts.append(len(run.records) - kept)
         behind = key
-    repeated = np.repeat(np.asarray(numbers, np.int64).reshape(-1, 3), counts, axis=0)
-    starts = np.cumsum(counts) - counts if counts else np.zeros(0, np.int64)
-    steps = np.arange(len(records)) - np.repeat(starts, counts) if counts else np.zeros(0, np.int64)
-    extra = {
-        "topic": pa.array(topics, pa.string()).take(pa.array(np.repeat(np.arange(len(topics)), counts))),
-        "queue_id": pa.array(repeated[:, 0]),
-        "queue_offset": pa.array(repeated[:, 1] + steps),
-        "store_ms": pa.array(repeated[:, 2]),
-    }
-    columns = {**log.format.decode_columns(records), **extra}
+    columns = {**log.format.decode_columns(records), "queue_offset": pa.array(offsets, pa.int64())}
+    for at, name in enumerate(("topic", "queue_id", "store_ms")):
+        columns[name] = spread([run[at] for run in runs], counts, POP_TABLES["messages"].field(name).type)
     return StatePage(as_batch(columns, POP_TABLES["messages"]), behind)
 
 

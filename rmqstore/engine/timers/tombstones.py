@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.records import has_keys, key_bytes_of, route_of
-from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
+from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, TICK_SEQ, TRACES, U64, after_prefix
 
 _EPOCH_BYTES = 4
 _FIRST_ALONE = bytes(4)
@@ -131,11 +131,6 @@ def index_entries(records: Sequence[bytes], ticks: Iterable[int], seqs: Iterable
     )
 
 
-def key_prefix(topic: str, key: str) -> bytes:
-    """Return what every index entry of (topic, key) starts with."""
-    return _prefix(topic.encode(), key.encode())
-
-
 def _prefix(topic: bytes, key: bytes) -> bytes:
     # The topic has no blank, so the first blank ends it: no two pairs are alike.
     return KEY_INDEX + hashlib.blake2b(b"%b %b" % (topic, key), digest_size=16).digest()
@@ -143,5 +138,5 @@ def _prefix(topic: bytes, key: bytes) -> bytes:
 
 def places_of_key(kv: OrderedKV, topic: str, key: str) -> list[tuple[int, int]]:
     """Return (tick, seq) of every indexed put of (topic, key), by tick and seq."""
-    prefix = key_prefix(topic, key)
-    return [TICK_SEQ.unpack_from(entry, len(prefix)) for entry, _ in kv.scan_all(TRACES, prefix, prefix + LAST + b"\xff")]
+    prefix = _prefix(topic.encode(), key.encode())
+    return [TICK_SEQ.unpack_from(entry, len(prefix)) for entry, _ in kv.scan_all(TRACES, prefix, after_prefix(prefix))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 if (_ROOT := str(Path(__file__).parent.parent)) not in sys.path:
     sys.path.insert(0, _ROOT)
 
+from rmqstore import aio
 from rmqstore.server.clients import Limits
 from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
-from tests.server.served import Served
+from tests.server.served import Served, run
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,3 +63,29 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path, **({} if limits is None else {"limits": Limits(**limits.kwargs)}))
     yield made
     made.close()
+
+
+@pytest.fixture
+def store(served: Served) -> aio.AsyncStore:
+    """A client of what is served, for a test that is async."""
+    return aio.connect(f"unix:{served.socket}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is async; a client that it has leaves no task behind."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def whole() -> None:
+        if isinstance(client := given.get("store"), aio.AsyncStore):
+            async with client:
+                await test(**given)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        else:
+            await test(**given)
+
+    run(whole())
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,25 @@ def soon(condition: Callable[[], bool]) -> None:
             return
         done.wait(0.005)
     raise AssertionError("it did not happen in ten seconds")
+
+
+async def soon_async(condition: Callable[[], bool]) -> None:
+    """Let other tasks and threads go on until something has happened."""
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine, for half a minute at most."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await work
+
+    asyncio.run(bounded())
 
 
 def let_turn(thread: ServerThread) -> None:

@@ -8,8 +8,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +19,9 @@ import rmqstore
 from rmqstore import ManualClock, Message, Store, StorePoisonedError
 from rmqstore.server import watching
 from rmqstore.server.watching import Watch
+
+MUCH = b"m" * (32 << 20)
+"""A page that is more than the system buffers."""
 
 
 @pytest.fixture
@@ -51,104 +54,83 @@ async def closed(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-async def nothing() -> None:
-    """Do nothing afterwards."""
+@asynccontextmanager
+async def watched(store: Store, metrics: Callable[[], bytes] | None = None) -> AsyncIterator[int]:
+    """Answer on a port until the end of the block."""
+    watch = Watch(store, metrics)
+    port = await watch.listen("127.0.0.1", 0)
+    try:
+        yield port
+    finally:
+        await watch.stop()
 
 
-def watched(
-    store: Store,
-    exchange: Callable[[int], Awaitable[object]],
-    metrics: Callable[[], bytes] | None = None,
-    afterwards: Callable[[], Awaitable[object]] = nothing,
-) -> None:
-    async def run() -> None:
-        watch = Watch(store, metrics)
-        port = await watch.listen("127.0.0.1", 0)
-        try:
-            await exchange(port)
-        finally:
-            await watch.stop()
-        await afterwards()
-
-    asyncio.run(run())
-
-
-def pages(store: Store, *paths: str, method: str = "GET", metrics: Callable[[], bytes] | None = None) -> list[tuple[int, bytes]]:
+async def pages(store: Store, *paths: str, method: str = "GET", metrics: Callable[[], bytes] | None = None) -> list[tuple[int, bytes]]:
     """Return status and text of some pages."""
     found: list[tuple[int, bytes]] = []
-
-    async def exchange(port: int) -> None:
+    async with watched(store, metrics) as port:
         for path in paths:
             head, _, text = (await said(port, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).partition(b"\r\n\r\n")
             found.append((int(head.split()[1]), text))
-
-    watched(store, exchange, metrics)
     return found
 
 
-def test_a_store_that_is_late_is_live_and_not_ready(store: Store, clock: ManualClock) -> None:
+async def test_a_store_that_is_late_is_live_and_not_ready(store: Store, clock: ManualClock) -> None:
     store.send(Message("t", b"x"), delay=timedelta(seconds=1))
-    assert [status for status, _ in pages(store, "/health", "/health/live")] == [200, 200]
+    assert [status for status, _ in await pages(store, "/health", "/health/live")] == [200, 200]
     clock.advance(60_000)
-    (ready, told), (live, _) = pages(store, "/health", "/health/live?verbose")
+    (ready, told), (live, _) = await pages(store, "/health", "/health/live?verbose")
     assert (ready, live) == (503, 200)
     assert json.loads(told) == {"live": True, "ready": False, "problems": ["1 timers are overdue, the first one by 59 s"]}
 
 
-def test_a_poisoned_store_is_not_live(store: Store) -> None:
+async def test_a_poisoned_store_is_not_live(store: Store) -> None:
     store._poisoned(StorePoisonedError("the disk failed"))
-    for status, told in pages(store, "/health", "/health/live"):
+    for status, told in await pages(store, "/health", "/health/live"):
         assert status == 503
         assert json.loads(told) == {"live": False, "ready": False, "problems": ["the disk failed"]}
 
 
-def test_pages_that_there_are_not(store: Store) -> None:
-    assert pages(store, "/metrics", "/", "") == [(404, b"there is /health, /health/live\n")] * 3
-    assert pages(store, "/health", method="POST") == [(405, b"GET\n")]
-    assert pages(store, "/health", method="HEAD") == [(200, b"")]
+async def test_pages_that_there_are_not(store: Store) -> None:
+    assert await pages(store, "/metrics", "/", "") == [(404, b"there is /health, /health/live\n")] * 3
+    assert await pages(store, "/health", method="POST") == [(405, b"GET\n")]
+    assert await pages(store, "/health", method="HEAD") == [(200, b"")]
 
 
-def test_a_page_that_fails_says_so(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_page_that_fails_says_so(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> bytes:
         raise ZeroDivisionError
 
-    assert pages(store, "/metrics", "/health", metrics=broken)[0] == (500, b"the log of the server says why\n")
+    assert (await pages(store, "/metrics", "/health", metrics=broken))[0] == (500, b"the log of the server says why\n")
     assert "/metrics" in caplog.text
 
 
-def test_silent_clients_keep_nobody_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_clients_keep_nobody_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_CLIENTS", 2)
-
-    async def exchange(port: int) -> None:
+    async with watched(store) as port:
         assert await said(port, b"x" * 20_000) == b""
         assert (await said(port, b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
-        silent.extend([await asyncio.open_connection("127.0.0.1", port) for _ in range(2)])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         assert (await said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
         assert await silent[0][0].read() == b""  # the place of the first was taken
         silent[1][1].write(b"GET /health HTTP/1.1\r\n\r\n")
         assert (await silent[1][0].read()).startswith(b"HTTP/1.1 200")
         silent.append(await asyncio.open_connection("127.0.0.1", port))
-
-    async def afterwards() -> None:
-        for reader, writer in silent:
-            assert await reader.read() == b""  # the stop has ended it
-            await closed(writer)
-
-    silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    watched(store, exchange, afterwards=afterwards)
-    assert len(silent) == 3
+    for reader, writer in silent:
+        assert await reader.read() == b""  # the stop has ended it
+        await closed(writer)
 
 
-def test_who_is_being_answered_keeps_its_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_being_answered_keeps_its_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_CLIENTS", 1)
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow() -> bytes:
         begun.set()
         goes_on.wait(30)
-        return b"m" * (32 << 20)
+        return MUCH
 
-    async def exchange(port: int) -> None:
+    async with watched(store, slow) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
         await asyncio.to_thread(begun.wait, 30)
@@ -157,39 +139,37 @@ def test_who_is_being_answered_keeps_its_place(store: Store, monkeypatch: pytest
         while not await said(port, b"GET /health HTTP/1.1\r\n\r\n"):  # until all that is left is that the other one reads
             await asyncio.sleep(0)
         with suppress(ConnectionError):
-            assert len(await reader.read()) < 32 << 20
+            assert len(await reader.read()) < len(MUCH)
         await closed(writer)
 
-    watched(store, exchange, metrics=slow)
 
-
-def test_who_reads_slowly_gets_all(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    async def exchange(port: int) -> None:
+async def test_who_reads_slowly_gets_all(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    async with watched(store, lambda: MUCH) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
         while await reader.read(100_000):
             await asyncio.sleep(0)
         await closed(writer)
-
-    watched(store, exchange, metrics=lambda: b"m" * (32 << 20))
     gc.collect()  # what a task ended with is logged when nobody has asked for it by then
     assert caplog.messages == []
 
 
-def test_a_client_that_says_nothing_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_says_nothing_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_REQUEST_S", 0.01)
-
-    async def exchange(port: int) -> None:
+    async with watched(store) as port:
         assert await said(port, b"GET /health") == b""
 
-    watched(store, exchange)
 
-
-def test_who_does_not_read_its_answer_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_read_its_answer_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as that happens, no descriptor is left with it."""
     monkeypatch.setattr(watching, "_REQUEST_S", 0.05)
+    begun = threading.Event()
 
-    async def exchange(port: int) -> None:
+    def much() -> bytes:
+        begun.set()
+        return MUCH
+
+    async with watched(store, much) as port:
         before = len(list(Path("/proc/self/fd").iterdir()))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -199,15 +179,8 @@ def test_who_does_not_read_its_answer_is_cut_off(store: Store, monkeypatch: pyte
             await asyncio.sleep(0.01)
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         with suppress(ConnectionError):
-            assert len(await reader.read()) < 32 << 20
+            assert len(await reader.read()) < len(MUCH)
         await closed(writer)
-
-    def much() -> bytes:
-        begun.set()
-        return b"m" * (32 << 20)
-
-    begun = threading.Event()
-    watched(store, exchange, metrics=much)
 
 
 _FULL = """
@@ -238,7 +211,7 @@ with rmqstore.open(sys.argv[1], engine="memory", services=False) as store:
 """
 
 
-def test_who_comes_while_no_descriptor_is_left_is_answered_later(tmp_path: Path) -> None:
+async def test_who_comes_while_no_descriptor_is_left_is_answered_later(tmp_path: Path) -> None:
     """The log tells of it once a second."""
     with subprocess.Popen(
         [sys.executable, "-c", _FULL, tmp_path / "store"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -247,7 +220,7 @@ def test_who_comes_while_no_descriptor_is_left_is_answered_later(tmp_path: Path)
         assert process.stdout is not None
         port = int(process.stdout.readline())
         assert process.stdout.readline() == "full\n"
-        assert asyncio.run(said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert (await said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
         said_meanwhile, _ = process.communicate()
         assert process.returncode == 0
         assert 1 <= len(said_meanwhile.splitlines()) <= 3

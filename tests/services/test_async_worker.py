@@ -20,8 +20,7 @@ from rmqstore import (
     aio,
 )
 from rmqstore.aio import AsyncStore
-from tests.server.served import Served, waiting
-from tests.server.test_aio import run, soon
+from tests.server.served import Served, run, soon_async as soon, waiting
 from tests.services.async_handlers import Gate, Handled, nothing, raising, reason
 from tests.services.consumers import bodies, nothing_left
 from tests.services.test_worker import BAD_ARGUMENTS

@@ -270,7 +270,8 @@ def test_no_room_behind_an_interrupted_commit_does_not_say_that_nothing_is_there
         kv.sync(position)
 
 
-def test_a_commit_that_is_durable_is_known_to_be_before_its_overlay_goes(base: FakeBase, kv: BufferedKV) -> None:
+def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: FakeBase, kv: BufferedKV) -> None:
+    """Also when what was written later finds no room, and is dropped."""
     position = put(kv, b"a", b"1")
 
     def interrupted() -> int:
@@ -282,31 +283,17 @@ def test_a_commit_that_is_durable_is_known_to_be_before_its_overlay_goes(base: F
         patched.setattr(kv, "_sync_to_disk", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kv.sync(position)
+    assert kv.durable_position == position
+    assert base.state[0] == {b"a": b"1"}
     later = put(kv, b"b", b"1")
     base.before_commit = raiser(StoreFullError("no room"))
+    kv.sync(position)
     with pytest.raises(StoreFullError):
         kv.sync(later)
     base.before_commit = lambda: None
     kv.reopen()
     kv.sync(position)
     assert kv.get(0, b"a") == b"1"
-
-
-def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: FakeBase, kv: BufferedKV, monkeypatch) -> None:
-    position = put(kv, b"a", b"1")
-    commit = kv._sync_to_disk
-
-    def interrupted() -> int:
-        commit()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(kv, "_sync_to_disk", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            kv.sync(position)
-    kv.sync(position)
-    assert kv.durable_position == position
-    assert base.state[0] == {b"a": b"1"}
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["half", "whole"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,8 @@ def name(lane: int, number: int) -> bytes:
     return start + number.to_bytes(CALL_NAME_BYTES - LANE_BYTES, "big")
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def called(lane: int, number: int) -> CallName:
+    return CallName((name(lane, number),))
 
 
 @pytest.fixture
@@ -33,8 +33,10 @@ def clock() -> ManualClock:
     return ManualClock(1_800_000_000_000)
 
 
-def opened(tmp_path: Path, engine: str, clock: ManualClock) -> Store:
-    return rmqstore.open(tmp_path / "store", engine=engine, clock=clock, services=False)
+@pytest.fixture(params=ENGINES)
+def store(tmp_path: Path, request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "store", engine=request.param, clock=clock, services=False) as opened:
+        yield opened
 
 
 def marks_in(store: Store) -> int:
@@ -45,98 +47,90 @@ def marks_in(store: Store) -> int:
 
 
 @pytest.mark.parametrize("later", [None, 60_000])
-def test_a_repeat_gives_the_first_answer(tmp_path: Path, engine: str, clock: ManualClock, later: int | None) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        first = store.send(ONE, delay_ms=later, marks=CallName((name(1, 1),)))
-        again = store.send(ONE, delay_ms=later, marks=CallName((name(1, 1),)))
-        assert (first.repeated, again.repeated) == (False, True)
-        assert (again.message_id, again.handle) == (first.message_id, first.handle)
-        assert not store.send(ONE, delay_ms=later, marks=CallName((name(2, 1),))).repeated
-        assert not store.send(ONE, delay_ms=later, marks=CallName((name(1, 2),))).repeated
-        clock.advance(60_000)
-        store.tick()
-        assert len(store.pop("t", "g")) == 3
+def test_a_repeat_gives_the_first_answer(store: Store, clock: ManualClock, later: int | None) -> None:
+    first = store.send(ONE, delay_ms=later, marks=called(1, 1))
+    again = store.send(ONE, delay_ms=later, marks=called(1, 1))
+    assert (first.repeated, again.repeated) == (False, True)
+    assert (again.message_id, again.handle) == (first.message_id, first.handle)
+    assert not store.send(ONE, delay_ms=later, marks=called(2, 1)).repeated
+    assert not store.send(ONE, delay_ms=later, marks=called(1, 2)).repeated
+    clock.advance(60_000)
+    store.tick()
+    assert len(store.pop("t", "g")) == 3
 
 
-def test_a_copy_that_comes_late_stores_nothing(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        batch = MessageBatch(messages=(Message("t", b"x", message_id="i", born_ms=1, queue_id=0, deliver_at_ms=clock.now_ms() + 1000),))
-        for number in (1, 2):
-            store.engine.timers.put(batch, clock.now_ms(), [name(1, number)])
-            store.engine.pops.append(batch, clock.now_ms(), [name(1, number)])
-        for put in (store.engine.timers.put, store.engine.pops.append):
-            with pytest.raises(IllegalArgumentError, match="comes late"):
-                put(batch, clock.now_ms(), [name(1, 1)])
-        assert store.pending().total == 2
-        assert store.lag("t", "g").ready == 2
-
-
-def test_a_later_call_for_now_does_not_hide_an_earlier_timer(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    """A copy of the timer's call comes when its time has passed, and when the next call has left its name among the timers."""
-    with opened(tmp_path, engine, clock) as store:
-        due_ms = clock.now_ms() + 1000
-        store.send(ONE, deliver_at_ms=due_ms, marks=CallName((name(1, 1),)))
-        clock.advance(5000)
-        store.send(ONE, deliver_at_ms=due_ms, marks=CallName((name(1, 2),)))
+def test_a_copy_that_comes_late_stores_nothing(store: Store, clock: ManualClock) -> None:
+    batch = MessageBatch(messages=(Message("t", b"x", message_id="i", born_ms=1, queue_id=0, deliver_at_ms=clock.now_ms() + 1000),))
+    for number in (1, 2):
+        store.engine.timers.put(batch, clock.now_ms(), [name(1, number)])
+        store.engine.pops.append(batch, clock.now_ms(), [name(1, number)])
+    for put in (store.engine.timers.put, store.engine.pops.append):
         with pytest.raises(IllegalArgumentError, match="comes late"):
-            store.send(ONE, deliver_at_ms=due_ms, marks=CallName((name(1, 1),)))
-        store.tick()
-        assert len(store.pop("t", "g")) == 2
+            put(batch, clock.now_ms(), [name(1, 1)])
+    assert store.pending().total == 2
+    assert store.lag("t", "g").ready == 2
 
 
-def test_a_repeat_for_now_meets_the_timer_that_it_was(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        due_ms = clock.now_ms() + 1000
-        first = store.send(ONE, deliver_at_ms=due_ms, marks=CallName((name(1, 1),)))
-        clock.advance(5000)
-        again = store.send(ONE, deliver_at_ms=due_ms, marks=CallName((name(1, 1),)))
-        assert again.repeated
-        assert again.handle == first.handle
-        store.tick()
-        assert len(store.pop("t", "g")) == 1
+def test_a_later_call_for_now_does_not_hide_an_earlier_timer(store: Store, clock: ManualClock) -> None:
+    """A copy of the timer's call comes when its time has passed, and when the next call has left its name among the timers."""
+    due_ms = clock.now_ms() + 1000
+    store.send(ONE, deliver_at_ms=due_ms, marks=called(1, 1))
+    clock.advance(5000)
+    store.send(ONE, deliver_at_ms=due_ms, marks=called(1, 2))
+    with pytest.raises(IllegalArgumentError, match="comes late"):
+        store.send(ONE, deliver_at_ms=due_ms, marks=called(1, 1))
+    store.tick()
+    assert len(store.pop("t", "g")) == 2
 
 
-def test_a_first_call_that_comes_behind_its_repeat_stores_nothing(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        message = Message("t", b"x", message_id="i", born_ms=1, queue_id=0, deliver_at_ms=clock.now_ms() + 1000)
-        clock.advance(5000)
-        assert not store.send(message, marks=CallName((name(1, 1),))).repeated
-        receipts, _ = store.engine.timers.put(MessageBatch(messages=(message,)), clock.now_ms() - 5000, [name(1, 1)])
-        assert receipts.status is WriteStatus.REPEATED
-        store.tick()
-        assert len(store.pop("t", "g")) == 1
+def test_a_repeat_for_now_meets_the_timer_that_it_was(store: Store, clock: ManualClock) -> None:
+    due_ms = clock.now_ms() + 1000
+    first = store.send(ONE, deliver_at_ms=due_ms, marks=called(1, 1))
+    clock.advance(5000)
+    again = store.send(ONE, deliver_at_ms=due_ms, marks=called(1, 1))
+    assert again.repeated
+    assert again.handle == first.handle
+    store.tick()
+    assert len(store.pop("t", "g")) == 1
+
+
+def test_a_first_call_that_comes_behind_its_repeat_stores_nothing(store: Store, clock: ManualClock) -> None:
+    message = Message("t", b"x", message_id="i", born_ms=1, queue_id=0, deliver_at_ms=clock.now_ms() + 1000)
+    clock.advance(5000)
+    assert not store.send(message, marks=called(1, 1)).repeated
+    receipts, _ = store.engine.timers.put(MessageBatch(messages=(message,)), clock.now_ms() - 5000, [name(1, 1)])
+    assert receipts.status is WriteStatus.REPEATED
+    store.tick()
+    assert len(store.pop("t", "g")) == 1
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "memory"])
 def test_a_name_survives_an_open(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        store.send(ONE, marks=CallName((name(1, 1),)))
-    with opened(tmp_path, engine, clock) as store:
-        assert store.send(ONE, marks=CallName((name(1, 1),))).repeated
+    for was_sent in (False, True):
+        with rmqstore.open(tmp_path / "store", engine=engine, clock=clock, services=False) as store:
+            assert store.send(ONE, marks=called(1, 1)).repeated == was_sent
 
 
-def test_a_lane_takes_one_place_and_is_forgotten(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        for number in range(1, 200):
-            store.send(ONE, marks=CallName((name(1, number),)))
-            store.send(ONE, delay_ms=1000, marks=CallName((name(2, number),)))
-        assert marks_in(store) == 4
+def test_a_lane_takes_one_place_and_is_forgotten(store: Store, clock: ManualClock) -> None:
+    for number in range(1, 200):
+        store.send(ONE, marks=called(1, number))
+        store.send(ONE, delay_ms=1000, marks=called(2, number))
+    assert marks_in(store) == 4
+    clock.advance(5 * MINUTE_MS)
+    store.tick()
+    assert store.send(ONE, marks=called(1, 199)).repeated
+    for _ in range(8):  # one lane stays in use, the other does not
         clock.advance(5 * MINUTE_MS)
+        store.send(ONE, marks=called(1, 200))
         store.tick()
-        assert store.send(ONE, marks=CallName((name(1, 199),))).repeated
-        for _ in range(8):  # one lane stays in use, the other does not
-            clock.advance(5 * MINUTE_MS)
-            store.send(ONE, marks=CallName((name(1, 200),)))
-            store.tick()
-        assert store.send(ONE, marks=CallName((name(1, 200),))).repeated
-        clock.advance(60 * MINUTE_MS)
-        store.tick()
-        assert marks_in(store) == 0
+    assert store.send(ONE, marks=called(1, 200)).repeated
+    clock.advance(60 * MINUTE_MS)
+    store.tick()
+    assert marks_in(store) == 0
 
 
-def test_marks_of_a_caller_are_kept_as_ever(tmp_path: Path, engine: str, clock: ManualClock) -> None:
-    with opened(tmp_path, engine, clock) as store:
-        store.send(ONE, marks=[b"mine"])
-        clock.advance(6 * 24 * 60 * MINUTE_MS)
-        store.tick()
-        assert store.send(ONE, marks=[b"mine"]).repeated
+def test_marks_of_a_caller_are_kept_as_ever(store: Store, clock: ManualClock) -> None:
+    store.send(ONE, marks=[b"mine"])
+    clock.advance(6 * 24 * 60 * MINUTE_MS)
+    store.tick()
+    assert store.send(ONE, marks=[b"mine"]).repeated

@@ -49,6 +49,13 @@ class Opened(NamedTuple):
         """Make room."""
         self.base.before_commit = lambda: None
 
+    def lose_a_lease(self) -> None:
+        """Have a lease that was answered, and is not durable, taken by a full disk, which then has room again."""
+        _lease(self)
+        self.fill()
+        self.fail()
+        self.free()
+
     def told(self) -> bool:
         """Say whether the next call says that calls are lost."""
         try:
@@ -170,10 +177,7 @@ def test_a_full_disk_behind_an_interrupt_is_got_over() -> None:
 @pytest.mark.parametrize("is_closed", [False, True], ids=["call", "close"])
 def test_what_was_being_told_is_told_after_an_interrupt(is_closed: bool) -> None:
     opened = _opened(pop_flush=Flush.ASYNC)
-    _lease(opened)
-    opened.fill()
-    opened.fail()
-    opened.free()
+    opened.lose_a_lease()
     with patch.object(opened.kv, "sync", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         opened.pops.lag("t", "g")
     if is_closed:
@@ -187,10 +191,7 @@ def test_what_was_being_told_is_told_after_an_interrupt(is_closed: bool) -> None
 
 def test_a_sync_that_fails_while_it_is_told_poisons() -> None:
     opened = _opened(pop_flush=Flush.ASYNC)
-    _lease(opened)
-    opened.fill()
-    opened.fail()
-    opened.free()
+    opened.lose_a_lease()
 
     def fail(_: int) -> None:
         raise opened.kv.refuse_poisoned(OSError("the disk failed"), "a disk sync")

@@ -14,7 +14,7 @@ import pytest
 if (_ROOT := str(Path(__file__).parent.parent)) not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from rmqstore import aio
+from rmqstore import ManualClock, aio
 from rmqstore.server.clients import Limits
 from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
@@ -54,6 +54,17 @@ def durable_stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
     """Stores of what outlives a close."""
     with stores_of(request.param) as factory:
         yield factory
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Every single engine, by its name."""
+    return str(request.param)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_800_000_000_000)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,17 @@ from rmqstore import (
     UnknownEngineError,
 )
 from rmqstore.store.directory import read_manifest
+from tests.pairs import ENGINES
 
 NOW_MS = 1_700_000_000_000
-DURABLE = [
-    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("wheel", "lmdb", "rocksdb")
-]
-both = pytest.mark.skipif(not all(find_spec(f"rmqstore_{name}") for name in ("lmdb", "rocksdb")), reason="needs rmqstore-lmdb and -rocksdb")
+both = pytest.mark.skipif(not {"lmdb", "rocksdb"} <= {*ENGINES}, reason="needs rmqstore-lmdb and -rocksdb")
 
 
 def _open(path: Any, **settings: Any) -> Store:
     return rmqstore.open(path, **{"engine": "memory", "clock": ManualClock(NOW_MS), "services": False, **settings})
 
 
-@pytest.fixture(params=DURABLE)
+@pytest.fixture(params=ENGINES[1:])
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
-from importlib.util import find_spec
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 import rmqstore
 from rmqstore import IllegalArgumentError, InitMode, ManualClock, Message, MessageBatch, Receipt, RmqstoreError, Store
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ReleaseOutcome, TimerHandle
+from tests.pairs import ENGINES
 
 NOW_MS = 1_700_000_000_000
 NAN = float("nan")
@@ -28,12 +28,6 @@ BAD_NAMES: list[Any] = [None, 5, b"t", True, "", "a b", "a.b", "ä", LONE, "a\x0
 WRONG: list[Any] = [2**70, -(2**70), "x", None, 1.5, [], LONE]
 UNREADABLE = [name for name in BAD_NAMES if name not in ("%DLQ%x", "%PARKED%")]
 BAD_INTS: list[Any] = ["1", 1.5, NAN, True, [1], b"1"]
-
-
-ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("memory", "wheel", "lmdb", "rocksdb")
-]
 
 
 @pytest.fixture(scope="module", params=ENGINES)

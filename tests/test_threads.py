@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +15,7 @@ import pytest
 import rmqstore
 from rmqstore import AckOutcome, Message, RmqstoreError, Store, StoreClosedError, SystemClock
 
-ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("memory", "wheel", "lmdb", "rocksdb")
-]
 pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

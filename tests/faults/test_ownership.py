@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,11 @@ from rmqstore.server.calls import PARTS
 from rmqstore.store.ticker import Duties
 
 NOW_MS = 1_700_000_000_000
-ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("memory", "wheel", "lmdb", "rocksdb")
-]
 pytestmark = pytest.mark.timeout(60)
 
 
 def _open(path: Path, engine: str) -> Store:
     return rmqstore.open(path, engine=engine, clock=ManualClock(NOW_MS), services=False)
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from rmqstore.contract import Ticket
 from rmqstore.server.serving import ServerThread
 from rmqstore.services import metrics
 from rmqstore.services.metrics import observe
+from tests.server.served import Served
 
 export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="the extra metrics is not installed")
 sdk = pytest.importorskip("opentelemetry.sdk.metrics")
@@ -60,13 +61,8 @@ def told() -> Told:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000_000)
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False) as opened:
+    with rmqstore.open(tmp_path / "s", engine="memory", clock=clock, services=False) as opened:
         yield opened
 
 
@@ -243,17 +239,14 @@ def test_calls_of_clients_are_counted(store: Store, told: Told, tmp_path: Path) 
         assert calls == {(name, "success"): 1 for name in ("send", "send_batch", "ack", "cancel_key")}
 
 
-def test_a_store_of_another_process_is_observed_by_its_calls(store: Store, told: Told, tmp_path: Path) -> None:
-    server = ServerThread(store, lambda entrance: entrance.listen_unix(tmp_path / "sock"))
-    try:
-        with rmqstore.connect(f"unix:{tmp_path / 'sock'}") as client, observe(client, told.provider):
-            client.send(Message("t", b"x"), delay=MINUTE)
-            client.pop("t", "g")
-            assert told.calls() == {("send", "success"): 1, ("pop", "success"): 1}
-            assert told.value("rocketmq_timing_messages") == 1
-            assert told.values("rocketmq_storage_size") == {}
-    finally:
-        server.stop()
+def test_a_store_of_another_process_is_observed_by_its_calls(served: Served, told: Told) -> None:
+    client = served.connect()
+    with observe(client, told.provider):
+        client.send(Message("t", b"x"), delay=MINUTE)
+        client.pop("t", "g")
+        assert told.calls() == {("send", "success"): 1, ("pop", "success"): 1}
+        assert told.value("rocketmq_timing_messages") == 1
+        assert told.values("rocketmq_storage_size") == {}
 
 
 def test_an_observation_ends(store: Store, told: Told) -> None:

@@ -52,13 +52,8 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000_000)
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, fifo_queues=4) as opened:
+    with rmqstore.open(tmp_path / "s", engine="memory", clock=clock, services=False) as opened:
         yield opened
 
 

@@ -75,14 +75,20 @@ def test_a_subclass_may_close_in_its_own_way(tmp_path: Path) -> None:
         Mine(OwnedEngines(tmp_path / "s", {"engine": ENGINES[-1]}), ManualClock(0), services=False).close()
 
 
-def test_an_open_that_gets_no_thread_leaves_the_directory_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(ticker: Ticker) -> None:
-        raise RuntimeError("can't start new thread")
+@pytest.mark.parametrize(
+    ("owner", "step", "error"), [(Ticker, "start", RuntimeError("can't start new thread")), (Plugins, "notify_opened", KeyboardInterrupt())]
+)
+def test_an_open_that_fails_at_its_end_leaves_the_directory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ticker, "start", start)
-        with pytest.raises(RuntimeError, match="new thread"):
+        patched.setattr(owner, step, fail)
+        with pytest.raises(type(error)) as raised:
             rmqstore.open(tmp_path / "s", engine=ENGINES[-1])
+    assert raised.value is error
     rmqstore.open(tmp_path / "s", engine=ENGINES[-1]).close()
 
 
@@ -105,17 +111,6 @@ def test_a_close_of_a_shared_store_within_a_call_is_refused_and_closes_nothing(t
             assert len(client.pop("t", "g")) == 1
     assert refused
     rmqstore.open(tmp_path / "s", engine=ENGINE).close()
-
-
-def test_an_open_that_is_interrupted_in_a_hook_leaves_the_directory_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def notified(plugins: object, store: Store) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Plugins, "notify_opened", notified)
-        with pytest.raises(KeyboardInterrupt):
-            rmqstore.open(tmp_path / "s", engine=ENGINES[-1])
-    rmqstore.open(tmp_path / "s", engine=ENGINES[-1]).close()
 
 
 def test_a_close_that_is_interrupted_as_it_waits_for_its_server_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ def batches(store: Store, monkeypatch: pytest.MonkeyPatch, *, called_behind: int
     return sizes
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_tick_in_which_others_call_goes_in_small_steps_for_a_while(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(1_800_000_000_000)
     with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False, hand_over_limit=1500) as store:
@@ -77,7 +76,6 @@ def test_what_is_left_of_a_tick_is_not_read_at_each_step(tmp_path: Path, engine:
         assert entries[0] < 8 * 4000, "of 4000 that were cancelled"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_timers_that_are_handed_over_are_let_go_of(tmp_path: Path, engine: str, flush: str) -> None:
     """Under flush = async that can be known only behind the tick that has handed them over."""

@@ -14,13 +14,8 @@ from tests.server.served import soon
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000_000)
-
-
-@pytest.fixture(params=ENGINES)
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with rmqstore.open(tmp_path / "s", engine=request.param, clock=clock, services=False) as opened:
+def store(engine: str, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "s", engine=engine, clock=clock, services=False) as opened:
         yield opened
 
 

@@ -21,11 +21,6 @@ START_MS = 1_800_000_000_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START_MS)
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, services=False) as opened:
         yield opened
@@ -111,7 +106,6 @@ def test_what_is_no_flow_is_refused(store: Store) -> None:
     assert store.pauses.list() == []
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_pause_stops_a_hand_over_between_two_steps(
     tmp_path: Path, clock: ManualClock, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

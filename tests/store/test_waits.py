@@ -57,6 +57,7 @@ class Waiting:
 
     def __init__(self, pop: Callable[[], Any]) -> None:
         self.got: list[str] = []
+        self.popped = PoppedMessages()
         self._thread = threading.Thread(target=self._run, args=(pop,), daemon=True)
         self._thread.start()
         until_s = time.monotonic() + 30
@@ -66,7 +67,8 @@ class Waiting:
 
     def _run(self, pop: Callable[[], Any]) -> None:
         try:
-            self.got = [message.body.decode() for message in pop()]
+            self.popped = pop()
+            self.got = [message.body.decode() for message in self.popped]
         except StoreClosedError:
             self.got = ["closed"]
 
@@ -114,47 +116,21 @@ def test_the_outcomes_of_a_pop_that_waited_are_those_of_its_first_look(store: St
     store.send(Message("t", b"first"))
     held = store.pop("t", "g")
     assert held.acks == ()
-    popped: list[PoppedMessages] = []
-
-    def pop() -> PoppedMessages:
-        popped.append(store.pop("t", "g", acks=[*held, "no receipt"], wait=LONG))
-        return popped[0]
-
-    waiting = Waiting(pop)
+    waiting = Waiting(lambda: store.pop("t", "g", acks=[*held, "no receipt"], wait=LONG))
     store.send(Message("t", b"second"))
     assert waiting.result() == ["second"]
-    assert popped[0].acks == [AckOutcome.ACKED, AckOutcome.UNKNOWN]
+    assert waiting.popped.acks == [AckOutcome.ACKED, AckOutcome.UNKNOWN]
 
 
-def test_the_outcomes_are_told_though_a_later_look_is_refused(store: Store) -> None:
+@pytest.mark.parametrize("end", [lambda store: store.topics.delete("t"), Store.close], ids=["topic", "store"])
+def test_the_outcomes_are_told_though_a_later_look_is_refused(store: Store, end: Callable[[Store], None]) -> None:
     store.send(Message("u", b"first"))
     held = store.pop("u", "g")
     store.topics.create("t", 4)
-    popped: list[PoppedMessages] = []
-
-    def pop() -> PoppedMessages:
-        popped.append(store.pop("t", "g", queue=3, acks=held, wait=LONG))
-        return popped[0]
-
-    waiting = Waiting(pop)
-    store.topics.delete("t")
+    waiting = Waiting(lambda: store.pop("t", "g", queue=3, acks=held, wait=LONG))
+    end(store)
     assert waiting.result() == []
-    assert popped[0].acks == [AckOutcome.ACKED]
-
-
-def test_the_outcomes_are_told_though_the_store_is_closed_while_the_pop_waits(store: Store) -> None:
-    store.send(Message("t", b"first"))
-    held = store.pop("t", "g")
-    popped: list[PoppedMessages] = []
-
-    def pop() -> PoppedMessages:
-        popped.append(store.pop("t", "g", acks=held, wait=LONG))
-        return popped[0]
-
-    waiting = Waiting(pop)
-    store.close()
-    assert waiting.result() == []
-    assert popped[0].acks == [AckOutcome.ACKED]
+    assert waiting.popped.acks == [AckOutcome.ACKED]
 
 
 @pytest.mark.parametrize("error", [IllegalArgumentError("the topic has one queue"), StoreFullError("no room")], ids=["argument", "full"])

@@ -86,7 +86,10 @@ class Engines:
                 session.close()  # it was interrupted, or has failed and is closed; the directory is not let go of before
         self._let_go()
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                failed = None  # else it keeps its own frames, and the files that they hold, until the collector runs
 
     def _let_go(self) -> None:
         raise NotImplementedError

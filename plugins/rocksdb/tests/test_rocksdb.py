@@ -302,14 +302,14 @@ def test_a_sync_that_meets_a_reopen_waits_for_it(tmp_path: Path, monkeypatch: py
     kv = open_kv(tmp_path)
     position = full(kv)
     syncing, said = listening(lambda: kv.sync(position))
-    let_go = kv._let_go
+    close_database = kv._close_database
 
     def meeting() -> None:
-        let_go()
+        close_database()
         syncing.start()
         syncing.join(0.2)
 
-    monkeypatch.setattr(kv, "_let_go", meeting)
+    monkeypatch.setattr(kv, "_close_database", meeting)
     kv.reopen()
     syncing.join(20)
     assert said == [None]

@@ -31,10 +31,10 @@ from rmqstore.contract import (
 )
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.engine.schema import ATTEMPT, LEASES, after_prefix
-from rmqstore.errors import IllegalArgumentError, StoreFullError
+from rmqstore.errors import IllegalArgumentError, StoreFullError, StorePoisonedError
 from rmqstore.message import Message
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
-from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.plugin import INFO
 
 LIMITS = PopBuffer()
@@ -85,6 +85,26 @@ def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) ->
     with pops_in(tmp_path, LIMITS) as pops:
         assert set(pops.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.ALREADY_ACKED}
         assert pops.apply(PopTxn(acks=late), NOW)[0].acks == (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.ACKED)
+
+
+def test_a_close_that_was_interrupted_before_the_buffer_was_written_is_made_whole_and_says_what_it_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    with pops_in(tmp_path, LIMITS) as pops:
+        begin(pops)
+        pops.sync()
+        pops.apply(PopTxn(acks=take(pops, 5)), NOW)
+        with monkeypatch.context() as patched:
+            patched.setattr(Ledger, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pops.close()
+        with pytest.raises(StorePoisonedError, match=r"a close failed .*in the buffer"):
+            pops.close()
+    with pops_in(tmp_path, LIMITS) as pops:
+        assert [receipt.queue_offset for receipt in take(pops, 3)] == [1, 2, 3]
 
 
 def test_messages_and_timers_go_on_being_durable_at_once(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class Readable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files; idempotent, and done again where it was interrupted."""
 
 
 class Refusal(NamedTuple):
@@ -277,7 +277,7 @@ class OrderedKV(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Sync and let go of the files; idempotent."""
+        """Sync and let go of the files; idempotent. One that was interrupted is made whole by the next (F4)."""
 
     def write_back(self) -> bool:
         """Write what a pop buffer holds; says whether there was anything. Serialised as ``write`` is."""

@@ -224,15 +224,8 @@ class BufferedKV(CommittedKV):
         self.sync()
         self._base.snapshot(path)
 
-    def close(self) -> None:
-        if self.closed:
-            return
-        try:
-            if self.refusal is None:
-                self.sync(None)
-        finally:
-            self.refuse_closed()
-            self._base.close()
+    def _let_go(self) -> None:
+        self._base.close()
 
 
 def _merged(layers: Sequence[Changes], below: Iterator[Entry], start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Entry]:

@@ -5,6 +5,20 @@ database is full, poisoned, closed, or seen from a forked child. Refusal is one 
 
 Threads wait for one another at locks, taken by ``with``, and at nothing else: a thread that a signal handler interrupts anywhere lets go
 of them, so none of the others waits for ever.
+
+**A close** is four steps: it makes durable what is not, refuses calls, lets go of everything, and notes that nothing is left to close. Why
+one that is interrupted anywhere (F4) loses nothing, and is made whole by the next:
+
+1. An interrupt before the refusal leaves an open database, as an interrupted sync does: nothing is let go of, so what was answered and is
+   not durable is still in memory, or in the files. The next close begins anew.
+2. From the refusal on, everything is durable, or the disk has said why not. The next close skips the first step, and lets go again. To let
+   go twice is to let go once: each thing that is open says so itself, and between what closes it and what it then says CPython runs no
+   signal handler.
+3. The lock of the directory is let go of last. So who opens the directory meets no file of this database, and a close that is made again
+   behind that finds nothing that is open.
+4. The note is the end of it, so who finds it finds nothing open.
+
+An error of the disk in the first step keeps nothing open: the other steps follow.
 """
 
 from __future__ import annotations
@@ -48,6 +62,7 @@ class CommittedKV(OrderedKV):
 
     position: int = 0
     durable_position: int = 0
+    _is_let_go = False
 
     def __init__(self, name: str, *, keeps_written: bool = False) -> None:
         self.name = name
@@ -70,8 +85,7 @@ class CommittedKV(OrderedKV):
     @property
     def closed(self) -> bool:
         """Whether there is nothing left to close."""
-        refusal = self.refusal
-        return refusal is not None and refusal.error in (StoreClosedError, StoreForkedError)
+        return self._is_let_go or (self.refusal is not None and self.refusal.error is StoreForkedError)
 
     def refuse_full(self, cause: BaseException) -> StoreFullError:
         """Refuse calls until :meth:`readmit`, for lack of room; return the error to raise."""
@@ -159,6 +173,36 @@ class CommittedKV(OrderedKV):
                     raise refused from error
                 with self.lock:
                     self.durable_position = max(self.durable_position, reached)
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Make everything durable, unless calls are refused, and let go of the files; idempotent. See the module docstring."""
+        if self.closed:
+            return
+        try:
+            if self.refusal is None:
+                self._make_durable()
+        except Exception as error:
+            if not is_from_outside(error):
+                self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        self.refuse_closed()
+        self._let_go()
+        self._is_let_go = True
+
+    def _make_durable(self) -> None:
+        """Make everything durable before a close."""
+        self.sync()
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Close what is open, the lock of the directory last; where it was interrupted, it is done again from the start."""
+
+    # ------------------------------------------------------------ who syncs
 
     def _check_kept(self, position: int) -> None:
         """Raise when the write at ``position`` was dropped by a reopen."""

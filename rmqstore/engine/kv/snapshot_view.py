@@ -68,8 +68,6 @@ class ViewKV(CommittedKV):
             f"{self._view.name} is open for reading and cannot be {what}; open it without read_only=True for that"
         )
 
-    def close(self) -> None:
+    def _let_go(self) -> None:
         with self._lock:
-            if not self.closed:
-                self.refuse_closed()
-                self._view.close()
+            self._view.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import traceback
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import ManualClock, Message, Store
+from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.errors import StorePoisonedError
 from rmqstore_conformance.faults.interrupting import Interrupted, Interrupts, TimedOut, belongs_to, stepped
 from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
@@ -24,6 +25,7 @@ from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import Target
 
 INTERRUPTS = 240
+CLOSES = 60
 _STRIDE, _LONG_STRIDE = 3, 7
 """So many steps are between two at which a call is interrupted that is followed by a close; the second with less than the whole effort."""
 
@@ -160,3 +162,51 @@ def test_f4_a_close_behind_an_interrupted_call(durable_pair: Pair, target: Targe
         step += stride
     assert came > stride
     store.close()
+
+
+def _time_out() -> None:
+    raise TimedOut
+
+
+@pytest.mark.clause("R1", "X1")
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_f4_a_close_that_is_interrupted_is_made_whole_by_the_next(
+    durable_pair: Pair, target: Target, in_memory: Path, seed: int, flush: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4: a close is interrupted at any step, and made again: an open of the same process finds it free, and all that was answered."""
+    clock = ManualClock(START_MS)
+    settings = {**target.settings, "flush": flush, "flush_interval_ms": 3_600_000}
+    path = in_memory / "store"
+    unheard: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)  # what Python does with what is raised in a finalizer
+
+    def close_at(step: int) -> int:
+        """Close a store that holds something, interrupted at a step, and see that it is whole; returns how many steps there were."""
+        store = open_script(path, durable_pair, settings, clock)
+        store.send_batch([Message("t", b"acked", queue_id=0), Message("t", b"left", queue_id=0)])
+        store.ack(store.pop("t", "g", max_messages=1))
+        sent = store.send(Message("t", b"timer"), delay_ms=60_000)
+        unheard.clear()
+        try:
+            _, steps = stepped(store.close, step, _time_out if step % 2 else _interrupt, belongs_to(store))
+        except (Interrupted, TimedOut):
+            steps = step
+        else:
+            assert not 0 < step <= steps or unheard, "nobody heard of the interrupt"
+        store.close()
+        with open_script(path, durable_pair, settings, clock) as store:
+            assert store.verify() == []
+            assert [message.body for message in store.pop("t", "g", max_messages=9)] == [b"left"]
+            assert store.cancel(sent) is CancelOutcome.CANCELLED
+            store.topics.delete("t")
+        return steps
+
+    close_at(0)  # the first one of a store makes what the others find
+    stride = max(1, close_at(0) // target.times(CLOSES))
+    first = random.Random(seed).randint(1, stride)
+    for step in range(first, close_at(0) + 1, stride):
+        try:
+            close_at(step)
+        except BaseException as error:
+            error.add_note(f"interrupted at step {step}")
+            raise

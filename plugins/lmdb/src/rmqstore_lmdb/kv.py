@@ -93,11 +93,12 @@ class LmdbBase(Base):
         self._map_bytes = map_bytes
         self._home = home
         self._readahead = readahead
-        self._moving = Lock()
+        self._moving = RLock()  # the frame of an exception that came from outside may hold it until that is forgotten
         self._writing = Lock()
         self._copying = RLock()
         self._moves = 0
         self._closed = False
+        self._is_let_go = False
         self._is_open = False
         self._key = reading.key_of(path)
         reading.check_not_inherited(self._key, path)
@@ -325,9 +326,11 @@ class LmdbBase(Base):
             raise StoreClosedError(f"{self.name} is closed; open it again")
 
     def close(self) -> None:
-        with self._copying, reading.owned(self._key), self._moving:
-            self._closed = True
-            self._env.close()
+        if not self._is_let_go:  # behind the lock of the directory, the environment of this path may be somebody else's
+            with self._copying, reading.owned(self._key), self._moving:
+                self._closed = True
+                self._env.close()
+                self._is_let_go = True
         if self._home is not None:
             self._home.close()
 

@@ -73,12 +73,13 @@ def check_not_inherited(key: Key, path: Path) -> None:
 def owned(key: Key) -> Iterator[None]:
     """Within this block the owner may open, close or move the environment; views on it get copies of their own before."""
     with _lock:
-        shared = _environments.pop(key, None)
+        shared = _environments.get(key)
         if shared is not None:
             for view in list(shared.views):
                 view.settle_on_a_copy()
             if shared.is_ours:
                 shared.env.close()
+            del _environments[key]  # the last, so that what was interrupted is done again
         yield
 
 
@@ -240,8 +241,8 @@ def _close_unused(key: Key) -> None:
     """Close an environment that was opened for reading once nothing reads it; call it with the lock held."""
     shared = _environments.get(key)
     if shared is not None and shared.is_ours and not shared.views:
-        del _environments[key]
         shared.env.close()
+        del _environments[key]
 
 
 _views: weakref.WeakSet[LmdbFixedView] = weakref.WeakSet()

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -42,6 +41,7 @@ class Database:
                 "or fork before anybody opens a store of this engine"
             )
         _note_use()
+        self._path = path
         access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
         try:
             database, family = options(tuning, strict=strict)
@@ -89,11 +89,14 @@ class Database:
         rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
 
     def close(self) -> None:
-        """Flush and close; an error in it loses nothing that was promised, because the WAL has it."""
+        """Flush and close; an error in it loses nothing that was promised, because the WAL has it. Idempotent."""
         self._handles.clear()
         for part in (*self.families, self._db):
-            with suppress(Exception):
+            try:
                 part.close()
+            except Exception as error:
+                if translated(error, self._path) is error:  # a signal handler raised it
+                    raise
 
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()

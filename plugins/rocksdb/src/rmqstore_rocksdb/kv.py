@@ -253,7 +253,7 @@ class RocksDBKV(CommittedKV):
             self.refuse_to_reopen()
             # Should it not open, RocksDB syncs nothing until it does.
             self._found_no_room = True
-            self._let_go()
+            self._close_database()
             self._db = self._open()
             self._gaps = Gaps(len(self._spaces))
             kept = self.position if self._db.sequence() >= self._sequence else self.durable_position
@@ -295,20 +295,15 @@ class RocksDBKV(CommittedKV):
                 # Where the tables that it flushes first find no room, RocksDB writes nothing more until it is opened again.
                 raise self.refuse_full(problem) if isinstance(problem, StoreFullError) else problem from error
 
-    def close(self) -> None:
-        """Sync, flush what is in memory so that the next open replays nothing, and let go of the files; idempotent."""
-        if self.closed:
-            return
-        try:
-            if self.refusal is None:
-                self.sync(None)
-        finally:
-            self.refuse_closed()
-            self._let_go()
-            os.close(self._mark_fd)
-            self._home.close()
-
     def _let_go(self) -> None:
+        """Flush what is in memory, so that the next open replays nothing, and let go of the files."""
+        self._close_database()
+        fd, self._mark_fd = self._mark_fd, -1
+        if fd >= 0:
+            os.close(fd)
+        self._home.close()
+
+    def _close_database(self) -> None:
         """Close the database once no scan is under way, whose iterator would keep it open, and no snapshot."""
         with self._copying, self._scanning, self.lock:
             self._db.close()

@@ -314,3 +314,4 @@ class FileChain:
         for file in self._open.values():
             file.close()
         self._open.clear()
+        self._held_back = None

@@ -374,9 +374,7 @@ class Ledger(CommittedKV):
             StorePoisonedError: that cannot be done; or pops and acks are held that the log does not know.
         """
         self._is_cut_short = True
-        if self.buffered:
-            held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
-            raise self.refuse_poisoned(held, "a call")
+        self._refuse_held("a call")
         # No sync comes between.
         with self.leading:
             try:
@@ -388,6 +386,12 @@ class Ledger(CommittedKV):
         for begin_anew in self.reopened:
             begin_anew()
         self._is_cut_short = False
+
+    def _refuse_held(self, what: str) -> None:
+        """Poison what was cut short while the buffer held anything, which is in memory alone, and that may be half changed."""
+        if self.buffered:
+            held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
+            raise self.refuse_poisoned(held, what)
 
     def _open_again(self) -> None:
         self.rewrites += 1
@@ -620,26 +624,27 @@ class Ledger(CommittedKV):
         with self.copying:
             self._home.snapshot(path, lambda copy: StoreCopy(self, copy).make(alone))
 
-    def close(self) -> None:
-        if self.closed:
+    def _make_durable(self) -> None:
+        if self._is_cut_short:
+            # By a call, or by the close before this one: all that was answered is in the log, and an open makes the rest from it.
+            self._refuse_held("a close")
+            self.sync()
             return
-        refusal = self.refusal
-        try:
-            if refusal is None and not self._is_cut_short:
-                self.write_back()
-                self.sync()
-                with suppress(StoreFullError):
-                    # Without it the next open only takes longer.
-                    self.make_check_point()
-                if self.brokers is not None:
-                    with self.translated():
-                        self.brokers.closed()
-        finally:
-            self.refuse_closed()
-            if self.brokers is not None:
-                self.brokers.close()
-            self.timers.close()
-            self.queues.close()
-            self.log.close()
-            self.spare.close()
-            self._home.close()
+        self._is_cut_short = True
+        self.write_back()
+        self.sync()
+        with suppress(StoreFullError):
+            # Without it the next open only takes longer.
+            self.make_check_point()
+        if self.brokers is not None:
+            with self.translated():
+                self.brokers.closed()
+
+    def _let_go(self) -> None:
+        if self.brokers is not None:
+            self.brokers.close()
+        self.timers.close()
+        self.queues.close()
+        self.log.close()
+        self.spare.close()
+        self._home.close()

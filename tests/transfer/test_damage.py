@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,9 @@ from rmqstore.transfer import dump, load, load_into, open_dump
 from rmqstore.transfer.dumps import sha256_of
 from rmqstore_conformance.cases.test_moving import used
 from rmqstore_conformance.damaging import damage_timers
-from rmqstore_conformance.stores import START_MS, Pair, Stores, message, stores_of
+from rmqstore_conformance.stores import START_MS, Stores, message
 
-
-@pytest.fixture
-def stores() -> Iterator[Stores]:
-    with stores_of(Pair("memory", "memory")) as factory:
-        yield factory
+pytestmark = pytest.mark.parametrize("stores", ["memory"], indirect=True)
 
 
 @pytest.fixture

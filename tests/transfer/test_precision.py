@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import rmqstore
 from rmqstore import CancelOutcome
 from rmqstore.transfer import dump, load, load_into, migrate
-from rmqstore_conformance.stores import START_MS, Pair, Stores, ids, message, pop_all, stores_of
+from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all
 from tests.pairs import ENGINES
 
-DURABLE = [engine for engine in ENGINES if engine != "memory"]
+durable = pytest.mark.parametrize("stores", [engine for engine in ENGINES if engine != "memory"], indirect=True)
 
 
 def _filled(stores: Stores, precision_ms: int) -> tuple[rmqstore.Store, list[str]]:
@@ -26,85 +24,84 @@ def _filled(stores: Stores, precision_ms: int) -> tuple[rmqstore.Store, list[str
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), [(1000, 100), (100, 1000), (500, 200), (200, 500)])
-@pytest.mark.parametrize("engine", DURABLE)
-def test_a_new_precision_keeps_handles_and_marks(engine: str, before_ms: int, after_ms: int) -> None:
-    with stores_of(Pair(engine, engine)) as stores:
-        store, handles = _filled(stores, before_ms)
-        assert store.cancel(handles[7]) is CancelOutcome.CANCELLED
-        store.close()
-        migrate(store.path, engine=engine, precision_ms=after_ms)
-        store = stores.open("source")
-        assert store.engine.timers.precision_ms == after_ms
-        assert store.verify() == []
-        assert store.pending().total == 100
-        for number in range(0, 100, 9):
-            expected = CancelOutcome.CANCELLED
-            assert store.cancel(handles[number]) is expected
-        assert store.cancel(handles[7]) is CancelOutcome.CANCELLED
-        sent = store.send_batch([message(n, deliver_at_ms=START_MS + 60_000 + 37 * n) for n in range(100)], marks=[b"m"])
-        assert sent.repeated
-        assert [each.handle for each in sent] == handles[:100]
-        # What is due by the new ticks comes then, and in order of its due time to their width.
-        arrived: list[str] = []
-        for now_ms in range(START_MS + 60_000, START_MS + 65_000, 100):
-            stores.clock.set(now_ms)
-            store.tick()
-            got = ids(pop_all(store))
-            for each in got:
-                due_ms = START_MS + 60_000 + 37 * int(each[1:]) if each != "mlate" else START_MS
-                assert now_ms >= due_ms
-                assert each == "mlate" or now_ms - due_ms < after_ms + 100
-            arrived += got
-        cancelled = {7, *range(0, 100, 9)}
-        assert arrived == ["mlate", *(f"m{n}" for n in range(100) if n not in cancelled)]
-        assert store.cancel(handles[1]) is CancelOutcome.ALREADY_DELIVERED
+@durable
+def test_a_new_precision_keeps_handles_and_marks(stores: Stores, before_ms: int, after_ms: int) -> None:
+    engine = stores.pair.timers
+    store, handles = _filled(stores, before_ms)
+    assert store.cancel(handles[7]) is CancelOutcome.CANCELLED
+    store.close()
+    migrate(store.path, engine=engine, precision_ms=after_ms)
+    store = stores.open("source")
+    assert store.engine.timers.precision_ms == after_ms
+    assert store.verify() == []
+    assert store.pending().total == 100
+    for number in range(0, 100, 9):
+        expected = CancelOutcome.CANCELLED
+        assert store.cancel(handles[number]) is expected
+    assert store.cancel(handles[7]) is CancelOutcome.CANCELLED
+    sent = store.send_batch([message(n, deliver_at_ms=START_MS + 60_000 + 37 * n) for n in range(100)], marks=[b"m"])
+    assert sent.repeated
+    assert [each.handle for each in sent] == handles[:100]
+    # What is due by the new ticks comes then, and in order of its due time to their width.
+    arrived: list[str] = []
+    for now_ms in range(START_MS + 60_000, START_MS + 65_000, 100):
+        stores.clock.set(now_ms)
+        store.tick()
+        got = ids(pop_all(store))
+        for each in got:
+            due_ms = START_MS + 60_000 + 37 * int(each[1:]) if each != "mlate" else START_MS
+            assert now_ms >= due_ms
+            assert each == "mlate" or now_ms - due_ms < after_ms + 100
+        arrived += got
+    cancelled = {7, *range(0, 100, 9)}
+    assert arrived == ["mlate", *(f"m{n}" for n in range(100) if n not in cancelled)]
+    assert store.cancel(handles[1]) is CancelOutcome.ALREADY_DELIVERED
 
 
-def test_a_dump_of_another_precision_fills_an_open_store() -> None:
-    with stores_of(Pair("memory", "memory")) as stores:
-        store, handles = _filled(stores, 1000)
-        target = stores.open("target", precision_ms=100)
-        dump(store, stores.root / "dump")
-        load_into(stores.root / "dump", target)
-        target.send(message("own", deliver_at_ms=START_MS + 60_020))
-        assert target.pending().total == 102
-        assert target.cancel(handles[::2]) == [CancelOutcome.CANCELLED] * 51
-        stores.clock.set(START_MS + 60_100)
-        target.tick()
-        assert ids(pop_all(target)) == ["m1", "mown"]
-        assert target.verify() == []
+@pytest.mark.parametrize("stores", ["memory"], indirect=True)
+def test_a_dump_of_another_precision_fills_an_open_store(stores: Stores) -> None:
+    store, handles = _filled(stores, 1000)
+    target = stores.open("target", precision_ms=100)
+    dump(store, stores.root / "dump")
+    load_into(stores.root / "dump", target)
+    target.send(message("own", deliver_at_ms=START_MS + 60_020))
+    assert target.pending().total == 102
+    assert target.cancel(handles[::2]) == [CancelOutcome.CANCELLED] * 51
+    stores.clock.set(START_MS + 60_100)
+    target.tick()
+    assert ids(pop_all(target)) == ["m1", "mown"]
+    assert target.verify() == []
 
 
-@pytest.mark.parametrize("engine", DURABLE)
-def test_a_load_may_choose_a_precision(engine: str) -> None:
-    with stores_of(Pair(engine, engine)) as stores:
-        store, _ = _filled(stores, 1000)
-        dump(store, stores.root / "dump")
-        load(stores.root / "dump", stores.root / "new", precision_ms=100)
-        load(stores.root / "dump", stores.root / "same")
-        with rmqstore.open(stores.root / "new", read_only=True) as new, rmqstore.open(stores.root / "same", read_only=True) as same:
-            assert new.engine.config.precision_ms == 100
-            assert same.engine.config.precision_ms == 1000
-            assert new.pending() == same.pending() == store.pending()
-            assert new.transfer.digest()["timers"] != same.transfer.digest()["timers"] == store.transfer.digest()["timers"]
+@durable
+def test_a_load_may_choose_a_precision(stores: Stores) -> None:
+    store, _ = _filled(stores, 1000)
+    dump(store, stores.root / "dump")
+    load(stores.root / "dump", stores.root / "new", precision_ms=100)
+    load(stores.root / "dump", stores.root / "same")
+    with rmqstore.open(stores.root / "new", read_only=True) as new, rmqstore.open(stores.root / "same", read_only=True) as same:
+        assert new.engine.config.precision_ms == 100
+        assert same.engine.config.precision_ms == 1000
+        assert new.pending() == same.pending() == store.pending()
+        assert new.transfer.digest()["timers"] != same.transfer.digest()["timers"] == store.transfer.digest()["timers"]
 
 
 @pytest.mark.clause("C4", "C5")
-def test_answers_outlive_two_changes_of_the_precision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stores", ["rocksdb"], indirect=True)
+def test_answers_outlive_two_changes_of_the_precision(stores: Stores) -> None:
     """C4: 1000, 100 and 1000 ms again: what was cancelled stays so, what was delivered too."""
-    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
-        store = stores.open(precision_ms=1000)
-        sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1150) for n in range(2)])
-        handles = [str(each.handle) for each in sent]
+    store = stores.open(precision_ms=1000)
+    sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1150) for n in range(2)])
+    handles = [str(each.handle) for each in sent]
+    store.close()
+    for precision_ms in (100, 1000):
+        migrate(stores.root / "store", engine="rocksdb", precision_ms=precision_ms)
+        store = stores.open()
+        if precision_ms == 100:
+            assert store.cancel(handles[0]) is CancelOutcome.CANCELLED
+            stores.clock.advance(2000)
+            assert store.tick().handed_over == 1
+            store.flush()
+            store.tick()
+        assert store.cancel(handles) == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED]
         store.close()
-        for precision_ms in (100, 1000):
-            migrate(stores.root / "store", engine="rocksdb", precision_ms=precision_ms)
-            store = stores.open()
-            if precision_ms == 100:
-                assert store.cancel(handles[0]) is CancelOutcome.CANCELLED
-                stores.clock.advance(2000)
-                assert store.tick().handed_over == 1
-                store.flush()
-                store.tick()
-            assert store.cancel(handles) == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED]
-            store.close()

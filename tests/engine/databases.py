@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, Entry, OrderedKV, PutMany, WriteBatch, take_page
-from rmqstore.engine.kv.buffered import Base, View, ViewLostError
+from rmqstore.engine.kv.buffered import Base
 from rmqstore.engine.kv.overlay import SpaceChange
 
 SPACES = ("meta", "timers", "queues")
@@ -61,25 +61,8 @@ def put(kv: OrderedKV, key: bytes, value: bytes, space: int = 0) -> int:
     return kv.write(batch)
 
 
-class FakeView(View):
-    """A view of dicts."""
-
-    def __init__(self, state: Model, lost: bool) -> None:
-        self.state = state
-        self.lost = lost
-        self.closed = False
-
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        if self.lost:
-            raise ViewLostError
-        return take_page(iter(page_of(self.state[space], start, stop, limit, reverse)), limit, page_bytes)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class FakeBase(Base):
-    """Keeps dicts. ``before_commit`` and ``after_commit`` may wait or raise; ``views_to_lose`` views break at their first page."""
+    """Keeps dicts. ``before_commit`` and ``after_commit`` may wait or raise; ``before_scan`` comes before each page."""
 
     name = "fake"
 
@@ -88,8 +71,7 @@ class FakeBase(Base):
         self.commits: list[list[SpaceChange]] = []
         self.before_commit: Callable[[], None] = lambda: None
         self.after_commit: Callable[[], None] = lambda: None
-        self.views_to_lose = 0
-        self.views: list[FakeView] = []
+        self.before_scan: Callable[[], None] = lambda: None
         self.reopened = 0
         self.closed = 0
 
@@ -97,12 +79,8 @@ class FakeBase(Base):
         return self.state[space].get(key)
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        return FakeView(self.state, False).scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-
-    def view(self) -> FakeView:
-        lost, self.views_to_lose = self.views_to_lose > 0, max(self.views_to_lose - 1, 0)
-        self.views.append(FakeView([dict(space) for space in self.state], lost))
-        return self.views[-1]
+        self.before_scan()
+        return take_page(iter(page_of(self.state[space], start, stop, limit, reverse)), limit, page_bytes)
 
     def commit(self, changes: Sequence[SpaceChange]) -> None:
         self.before_commit()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 from hypothesis import given, strategies as st
 
-from rmqstore.engine.kv.base import DeleteRange, Refusal, WriteBatch
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, Refusal, WriteBatch
 from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, BufferedKV
 from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap
 from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreForkedError, StoreFullError, StorePoisonedError
-from tests.engine.databases import SPACES, FakeBase, apply, keys, page_of, put
+from tests.engine.databases import SPACES, FakeBase, apply, changes, keys, page_of, put
+
+Changes = list[PutMany | DeleteMany | DeleteRange]
 
 
 @pytest.fixture
@@ -135,20 +138,30 @@ def test_a_sync_of_what_is_durable_does_not_disturb_the_leader(base: FakeBase, k
     assert len(base.commits) == 3
 
 
-def test_untouched_spaces_are_read_without_a_view(base: FakeBase, kv: BufferedKV) -> None:
+def test_untouched_spaces_are_read_without_the_lock(base: FakeBase, kv: BufferedKV) -> None:
     base.state[1][b"k"] = b"v"
     put(kv, b"k", b"w", space=0)
-    assert kv.get(1, b"k") == b"v"
-    assert kv.scan(1, b"", None, 5) == [(b"k", b"v")]
-    assert base.views == []
+    with kv.lock:
+        assert kv.get(1, b"k") == b"v"
+        assert kv.scan(1, b"", None, 5) == [(b"k", b"v")]
 
 
-def test_a_lost_view_is_read_again(base: FakeBase, kv: BufferedKV) -> None:
-    base.state[0][b"k"] = b"v"
-    put(kv, b"l", b"w")
-    base.views_to_lose = 2
-    assert kv.scan(0, b"", None, 5) == [(b"k", b"v"), (b"l", b"w")]
-    assert [view.closed for view in base.views] == [True] * 3
+@given(*[st.lists(changes, max_size=6)] * 3, st.sampled_from([1, 3, 50]), st.booleans(), st.integers(0, 3))
+def test_a_commit_between_two_pages_of_a_read_does_not_show(
+    stored: Changes, flushing: Changes, active: Changes, limit: int, reverse: bool, at: int
+) -> None:
+    """It is of the flushing overlay, over which the read sees the database."""
+    base = FakeBase()
+    kv = BufferedKV(base, len(SPACES))
+    kv.write(WriteBatch(stored))
+    kv.sync()
+    kv.write(WriteBatch(flushing))
+    kv._layers = (Overlay(len(SPACES), kv.position), kv._layers[0])
+    kv.write(WriteBatch(active))
+    expected = kv.scan(0, b"", None, limit, reverse=reverse)
+    pages = count()
+    base.before_scan = lambda: base.commit(kv._layers[1].effects()) if next(pages) == at else None
+    assert kv.scan(0, b"", None, limit, reverse=reverse) == expected
 
 
 def test_a_large_overlay_is_committed_by_the_next_write(base: FakeBase, kv: BufferedKV) -> None:

@@ -13,9 +13,10 @@ Why no interleaving loses or reorders a write:
    of positions, and each is all of one overlay: what is durable is always a prefix that ends between two writes.
 3. The flushing overlay is taken away only after its commit returned. So at every moment each write is in an overlay, in the database,
    or in both, and in both does not matter, because applying an overlay twice is applying it once (``overlay``).
-4. A read that finds its space untouched in ``_layers`` opens its view of the database after it looked; by 3 that view has all that the
-   overlays of that moment did not have. Any other read opens its view, and reads it together with the overlays, under the lock: no
-   swap comes between, and a commit that comes between is of the flushing overlay, which does not matter, by 3.
+4. A read that finds its space untouched in ``_layers`` reads the database after it looked; by 3 that has all that the overlays of that
+   moment did not have. Any other read goes through the database, a page after the other, together with the overlays, under the lock: no
+   swap comes between, and a commit that comes between two pages is of the flushing overlay, which does not matter, by 3. Each key is in
+   one of the pages, and the overlays show the same of it over the database before that commit and behind it.
 5. A leader that is interrupted leaves the flushing overlay where it is; the next leader commits it, again or for the first time, before
    anything newer. An overlay that a write or a read was interrupted in is rebuilt from the batches that it was made of
    (``after_interrupt``), before any leader takes it for the flushing one: half a batch is never committed.
@@ -28,7 +29,7 @@ A commit whose first leader was interrupted may have come to its end before: no 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from operator import itemgetter
@@ -49,28 +50,8 @@ OVERLAY_ENTRIES: Final = 16_384
 _KEY: Final = itemgetter(0)
 
 
-class ViewLostError(Exception):
-    """The database had to throw a view away (its map moved, it was reopened); read again from the start. Never leaves this package."""
-
-
-class View(ABC):
-    """One consistent state of the database; closed with ``close``, by the thread that opened it."""
-
-    @abstractmethod
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        """As ``OrderedKV.scan``."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the state."""
-
-
 class Base(Readable):
     """A database that commits durable transactions. Reads come from any thread, ``commit`` from one at a time, beside the reads."""
-
-    @abstractmethod
-    def view(self) -> View:
-        """Open a view of what is committed now."""
 
     @abstractmethod
     def commit(self, changes: Sequence[SpaceChange]) -> None:
@@ -139,18 +120,11 @@ class BufferedKV(CommittedKV):
                 break
         else:
             return self._base.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-        while True:
-            with self.lock:
-                view = self._base.view()
-                try:
-                    layers = [changes for overlay in self._layers if (changes := overlay.spaces[space]) is not None]
-                    below = _below(view, layers, space, start, stop, limit, page_bytes, reverse=reverse)
-                    entries = _merged(layers, below, start, stop, reverse=reverse) if layers else below
-                    return take_page(entries, limit, page_bytes)
-                except ViewLostError:
-                    continue
-                finally:
-                    view.close()
+        with self.lock:
+            layers = [changes for overlay in self._layers if (changes := overlay.spaces[space]) is not None]
+            below = _below(self._base, layers, space, start, stop, limit, page_bytes, reverse=reverse)
+            entries = _merged(layers, below, start, stop, reverse=reverse) if layers else below
+            return take_page(entries, limit, page_bytes)
 
     # ------------------------------------------------------------ writes
 
@@ -241,13 +215,13 @@ def _merged(layers: Sequence[Changes], below: Iterator[Entry], start: bytes, sto
 
 
 def _below(
-    view: View, layers: Sequence[Changes], space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool
+    base: Base, layers: Sequence[Changes], space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool
 ) -> Iterator[Entry]:
     """Yield what the database has in a range where no range delete hides it."""
     layers = [changes for changes in layers if changes.hidden is not None]
     if not reverse and (hidden := _hiding(layers, start)) is not None:
         start = hidden[1]
-    while page := view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes):
+    while page := base.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes):
         yield from [entry for entry in page if _hiding(layers, entry[0]) is None] if layers else page
         if is_last(page, limit, page_bytes):
             return

@@ -4,7 +4,7 @@ The environment runs in LMDB's default mode (``sync``, ``metasync``): a commit i
 
 The map is a piece of address space, not of memory or disk. It doubles when it is full: the transaction is aborted, the map is moved,
 the transaction runs again. Readers whose transaction dies by the move read again; ``_moves`` tells them that it was the move.
-Read transactions last for one get, one page, or one merged page, because an older one keeps every page freed since from being used again.
+Read transactions last for one get or one page, because an older one keeps every page freed since from being used again.
 A snapshot is one more read transaction, LMDB's own, which cannot be begun again: while it lasts, the map is not moved, and the environment
 stays open (``_copying``). Nothing waits for that but a commit that needs more room than the map has, and before a snapshot begins the map
 is twice as long as the file: what is written meanwhile would have to be as much as what is copied.
@@ -18,9 +18,8 @@ import os
 import resource
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from rmqstore.engine.kv.base import Entry
-from rmqstore.engine.kv.buffered import Base, BufferedKV, View, ViewLostError
+from rmqstore.engine.kv.buffered import Base, BufferedKV
 from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import (
@@ -190,14 +189,6 @@ class LmdbBase(Base):
             except lmdb.Error as error:
                 self._check_moved(moves, error)
 
-    def view(self) -> LmdbView:
-        while True:
-            moves = self._moves
-            try:
-                return LmdbView(self._env.begin(), self._dbs, partial(self._check_moved, moves))
-            except lmdb.Error as error:
-                self._check_moved(moves, error)
-
     def _check_moved(self, moves: int, error: lmdb.Error) -> None:
         """Return when ``error`` is over: the map was moved since ``moves``, or killed readers had all slots; raise it otherwise."""
         if not self._is_open:
@@ -333,25 +324,6 @@ class LmdbBase(Base):
                 self._is_let_go = True
         if self._home is not None:
             self._home.close()
-
-
-class LmdbView(View):
-    """One read transaction."""
-
-    def __init__(self, txn: lmdb.Transaction[bytes], dbs: Sequence[_Database], check_moved: Callable[[lmdb.Error], None]) -> None:
-        self._txn = txn
-        self._dbs = dbs
-        self._check_moved = check_moved
-
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        try:
-            return page_of(self._txn, self._dbs[space], start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-        except lmdb.Error as error:
-            self._check_moved(error)
-            raise ViewLostError from error
-
-    def close(self) -> None:
-        self._txn.abort()
 
 
 def _apply(txn: lmdb.Transaction[bytes], dbs: Sequence[_Database], changes: Sequence[SpaceChange]) -> None:

@@ -1,11 +1,11 @@
 """SQLite as the durable base of a ``BufferedKV``: one file, one table, one connection, one transaction per group of calls.
 
 SQLite knows durable transactions and nothing between "not committed" and "on the disk". For such a database ``rmqstore.engine.kv.buffered``
-gathers writes in memory and asks for a transaction when somebody waits for a sync. What is left to write is a ``Base``: read, scan, hold
-one state still while it is read (``view``), commit, open again after a full disk, copy, close.
+gathers writes in memory and asks for a transaction when somebody waits for a sync. What is left to write is a ``Base``: read, scan,
+commit, open again after a full disk, copy, close.
 
-There is one connection, and its user holds ``_lock``. So a view is simply the lock: while it is held, nothing commits. Reads wait for
-the commit under way in return, which is the price of a short adapter; writes go to memory and do not wait.
+There is one connection, and its user holds ``_lock``. Reads wait for the commit under way, which is the price of a short adapter; writes
+go to memory and do not wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Final
 
 from rmqstore.engine.kv.base import Entry, take_page
-from rmqstore.engine.kv.buffered import Base, BufferedKV, View
+from rmqstore.engine.kv.buffered import Base, BufferedKV
 from rmqstore.engine.kv.directory import EngineHome, sync_path
 from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import CorruptStoreError, StoreClosedError, StoreError, StoreFullError, StoreLockedError, StorePathError
@@ -129,12 +129,11 @@ class SqliteBase(Base):
         return None if row is None else row[0]
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        with closing(self.view()) as view:
-            return view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-
-    def view(self) -> SqliteView:
-        self._lock.acquire()
-        return SqliteView(self._connection, self._lock, self._file)
+        """Return a page; ``take_page`` ends it by its bytes, which SQL cannot."""
+        query, bounds = (SCAN, [start]) if stop is None else (f"{SCAN} AND key < ?", [start, stop])
+        query += f" ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
+        with self._lock, translated_errors(self._file), closing(self._connection.execute(query, (space, *bounds, limit))) as rows:
+            return take_page(rows, limit, page_bytes)
 
     def commit(self, changes: Sequence[SpaceChange]) -> None:
         with self._lock, translated_errors(self._file):
@@ -181,25 +180,6 @@ class SqliteBase(Base):
             # a sync that failed. Nothing rests on the answer: what counts of the log is written again, and the failed commit is not in it.
             self._connection.close()
         self._home.close()
-
-
-class SqliteView(View):
-    """The connection, held: nothing commits until the view is closed."""
-
-    def __init__(self, connection: sqlite3.Connection, lock: Lock, file: Path) -> None:
-        self._connection = connection
-        self._lock = lock
-        self._file = file
-
-    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        """Return a page; ``take_page`` ends it by its bytes, which SQL cannot."""
-        query, bounds = (SCAN, [start]) if stop is None else (f"{SCAN} AND key < ?", [start, stop])
-        query += f" ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
-        with translated_errors(self._file), closing(self._connection.execute(query, (space, *bounds, limit))) as rows:
-            return take_page(rows, limit, page_bytes)
-
-    def close(self) -> None:
-        self._lock.release()
 
 
 # ---------------------------------------------------------------- errors

@@ -14,11 +14,11 @@ import pytest
 if (_ROOT := str(Path(__file__).parent.parent)) not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from rmqstore import ManualClock, aio
+from rmqstore import ManualClock, Store, aio
 from rmqstore.server.clients import Limits
 from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
-from tests.server.served import Served, run
+from tests.server.served import Raw, Served, run
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -74,6 +74,18 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path, **({} if limits is None else {"limits": Limits(**limits.kwargs)}))
     yield made
     made.close()
+
+
+@pytest.fixture
+def client(served: Served) -> Store:
+    """A client of what is served."""
+    return served.connect()
+
+
+@pytest.fixture
+def connection(served: Served) -> Raw:
+    """A connection to what is served, for what no client says."""
+    return served.raw()
 
 
 @pytest.fixture

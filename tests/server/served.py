@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Raw(Connection):
 
 
 class Served:
-    """A store that is served on a unix socket, and clients of it."""
+    """A store that is served on a unix socket, clients of it, and threads for their calls."""
 
     def __init__(self, root: Path, **options: Any) -> None:
         self.clock = ManualClock(1_800_000_000_000)
@@ -42,6 +43,7 @@ class Served:
         self.socket = root / "socket"
         self.options = options
         self.clients: list[Store | Connection] = []
+        self.threads = ThreadPoolExecutor(16)
         self.start()
 
     def start(self) -> None:
@@ -60,12 +62,20 @@ class Served:
         self.clients.append(connection)
         return connection
 
+    def waits(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
+        """Make a call in a thread; it waits at the server when this returns."""
+        before = waiting(self)
+        made = self.threads.submit(call, *arguments, **named)
+        soon(lambda: waiting(self) == before + 1)
+        return made
+
     def close(self) -> None:
         """Close everything."""
         for client in self.clients:
             client.close()
         self.thread.stop()
         self.store.close()
+        self.threads.shutdown()
 
 
 def soon(condition: Callable[[], bool]) -> None:

@@ -166,29 +166,25 @@ def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, break
 
 def test_a_wait_survives_outages_that_are_shorter_than_the_patience(served: Served) -> None:
     client = served.connect(patience=timedelta(milliseconds=300))
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
-        for _ in range(2):
-            soon(lambda: waiting(served) == 1)
-            threading.Event().wait(0.4)  # real time, as the patience is
-            served.thread.stop()
-            served.start()
+    found = served.threads.submit(client.pop, "t", "g", wait=60 * SECOND)
+    for _ in range(2):
         soon(lambda: waiting(served) == 1)
-        served.store.send(NOW)
-        assert len(found.result(10)) == 1
-
-
-def test_a_send_that_waits_goes_on_when_the_server_is_back(served: Served) -> None:
-    client = served.connect()
-    served.store.pauses.begin(Flow.SENDS)
-    with ThreadPoolExecutor(2) as threads:
-        sent = [threads.submit(client.send, NOW, delay=SECOND, timeout=60 * SECOND), threads.submit(client.send, NOW, timeout=60 * SECOND)]
-        soon(lambda: waiting(served) == 2)
+        threading.Event().wait(0.4)  # real time, as the patience is
         served.thread.stop()
         served.start()
-        soon(lambda: waiting(served) == 2)
-        served.store.pauses.end(Flow.SENDS)
-        assert not any(each.result(10).repeated for each in sent)
+    soon(lambda: waiting(served) == 1)
+    served.store.send(NOW)
+    assert len(found.result(10)) == 1
+
+
+def test_a_send_that_waits_goes_on_when_the_server_is_back(served: Served, client: Store) -> None:
+    served.store.pauses.begin(Flow.SENDS)
+    sent = [served.waits(client.send, NOW, **later, timeout=60 * SECOND) for later in ({"delay": SECOND}, {})]
+    served.thread.stop()
+    served.start()
+    soon(lambda: waiting(served) == 2)
+    served.store.pauses.end(Flow.SENDS)
+    assert not any(each.result(10).repeated for each in sent)
     assert (served.store.pending().total, served.store.lag("t", "g").ready) == (1, 1)
 
 
@@ -234,17 +230,17 @@ def test_a_call_that_waits_ends_with_its_client(served: Served, call: Callable[[
     """As in the process, but nobody knows whether it was done."""
     served.store.pauses.begin(Flow.SENDS)
     client = served.connect(patience=patience)
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(call, client)
-        soon(lambda: waiting(served) == 1)
-        client.close()
-        with pytest.raises(StoreClosedError, match="it may have been done"):
-            found.result(10)
+    found = served.waits(call, client)
+    client.close()
+    with pytest.raises(StoreClosedError, match="it may have been done"):
+        found.result(10)
     soon(lambda: waiting(served) == 0)
     assert client._pool._idle == []  # type: ignore[attr-defined]
 
 
-def test_a_call_that_does_not_wait_has_its_answer_although_its_client_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_does_not_wait_has_its_answer_although_its_client_is_closed(
+    served: Served, client: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, flush = threading.Event(), served.store.flush
 
     def slow() -> None:
@@ -252,18 +248,15 @@ def test_a_call_that_does_not_wait_has_its_answer_although_its_client_is_closed(
         flush()
 
     monkeypatch.setattr(served.store, "flush", slow)
-    client = served.connect()
-    with ThreadPoolExecutor(1) as threads:
-        done = threads.submit(client.flush)
-        soon(lambda: bool(served.thread._server._long))
-        client.close()
-        gate.set()
-        assert done.result(10) is None
+    done = served.threads.submit(client.flush)
+    soon(lambda: bool(served.thread._server._long))
+    client.close()
+    gate.set()
+    assert done.result(10) is None
     soon(lambda: not served.thread._server.clients)
 
 
-def test_a_client_that_was_closed_since_begins_no_wait(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = served.connect()
+def test_a_client_that_was_closed_since_begins_no_wait(served: Served, client: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = client._pool.take  # type: ignore[attr-defined]
 
     def take(**named: Any) -> Connection:
@@ -322,26 +315,12 @@ def test_a_change_whose_answer_is_lost_says_so(served: Served, breaking: tuple[B
         client.release(popped)
 
 
-def test_a_client_goes_on_when_the_server_is_back(served: Served) -> None:
-    client = served.connect()
+def test_a_client_goes_on_when_the_server_is_back(served: Served, client: Store) -> None:
     client.send(NOW)
     served.thread.stop()
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g")
-        served.start()
-        assert len(found.result(10)) == 1
-
-
-def test_a_wait_goes_on_when_the_server_is_back(served: Served) -> None:
-    client = served.connect()
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.thread.stop()
-        served.start()
-        soon(lambda: waiting(served) == 1)
-        served.store.send(NOW)
-        assert len(found.result(10)) == 1
+    found = served.threads.submit(client.pop, "t", "g")
+    served.start()
+    assert len(found.result(10)) == 1
 
 
 def test_a_send_is_not_repeated_by_a_process_that_stood_still_for_longer_than_its_name_is_known(
@@ -373,8 +352,7 @@ def test_a_server_that_stays_away_is_told(served: Served, tmp_path: Path) -> Non
         client.topics.list()
 
 
-def test_a_closed_client_says_so(served: Served) -> None:
-    client = served.connect()
+def test_a_closed_client_says_so(client: Store) -> None:
     client.close()
     client.close()
     with pytest.raises(StoreClosedError, match="connect again") as closed:
@@ -429,7 +407,9 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], No
 
 
 @pytest.mark.skipif(not DURABLE_PAIRS, reason="needs a durable engine")
-def test_a_send_is_not_made_again_at_a_store_made_of_the_first(served: Served, lost: Callable[[Callable[[], object]], None]) -> None:
+def test_a_send_is_not_made_again_at_a_store_made_of_the_first(
+    served: Served, client: Store, lost: Callable[[Callable[[], object]], None]
+) -> None:
     """As by a migration, which does not take the names of calls along."""
 
     def migrated() -> None:
@@ -439,7 +419,6 @@ def test_a_send_is_not_made_again_at_a_store_made_of_the_first(served: Served, l
         served.store = rmqstore.open(served.store.path, clock=served.clock, services=False)
         served.start()
 
-    client = served.connect()
     lost(migrated)
     with pytest.raises(StoreUnavailableError, match="it may have been done"):
         client.send(NOW)
@@ -466,8 +445,7 @@ def test_a_send_in_doubt_says_so_when_the_server_comes_back_and_refuses_its_clie
     assert served.store.lag("t", "g").ready == 1
 
 
-def test_a_send_in_doubt_says_so_when_its_client_is_closed(served: Served, lost: Callable[[Callable[[], object]], None]) -> None:
-    client = served.connect()
+def test_a_send_in_doubt_says_so_when_its_client_is_closed(client: Store, lost: Callable[[Callable[[], object]], None]) -> None:
     lost(client.close)
     with pytest.raises(StoreClosedError, match=r"is closed.* it may have been done"):
         client.send(NOW)
@@ -486,12 +464,11 @@ def test_a_connect_waits_for_a_server_that_is_busy(served: Served, monkeypatch: 
     served.thread._loop.call_soon_threadsafe(gate.wait, 30)
     with pytest.raises(StoreUnavailableError, match="does not answer; look after its process"):
         served.connect(patience=timedelta(0))
-    with ThreadPoolExecutor(1) as threads:
-        made = threads.submit(served.connect)
-        soon(lambda: len(tries) > 2)
-        monkeypatch.setattr(connection, "_CONNECT_S", 5.0)
-        gate.set()
-        assert made.result(10).topics.list() == []
+    made = served.threads.submit(served.connect)
+    soon(lambda: len(tries) > 2)
+    monkeypatch.setattr(connection, "_CONNECT_S", 5.0)
+    gate.set()
+    assert made.result(10).topics.list() == []
 
 
 def test_a_connect_does_not_wait_for_a_machine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rmqstore.server import listening
 from rmqstore.server.clients import Limits
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.wire import HEAD, frame, unpack
-from tests.server.served import ENGINE, NOW, SECOND, Served, soon, waiting
+from tests.server.served import ENGINE, NOW, SECOND, Served, soon
 
 
 @pytest.mark.limits(connections=2)
@@ -41,13 +40,11 @@ def test_connections_beyond_the_limit_are_told_so(served: Served, place: str) ->
         with pytest.raises(PollingFullError, match="2 connections are there, which is the limit"):
             asyncio.run(connect_async())
     soon(lambda: len(served.thread._server.clients) == 2)
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(first.pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        with pytest.raises(PollingFullError, match="2 connections are there"):
-            first.send(NOW)  # on one more, beside that of the pop
-        second.send(NOW)
-        assert len(found.result(10)) == 1
+    found = served.waits(first.pop, "t", "g", wait=60 * SECOND)
+    with pytest.raises(PollingFullError, match="2 connections are there"):
+        first.send(NOW)  # on one more, beside that of the pop
+    second.send(NOW)
+    assert len(found.result(10)) == 1
     first.close()
     soon(lambda: len(served.thread._server.clients) == 1)
     rmqstore.connect(where).close()

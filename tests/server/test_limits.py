@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError
+from rmqstore import Flow, FlowControlError, IllegalArgumentError, Message, PollingFullError, Store
 from rmqstore.server import clients, serving
 from rmqstore.server.clients import ROW_BYTES, Client, _number_in
 from rmqstore.server.connection import Connection
 from rmqstore.server.wire import frame
-from tests.server.served import NOW, SECOND, Served, answer, asked, let_turn, soon, waiting
+from tests.server.served import NOW, SECOND, Raw, Served, answer, asked, let_turn, soon, waiting
 
 
 @pytest.mark.limits(waiting_calls=0)
-def test_sends_beyond_the_limit_do_not_wait(served: Served) -> None:
-    client = served.connect()
+def test_sends_beyond_the_limit_do_not_wait(served: Served, client: Store) -> None:
     assert len(client.send_batch([NOW], timeout=60 * SECOND)) == 1
     served.store.pauses.begin(Flow.SENDS)
     for send in (client.send, client.send_batch):
@@ -31,18 +29,15 @@ def test_sends_beyond_the_limit_do_not_wait(served: Served) -> None:
 
 @pytest.mark.limits(waiting_calls=1)
 def test_as_many_pops_wait_as_the_limit_says(served: Served) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        with pytest.raises(PollingFullError, match="1 calls wait here"):
-            served.connect().pop("t", "g", wait=SECOND)
-        served.store.send(NOW)
-        assert len(found.result(10)) == 1
+    found = served.waits(served.connect().pop, "t", "g", wait=60 * SECOND)
+    with pytest.raises(PollingFullError, match="1 calls wait here"):
+        served.connect().pop("t", "g", wait=SECOND)
+    served.store.send(NOW)
+    assert len(found.result(10)) == 1
 
 
 @pytest.mark.limits(frame_bytes=10_000)
-def test_a_call_that_is_too_long_is_not_made(served: Served) -> None:
-    client = served.connect()
+def test_a_call_that_is_too_long_is_not_made(client: Store) -> None:
     with pytest.raises(IllegalArgumentError, match="more than the server takes"):
         client.send(Message("t", b"x" * 20_000))
     client.send(NOW)
@@ -149,29 +144,27 @@ def test_answers_that_nobody_reads_keep_others_from_fetching_more(served: Served
     slow = served.raw()
     slow._socket.sendall(b"".join(frame([number, "pop", *asked(wait_ms=0)]) for number in range(1, 8)))
     soon(lambda: server.refusal() is not None)
-    with ThreadPoolExecutor(1) as threads:
-        for fetch in (lambda: client.pop("t", "h"), lambda: client.read("t")):
-            with pytest.raises(PollingFullError, match="nothing was done, try again later"):
-                fetch()
-        client.send(Message("u", b"x"))
-        answers = [answer(slow)[1] for _ in range(7)]
-        assert [isinstance(each, PollingFullError) for each in answers] == [False] * 3 + [True] * 4
-        assert served.store.lag("t", "g").in_flight == 3, "of those that were refused nothing is leased"
-        found = threads.submit(client.pop, "v", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        slow.say([8, "read", ["t"], {}])
-        soon(lambda: server.refusal() is not None)
-        served.store.send(Message("v", b"x"))
-        assert [each.name for each in client.topics.list()] == ["t", "u", "v"]  # behind what has been woken
-        assert waiting(served) == 1
-        assert len(answer(slow)[1]) == 8  # type: ignore[arg-type]
-        assert len(found.result(10)) == 1
+    for fetch in (lambda: client.pop("t", "h"), lambda: client.read("t")):
+        with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+            fetch()
+    client.send(Message("u", b"x"))
+    answers = [answer(slow)[1] for _ in range(7)]
+    assert [isinstance(each, PollingFullError) for each in answers] == [False] * 3 + [True] * 4
+    assert served.store.lag("t", "g").in_flight == 3, "of those that were refused nothing is leased"
+    found = served.threads.submit(client.pop, "v", "g", wait=60 * SECOND)
+    soon(lambda: waiting(served) == 1)
+    slow.say([8, "read", ["t"], {}])
+    soon(lambda: server.refusal() is not None)
+    served.store.send(Message("v", b"x"))
+    assert [each.name for each in client.topics.list()] == ["t", "u", "v"]  # behind what has been woken
+    assert waiting(served) == 1
+    assert len(answer(slow)[1]) == 8  # type: ignore[arg-type]
+    assert len(found.result(10)) == 1
 
 
 @pytest.mark.limits(unread_bytes=1000, unread_s=0.05)
-def test_a_client_that_reads_nothing_is_cut_off(served: Served) -> None:
+def test_a_client_that_reads_nothing_is_cut_off(served: Served, connection: Raw) -> None:
     served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
-    connection = served.raw()
     for number in range(1, 20):
         connection.say([number, "read", ["t"], {}])
     soon(lambda: not served.thread._server.clients)
@@ -254,9 +247,8 @@ BATCHES = {"messages": lambda rows: [NOW] * rows, "Arrow": lambda rows: pa.recor
 
 @pytest.mark.limits(frame_bytes=100 * ROW_BYTES)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_rows_count_as_what_they_take_in_memory(served: Served, batch: Callable[[int], Any]) -> None:
+def test_rows_count_as_what_they_take_in_memory(served: Served, client: Store, batch: Callable[[int], Any]) -> None:
     """One byte each, they took 75 times that."""
-    client = served.connect()
     assert len(client.send_batch(batch(100))) == 100
     with pytest.raises(IllegalArgumentError, match=r"101 rows take 60600 bytes .* at most 60000; send fewer rows a call"):
         client.send_batch(batch(101))
@@ -274,13 +266,12 @@ def test_rows_under_way_are_held(served: Served, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(served.store, "send_batch", slow)
     first, second = served.connect(), served.connect()
-    with ThreadPoolExecutor(1) as threads:
-        sent = threads.submit(first.send_batch, batch(60))
-        soon(lambda: bool(server._long))
-        with pytest.raises(PollingFullError, match="nothing was done, try again later"):
-            second.send_batch(batch(60))
-        gate.set()
-        assert len(sent.result(10)) == 60
+    sent = served.threads.submit(first.send_batch, batch(60))
+    soon(lambda: bool(server._long))
+    with pytest.raises(PollingFullError, match="nothing was done, try again later"):
+        second.send_batch(batch(60))
+    gate.set()
+    assert len(sent.result(10)) == 60
     assert len(second.send_batch(batch(60))) == 60
     assert server._asked_bytes == 0
 

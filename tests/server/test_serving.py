@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from rmqstore import (
     Message,
     MessageBatch,
     PollingFullError,
+    Store,
     UnsupportedOperationError,
     aio,
 )
@@ -41,11 +41,10 @@ from rmqstore.server.requests import Ask
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import ENGINE, NOW, SECOND, Served, answer, asked, let_turn, soon, waiting
+from tests.server.served import ENGINE, NOW, SECOND, Raw, Served, answer, asked, let_turn, soon, waiting
 
 
-def test_a_message_goes_in_and_comes_out(served: Served) -> None:
-    client = served.connect()
+def test_a_message_goes_in_and_comes_out(served: Served, client: Store) -> None:
     sent = client.send(Message("t", b"hello", tag="a", keys=("k",), properties={"p": "q"}), delay=SECOND)
     assert client.pending().total == 1
     served.clock.advance(1000)
@@ -57,49 +56,37 @@ def test_a_message_goes_in_and_comes_out(served: Served) -> None:
     assert client.verify() == []
 
 
-def test_what_is_due_now_is_in_its_topic_at_once(served: Served) -> None:
-    client = served.connect()
+def test_what_is_due_now_is_in_its_topic_at_once(served: Served, client: Store) -> None:
     client.send(NOW, deliver_at_ms=served.clock.now_ms() - 5)
     assert len(client.pop("t", "g")) == 1
 
 
 def test_a_pop_that_waits_gets_what_another_client_sends(served: Served) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(served.connect().pop, "t", "g", wait=10 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.connect().send(NOW)
-        assert [each.body for each in found.result(10)] == [b"x"]
+    found = served.waits(served.connect().pop, "t", "g", wait=10 * SECOND)
+    served.connect().send(NOW)
+    assert [each.body for each in found.result(10)] == [b"x"]
     assert waiting(served) == 0
 
 
-def test_a_pop_that_waits_gets_what_the_owner_sends_and_hands_over(served: Served) -> None:
-    client = served.connect()
+def test_a_pop_that_waits_gets_what_the_owner_sends_and_hands_over(served: Served, client: Store) -> None:
     served.store.send(NOW, delay_ms=1000)
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.clock.advance(1000)
-        served.store.tick()
-        assert len(found.result(10)) == 1
+    found = served.waits(client.pop, "t", "g", wait=60 * SECOND)
+    served.clock.advance(1000)
+    served.store.tick()
+    assert len(found.result(10)) == 1
 
 
 def test_waiting_pops_are_served_in_their_order(served: Served) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        found = []
-        for number in range(8):
-            found.append(threads.submit(served.connect().pop, "t", "g", max_messages=1, wait=60 * SECOND))
-            soon(lambda number=number: waiting(served) == number + 1)  # type: ignore[misc]
-        for number in range(8):
-            served.store.send(Message("t", str(number).encode()))
-            assert [each.body for each in found[number].result(10)] == [str(number).encode()]
+    found = [served.waits(served.connect().pop, "t", "g", max_messages=1, wait=60 * SECOND) for _ in range(8)]
+    for number in range(8):
+        served.store.send(Message("t", str(number).encode()))
+        assert [each.body for each in found[number].result(10)] == [str(number).encode()]
 
 
 def test_a_wait_ends_with_the_clock(served: Served) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(served.connect().pop, "t", "g", wait=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.clock.advance(60_000)
-        assert found.result(10) == []
+    found = served.waits(served.connect().pop, "t", "g", wait=60 * SECOND)
+    served.clock.advance(60_000)
+    assert found.result(10) == []
 
 
 def test_a_wait_ends_by_real_time(served: Served) -> None:
@@ -108,24 +95,19 @@ def test_a_wait_ends_by_real_time(served: Served) -> None:
 
 
 @pytest.mark.parametrize("send", ["send", "send_batch"])
-def test_a_send_waits_at_the_server_until_it_may_go_in(served: Served, send: str) -> None:
-    client = served.connect()
+def test_a_send_waits_at_the_server_until_it_may_go_in(served: Served, client: Store, send: str) -> None:
     served.store.pauses.begin(Flow.SENDS)
     sent = NOW if send == "send" else [NOW]
-    with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(getattr(client, send), sent, timeout=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.connect().pauses.end(Flow.SENDS)
-        answer.result(10)
+    answer = served.waits(getattr(client, send), sent, timeout=60 * SECOND)
+    served.connect().pauses.end(Flow.SENDS)
+    answer.result(10)
     assert (waiting(served), served.thread._server._lines) == (0, {})
     assert len(client.pop("t", "g")) == 1
     served.store.pauses.begin(Flow.SENDS)
-    with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(getattr(client, send), sent, timeout=60 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.clock.advance(60_000)
-        with pytest.raises(FlowControlError, match="sends are paused"):
-            answer.result(10)
+    answer = served.waits(getattr(client, send), sent, timeout=60 * SECOND)
+    served.clock.advance(60_000)
+    with pytest.raises(FlowControlError, match="sends are paused"):
+        answer.result(10)
     with pytest.raises(FlowControlError, match="sends are paused"):
         getattr(client, send)(sent, timeout=timedelta(milliseconds=20))
     assert waiting(served) == 0
@@ -142,32 +124,28 @@ def test_a_send_waits_at_the_server_until_it_may_go_in(served: Served, send: str
     ],
 )
 @pytest.mark.parametrize("send", ["send", "send_batch"])
-def test_a_delay_counts_from_the_call_over_a_connection_too(served: Served, send: str, message: Message, asked: dict[str, Any]) -> None:
+def test_a_delay_counts_from_the_call_over_a_connection_too(
+    served: Served, client: Store, send: str, message: Message, asked: dict[str, Any]
+) -> None:
     """T9: not from the try that was let in."""
     begun_ms = served.clock.now_ms()
-    client = served.connect()
     served.store.pauses.begin(Flow.SENDS)
-    with ThreadPoolExecutor(1) as threads:
-        sent = threads.submit(getattr(client, send), message if send == "send" else [message], **asked, timeout=600 * SECOND)
-        soon(lambda: waiting(served) == 1)
-        served.clock.advance(60_000)
-        served.store.pauses.end(Flow.SENDS)
-        sent.result(10)
+    sent = served.waits(getattr(client, send), message if send == "send" else [message], **asked, timeout=600 * SECOND)
+    served.clock.advance(60_000)
+    served.store.pauses.end(Flow.SENDS)
+    sent.result(10)
     (timer,) = served.store.scan().timers
     assert timer.deliver_at_ms == begun_ms + (120_000 if "DELAY" in message.properties or "delay_level" in asked else 90_000)
 
 
-def test_a_send_whose_time_comes_while_it_waits_goes_to_its_topic(served: Served) -> None:
+def test_a_send_whose_time_comes_while_it_waits_goes_to_its_topic(served: Served, client: Store) -> None:
     """T9."""
-    client = served.connect()
     served.store.pauses.begin(Flow.SENDS)
-    with ThreadPoolExecutor(2) as threads:
-        sent = [threads.submit(client.send, NOW, delay=30 * SECOND, timeout=600 * SECOND)]
-        sent.append(threads.submit(client.send_batch, [NOW], delay=30 * SECOND, timeout=600 * SECOND))
-        soon(lambda: waiting(served) == 2)
-        served.clock.advance(60_000)
-        served.store.pauses.end(Flow.SENDS)
-        assert sent[0].result(10).handle is sent[1].result(10)[0].handle is None
+    sent = [served.waits(client.send, NOW, delay=30 * SECOND, timeout=600 * SECOND)]
+    sent.append(served.waits(client.send_batch, [NOW], delay=30 * SECOND, timeout=600 * SECOND))
+    served.clock.advance(60_000)
+    served.store.pauses.end(Flow.SENDS)
+    assert sent[0].result(10).handle is sent[1].result(10)[0].handle is None
     assert served.store.lag("t", "g").ready == 2
 
 
@@ -199,9 +177,8 @@ def test_room_that_is_made_while_a_batch_is_refused_is_not_missed(served: Served
     assert len(served.store.pop("t", "g")) == 2
 
 
-def test_a_client_that_goes_takes_its_send_along(served: Served) -> None:
+def test_a_client_that_goes_takes_its_send_along(served: Served, connection: Raw) -> None:
     served.store.pauses.begin(Flow.SENDS)
-    connection = served.raw()
     connection.say([1, "send", [NOW], {"timeout": 60 * SECOND}], [2, "send", [NOW], {"timeout": 60 * SECOND}])
     soon(lambda: waiting(served) == 2)
     connection.say([3, "give_up", [1], {}])
@@ -213,22 +190,18 @@ def test_a_client_that_goes_takes_its_send_along(served: Served) -> None:
     assert served.store.topics.list() == []
 
 
-def test_acks_of_a_pop_that_waits_are_done_at_once(served: Served) -> None:
-    client = served.connect()
+def test_acks_of_a_pop_that_waits_are_done_at_once(served: Served, client: Store) -> None:
     client.send(NOW)
     popped = client.pop("t", "g")
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", wait=60 * SECOND, acks=[*popped, "no receipt"])
-        soon(lambda: waiting(served) == 1)
-        assert served.store.lag("t", "g").in_flight == 0
-        served.store.send(NOW)
-        got = found.result(10)
+    found = served.waits(client.pop, "t", "g", wait=60 * SECOND, acks=[*popped, "no receipt"])
+    assert served.store.lag("t", "g").in_flight == 0
+    served.store.send(NOW)
+    got = found.result(10)
     assert len(got) == 1
     assert list(got.acks) == [rmqstore.AckOutcome.ACKED, rmqstore.AckOutcome.UNKNOWN]
 
 
-def test_a_client_that_goes_leaves_no_wait_behind(served: Served) -> None:
-    connection = served.raw()
+def test_a_client_that_goes_leaves_no_wait_behind(served: Served, connection: Raw) -> None:
     connection.say([1, "pop", *asked()])
     soon(lambda: waiting(served) == 1)
     connection.close()
@@ -237,42 +210,37 @@ def test_a_client_that_goes_leaves_no_wait_behind(served: Served) -> None:
     assert len(served.store.pop("t", "g")) == 1
 
 
-def test_a_wait_can_be_given_up(served: Served) -> None:
-    connection = served.raw()
+def test_a_wait_can_be_given_up(connection: Raw) -> None:
     connection.say([1, "pop", *asked()], [2, "give_up", [1], {}])
     answers = dict(answer(connection) for _ in range(2))
     assert answers == {1: [], 2: None}
 
 
-def test_a_nonsense_give_up_harms_nobody(served: Served) -> None:
-    connection = served.raw()
+def test_a_nonsense_give_up_harms_nobody(connection: Raw) -> None:
     connection.say([1, "give_up", [[]], {}], [2, "topics.list", [], {}])
     assert dict(answer(connection) for _ in range(2)) == {1: None, 2: []}
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_requests_arrive_whole_however_they_are_cut(served: Served, seed: int) -> None:
+def test_requests_arrive_whole_however_they_are_cut(served: Served, connection: Raw, seed: int) -> None:
     """Short and long ones side by side, several in a piece, and one in several."""
     chance = random.Random(seed)
     bodies = [chance.randbytes(chance.choice((3, 5_000, 16_300 + chance.randrange(100), 70_000, 400_000))) for _ in range(40)]
     data = b"".join(frame([1 + number, "send", [Message("t", body, queue_id=0)], {}]) for number, body in enumerate(bodies))
-    connection = served.raw()
-    with ThreadPoolExecutor(1) as threads:
-        answers = threads.submit(lambda: [answer(connection) for _ in bodies])
-        at = 0
-        while at < len(data):
-            size = chance.choice((1, 2, 7, 100, 16_384, 65_536, 500_000))
-            connection._socket.sendall(data[at : at + size])
-            at += size
-            if chance.randrange(2):
-                let_turn(served.thread)
-        assert [number for number, _ in answers.result(30)] == list(range(1, 1 + len(bodies)))
+    answers = served.threads.submit(lambda: [answer(connection) for _ in bodies])
+    at = 0
+    while at < len(data):
+        size = chance.choice((1, 2, 7, 100, 16_384, 65_536, 500_000))
+        connection._socket.sendall(data[at : at + size])
+        at += size
+        if chance.randrange(2):
+            let_turn(served.thread)
+    assert [number for number, _ in answers.result(30)] == list(range(1, 1 + len(bodies)))
     connection.close()
     assert [each.body for each in served.store.read("t", limit=100).messages] == bodies
 
 
-def test_a_call_with_a_used_number_is_refused(served: Served) -> None:
-    connection = served.raw()
+def test_a_call_with_a_used_number_is_refused(served: Served, connection: Raw) -> None:
     connection.say([1, "pop", *asked()], [1, "topics.list", [], {}])
     assert isinstance(answer(connection)[1], PollingFullError)
     assert waiting(served) == 1
@@ -280,17 +248,15 @@ def test_a_call_with_a_used_number_is_refused(served: Served) -> None:
     soon(lambda: waiting(served) == 0)
 
 
-def test_lines_end_with_their_last_pop(served: Served) -> None:
-    client = served.connect()
+def test_lines_end_with_their_last_pop(served: Served, client: Store) -> None:
     for number in range(5):
         assert client.pop(f"t{number}", "g", wait_ms=1) == []
     assert served.thread._server._lines == {}
     assert served.store._waits._waits == {}
 
 
-def test_an_ack_is_durable_before_it_is_told(served: Served) -> None:
+def test_an_ack_is_durable_before_it_is_told(served: Served, client: Store) -> None:
     """R1: also where a pop that acks waits, or has to look several times."""
-    client = served.connect()
     client.send_batch([NOW, *[Message("t", b"x", tag="red")] * 3000])
     filtered = {"topic": "t", "filter": "blue"}
     for number, options in enumerate(({"wait_ms": 1, "topic": "elsewhere"}, filtered, {**filtered, "wait_ms": 1})):
@@ -301,19 +267,16 @@ def test_an_ack_is_durable_before_it_is_told(served: Served) -> None:
         assert stats.durable_position == stats.position
 
 
-def test_long_calls_are_synced_when_there_are_no_threads_for_them(served: Served) -> None:
+def test_long_calls_are_synced_when_there_are_no_threads_for_them(served: Served, client: Store) -> None:
     """R1: as in a program whose main thread has ended, but for others."""
     served.thread._server._pool.shutdown()
-    client = served.connect()
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: client.send_batch([NOW]), range(20)))
+    list(served.threads.map(lambda _: client.send_batch([NOW]), range(20)))
     stats = served.store.engine.pops.stats()
     assert stats.durable_position == stats.position
     assert len(client.pop("t", "g")) == 20
 
 
-def test_a_stop_answers_what_has_come_in(served: Served) -> None:
-    connection = served.raw()
+def test_a_stop_answers_what_has_come_in(served: Served, connection: Raw) -> None:
     server = served.thread._server
     stopping = threading.Event()
 
@@ -364,15 +327,13 @@ def test_a_server_is_not_stopped_by_a_thread_of_its_own(served: Served) -> None:
     assert served.connect().topics.list() == []
 
 
-def test_a_stop_waits_until_answers_are_read(served: Served) -> None:
+def test_a_stop_waits_until_answers_are_read(served: Served, connection: Raw) -> None:
     served.store.send_batch([Message("t", bytes(1_000_000)) for _ in range(8)])
-    connection = served.raw()
     connection.say([1, "read", ["t"], {}])
     soon(lambda: any(client.transport and client.transport.get_write_buffer_size() for client in served.thread._server.clients))
-    with ThreadPoolExecutor(1) as threads:
-        stopped = threads.submit(served.thread.stop)
-        assert len(answer(connection)[1]) == 8  # type: ignore[arg-type]
-        stopped.result(10)
+    stopped = served.threads.submit(served.thread.stop)
+    assert len(answer(connection)[1]) == 8  # type: ignore[arg-type]
+    stopped.result(10)
     assert connection._reader.read() == b""
 
 
@@ -398,9 +359,8 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served) -> None:
+def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served, connection: Raw) -> None:
     """Those of other tasks go by the same connection; a client of a later version may say what this one does not know."""
-    connection = served.raw()
     bad = [
         msgspec.msgpack.encode(request)
         for request in ([7, "send", [msgspec.msgpack.Ext(99, b"?")], {}], [300, "send", "?", {}], [70_000, "send", "?" * 1_000_000, {}])
@@ -456,7 +416,9 @@ def test_an_unknown_call_is_refused(served: Served) -> None:
             client._ask(Ask(name))
 
 
-def test_an_answer_that_is_too_long_is_refused_and_not_asked_for_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_too_long_is_refused_and_not_asked_for_again(
+    served: Served, client: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rmqstore.server.serving.MAX_FRAME_BYTES", 1000)
     leases, calls = rmqstore.Store.leases, []
 
@@ -465,7 +427,6 @@ def test_an_answer_that_is_too_long_is_refused_and_not_asked_for_again(served: S
         return leases(*given, **named)
 
     monkeypatch.setattr(rmqstore.Store, "leases", counted)
-    client = served.connect()
     served.store.send_batch([NOW] * 20)
     assert len(served.store.pop("t", "g", max_messages=20)) == 20
     with pytest.raises(IllegalArgumentError, match=r"the answer to leases has .* ask for less"):
@@ -489,8 +450,7 @@ def test_a_batch_that_a_client_calls_checked_is_checked(served: Served) -> None:
     assert len(client.pop("t", "g")) == 1
 
 
-def test_a_forked_child_has_connections_of_its_own(served: Served) -> None:
-    client = served.connect()
+def test_a_forked_child_has_connections_of_its_own(client: Store) -> None:
     client.send(NOW)
     child = os.fork()
     if not child:
@@ -532,10 +492,8 @@ os.kill(os.getpid(), 9)
         process.stdin.close()
 
 
-def test_many_threads_use_one_client(served: Served) -> None:
-    client = served.connect()
-    with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda n: client.send(Message("t", str(n).encode())), range(200)))
+def test_many_threads_use_one_client(served: Served, client: Store) -> None:
+    list(served.threads.map(lambda n: client.send(Message("t", str(n).encode())), range(200)))
     popped = client.pop("t", "g", max_messages=1024)
     assert sorted(int(each.body) for each in popped) == list(range(200))
 
@@ -595,8 +553,7 @@ def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not DURABLE_PAIRS, reason="no engine that keeps anything is installed")
-def test_a_snapshot_goes_where_the_client_means(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = served.connect()
+def test_a_snapshot_goes_where_the_client_means(client: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert client.snapshot("copy") == tmp_path / "copy"
 
@@ -647,18 +604,15 @@ def test_calls_of_few_messages_need_no_thread() -> None:
     assert not is_quick("cancel_key", ["t", "k"], {})
 
 
-def test_a_pop_that_cannot_wait_on_tells_what_became_of_its_acks(served: Served) -> None:
+def test_a_pop_that_cannot_wait_on_tells_what_became_of_its_acks(served: Served, client: Store) -> None:
     """P8: they were done with its first look."""
-    client = served.connect()
     client.topics.create("t", 4)
     client.send(Message("work", b"x"))
     popped = client.pop("work", "g")
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(client.pop, "t", "g", queue=3, wait=60 * SECOND, acks=popped)
-        soon(lambda: waiting(served) == 1)
-        served.store.topics.delete("t")
-        served.store.send(NOW)  # the topic is made anew, with one queue
-        got = found.result(10)
+    found = served.waits(client.pop, "t", "g", queue=3, wait=60 * SECOND, acks=popped)
+    served.store.topics.delete("t")
+    served.store.send(NOW)  # the topic is made anew, with one queue
+    got = found.result(10)
     assert (list(got), list(got.acks)) == ([], [rmqstore.AckOutcome.ACKED])
     assert waiting(served) == 0
     with pytest.raises(IllegalArgumentError, match="not 3"):

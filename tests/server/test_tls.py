@@ -7,7 +7,6 @@ import os
 import ssl
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,18 +84,17 @@ def test_a_stop_does_not_wait_for_clients_that_say_nothing(encrypted: Encrypted)
 def test_what_a_client_is_owed_is_sent_before_the_end(encrypted: Encrypted, is_tls: bool) -> None:
     """Also when it asks for more meanwhile, which the server takes no more."""
     connection = encrypted.unread(is_tls=is_tls)
-    with ThreadPoolExecutor(1) as threads:
-        stopped = threads.submit(encrypted.thread.stop)
-        soon(lambda: encrypted.thread._server.is_stopping)
-        let_turn(encrypted.thread)
-        connection._socket.sendall(frame([1 + READS, "lag", ["t", "g"], {}]))
-        for _ in range(READS):
-            batch = answer(connection)[1]
-            assert isinstance(batch, MessageBatch)
-            assert batch.columns.nbytes > 2 * BODY_BYTES
-        with suppress(ConnectionResetError):  # the last request was not read
-            assert connection._reader.read() == b""
-        stopped.result(2)
+    stopped = encrypted.threads.submit(encrypted.thread.stop)
+    soon(lambda: encrypted.thread._server.is_stopping)
+    let_turn(encrypted.thread)
+    connection._socket.sendall(frame([1 + READS, "lag", ["t", "g"], {}]))
+    for _ in range(READS):
+        batch = answer(connection)[1]
+        assert isinstance(batch, MessageBatch)
+        assert batch.columns.nbytes > 2 * BODY_BYTES
+    with suppress(ConnectionResetError):  # the last request was not read
+        assert connection._reader.read() == b""
+    stopped.result(2)
     connection.close()
 
 
@@ -107,13 +105,12 @@ def test_what_the_system_has_not_sent_yet_is_sent_before_the_end(encrypted: Encr
     connection._socket.sendall(frame([1, "read", ["t", 0, 0], {}]))
     (client,) = encrypted.thread._server.clients
     soon(lambda: not client.is_served and not client.unread_bytes)
-    with ThreadPoolExecutor(1) as threads:
-        stopped = threads.submit(encrypted.thread.stop)
-        soon(lambda: encrypted.thread._server.is_stopping)
-        let_turn(encrypted.thread)
-        connection._socket.sendall(frame([2, "lag", ["t", "g"], {}]))
-        assert isinstance(answer(connection)[1], MessageBatch)
-        stopped.result(2)
+    stopped = encrypted.threads.submit(encrypted.thread.stop)
+    soon(lambda: encrypted.thread._server.is_stopping)
+    let_turn(encrypted.thread)
+    connection._socket.sendall(frame([2, "lag", ["t", "g"], {}]))
+    assert isinstance(answer(connection)[1], MessageBatch)
+    stopped.result(2)
     connection.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from rmqstore.server import serving
-from tests.server.served import NOW, Served, answer, asked, let_turn, soon, waiting
+from tests.server.served import NOW, Raw, Served, answer, asked, let_turn, soon, waiting
 
 
 def test_a_repeated_pop_finds_its_leases_although_others_wait(served: Served) -> None:
@@ -34,7 +34,7 @@ def test_an_attempt_that_finds_nothing_any_more_keeps_nobody_waiting(served: Ser
     assert len(answer(second)[1]) == 1  # type: ignore[arg-type]
 
 
-def test_pops_that_are_repeated_look_no_more_often_than_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pops_that_are_repeated_look_no_more_often_than_others(served: Served, connection: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many are behind a restart of their server: each looks for itself, and a message is looked for by who gets it, and one more."""
     looks, step = [], served.store._popping.step
 
@@ -43,7 +43,6 @@ def test_pops_that_are_repeated_look_no_more_often_than_others(served: Served, m
         return step(request)
 
     monkeypatch.setattr(served.store._popping, "step", counted)
-    connection = served.raw()
     connection.say(*([1 + number, "pop", *asked(str(number), is_fresh=False)] for number in range(100)))
     soon(lambda: waiting(served) == 100)
     let_turn(served.thread)
@@ -54,7 +53,7 @@ def test_pops_that_are_repeated_look_no_more_often_than_others(served: Served, m
     assert looks[100:] == ["0", "1"]
 
 
-def test_a_round_ends_when_it_has_lasted_for_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_ends_when_it_has_lasted_for_long(served: Served, connection: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where many pops pass over messages; what is left comes with the next, and others are answered in between."""
     monkeypatch.setattr(serving, "_ROUND_S", -1.0, raising=False)
     server, step, round_, looks, most = served.thread._server, served.store._popping.step, served.thread._server._round, [0], [0]
@@ -70,7 +69,6 @@ def test_a_round_ends_when_it_has_lasted_for_long(served: Served, monkeypatch: p
 
     monkeypatch.setattr(served.store._popping, "step", passing_over)
     monkeypatch.setattr(server, "_round", counted)
-    connection = served.raw()
     connection.say(*([1 + number, "pop", *asked(wait_ms=0)] for number in range(50)), [51, "topics.list", [], {}])
     assert {answer(connection)[0] for _ in range(51)} == set(range(1, 52))
     assert looks[0] >= 500

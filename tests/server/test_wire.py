@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import rmqstore
-from rmqstore import Message, MessageBatch, PoppedMessage, errors
+from rmqstore import Message, MessageBatch, PoppedMessage, Store, errors
 from rmqstore.contract import AckOutcome, InitMode, Receipt, TimerHandle, TimerReceipts, WriteStatus
 from rmqstore.server import wire
 from rmqstore.server.calls import CALLS, LONG, PARTS, POPS, QUICK, REPEATABLE, Passing
@@ -371,8 +371,7 @@ def test_every_public_call_of_a_store_is_one_of_the_wire() -> None:
     assert REPEATABLE <= QUICK | LONG | POPS
 
 
-def test_texts_and_messages_of_derived_types_go_in(served: Served) -> None:
-    client = served.connect()
+def test_texts_and_messages_of_derived_types_go_in(client: Store) -> None:
     client.send(Message(_Kind.RED, b"1", tag=_Kind.RED, keys=(_Kind.RED,), properties={"kind": _Kind.RED}))
     client.send(_Order("red", b"2", note="not stored"))
     first, second = client.pop(_Kind.RED, "g")

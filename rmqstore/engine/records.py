@@ -232,13 +232,8 @@ def has_keys(record: Bytes) -> bool:
     return bool(record[KEYS_AT] or record[KEYS_AT + 1])
 
 
-def keys_of(record: Bytes) -> list[str]:
-    """Return the keys of a record."""
-    return [key.decode() for key in key_bytes_of(record)]
-
-
-def key_bytes_of(record: Bytes) -> list[bytes]:
-    """Return the keys of a record in UTF-8, without decoding the rest."""
+def keys_of(record: Bytes) -> list[bytes]:
+    """Return the keys of a record in UTF-8."""
     if not has_keys(record):
         return []
     topic_bytes, id_bytes, tag_bytes, group_bytes, keys_bytes, _ = _LENGTHS.unpack_from(record, 8)

@@ -8,7 +8,7 @@ An import adds to what earlier calls took in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -79,17 +79,17 @@ def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after
     if table == "pop_head":
         head = {"cursor": kv.get(META, CURSOR_KEY) or b"", "epoch": epoch_of(kv), "pop_floor_ms": state.pop_floor_ms}
         return listed([head], schema, after, limit)
-    rows = {
-        "topics": _topics,
-        "group_queues": _group_queues,
-        "gaps": _gaps,
-        "standings": _standings,
-        "subscriptions": _subscriptions,
-        "fifo": _fifo,
-        "group_settings": _group_settings,
-        "notes": _notes,
-    }[table]
-    return listed(rows(state, topics, groups), schema, after, limit)
+    rows: dict[str, Callable[[], Rows]] = {
+        "topics": lambda: _topics(state),
+        "group_queues": lambda: [{"topic": each.name, "queues": each.group_queues} for each in _in_order(state) if each.group_queues],
+        "gaps": lambda: _gaps(state, topics),
+        "standings": lambda: _standings(state, topics, groups),
+        "subscriptions": lambda: _subscriptions(state, topics, groups),
+        "fifo": lambda: _fifo(state, topics, groups),
+        "group_settings": lambda: [{"group": name, **structs.asdict(each)} for name, each in sorted(state.group_settings.items())],
+        "notes": lambda: [{"name": name, "value": value} for name, value in sorted(state.notes.items())],
+    }
+    return listed(rows[table](), schema, after, limit)
 
 
 def _messages(state: PopState, log: QueueLog, after: bytes | None, limit: int) -> StatePage:
@@ -111,8 +111,12 @@ def _messages(state: PopState, log: QueueLog, after: bytes | None, limit: int) -
     return StatePage(as_batch(columns, POP_TABLES["messages"]), behind)
 
 
-def _topics(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
-    for topic in sorted(state.topics.values(), key=lambda topic: topic.name):
+def _in_order(state: PopState) -> list[Topic]:
+    return sorted(state.topics.values(), key=attrgetter("name"))
+
+
+def _topics(state: PopState) -> Rows:
+    for topic in _in_order(state):
         for queue, behind in enumerate(topic.next_offsets):
             yield {
                 "topic": topic.name,
@@ -123,16 +127,10 @@ def _topics(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str
             }
 
 
-def _gaps(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+def _gaps(state: PopState, topics: Mapping[int, str]) -> Rows:
     for (topic_id, queue), gaps in sorted(state.gaps.items(), key=lambda entry: (topics[entry[0][0]], entry[0][1])):
         for gap in gaps:
             yield {"topic": topics[topic_id], "queue_id": queue, **gap._asdict()}
-
-
-def _group_queues(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
-    for topic in sorted(state.topics.values(), key=lambda topic: topic.name):
-        if topic.group_queues:
-            yield {"topic": topic.name, "queues": topic.group_queues}
 
 
 def _names_of(reader: GroupQueue, topics: Mapping[int, str], groups: Mapping[int, str]) -> dict[str, Any]:
@@ -161,16 +159,6 @@ def _subscriptions(state: PopState, topics: Mapping[int, str], groups: Mapping[i
             }
         )
     return sorted(rows, key=itemgetter("group", "topic"))
-
-
-def _group_settings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
-    for group, settings in sorted(state.group_settings.items()):
-        yield {"group": group, **structs.asdict(settings)}
-
-
-def _notes(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
-    for name, value in sorted(state.notes.items()):
-        yield {"name": name, "value": value}
 
 
 def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:

@@ -285,12 +285,11 @@ class TimerRuns:
         """Remove a run that cannot be read."""
         tick, last_seq = PAIR.unpack(key)[0], self._last_seq_of_damaged(key)
         holes = tombstones.holes_between(self._kv, self._floors, key, PAIR.pack(tick, last_seq + 1))
-        removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
         bound = upto.bound(tick)
         # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there
         # to be parked. That seq was given out, so no put will take the place.
-        if bound < min(upto.bound(tick - 1), last_seq):
-            removal.move_damaged(PAIR.pack(tick, bound + 1), value)
+        moves = bound < min(upto.bound(tick - 1), last_seq)
+        removal.add_damaged(key, value, {hole for hole in holes if self.locate(*hole) is None}, (tick, bound + 1) if moves else None)
 
     def _last_seq(self, key: bytes, value: bytes) -> int:
         """Return the last seq of a run, or what bounds it when the run cannot be read."""
@@ -384,7 +383,7 @@ class Removal:
         """Look at the next run in key order: it stays, goes, or is cut.
 
         Raises:
-            DamagedRunError: it goes, but cannot be read: :meth:`remove_damaged`.
+            DamagedRunError: it goes, but cannot be read: :meth:`add_damaged`.
         """
         tick, first_seq = PAIR.unpack(key)
         if tick != self._tick:
@@ -433,19 +432,15 @@ class Removal:
     def _unindex(self, tick: int, seq: int, record: bytes) -> None:
         self._index += tombstones.index_keys(record, tick, seq)
 
-    def remove_damaged(self, key: bytes, holes: set[tuple[int, int]]) -> None:
-        """Remove a run that cannot be read, with the holes that are in it."""
+    def add_damaged(self, key: bytes, value: bytes, holes: set[tuple[int, int]], moves_to: tuple[int, int] | None) -> None:
+        """Remove a run that cannot be read, with the holes that are in it; or move it to a place that is not covered."""
         self._remove(key)
         self._holes_gone |= holes
         self.damaged = True
-
-    def move_damaged(self, key: bytes, value: bytes) -> None:
-        """Keep a damaged run that was removed, at a key that is not covered."""
-        self._rest.append((key, value))
-        tick = PAIR.unpack(key)[0]
-        self._keep(tick)
-        if self.put_off_tick is None:
-            self.put_off_tick = tick
+        if moves_to is not None:
+            self._rest.append((PAIR.pack(*moves_to), value))
+            self._keep(moves_to[0])
+            self.put_off_tick = moves_to[0] if self.put_off_tick is None else self.put_off_tick
 
     def _remove(self, key: bytes) -> None:
         if not self._goes_on:

@@ -156,7 +156,7 @@ class OrderedTimers(TimerSide):
     def _places_of_keys(self, topic: str, keys: Sequence[str]) -> list[list[Place]]:
         indexed = [tombstones.places_of_key(self._shared.kv, topic, key) for key in keys]
         wanted = sorted(set(chain.from_iterable(indexed)))
-        known: dict[tuple[int, int], tuple[int, list[str]]] = {}
+        known: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
         for at, found in zip(wanted, self._runs.locate_each(wanted), strict=True):
             if found is None:
                 # What is gone and could not be read has left its keys.
@@ -165,7 +165,7 @@ class OrderedTimers(TimerSide):
                 known[at] = found.put.epoch, keys_of(found.put.record)
         # The index is by hash, so the record has the last word.
         return [
-            [(*at, known[at][0]) for at in sorted(places, key=itemgetter(1)) if at in known and key in known[at][1]]
+            [(*at, known[at][0]) for at in sorted(places, key=itemgetter(1)) if at in known and key.encode() in known[at][1]]
             for key, places in zip(keys, indexed, strict=True)
         ]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
-from rmqstore.engine.records import has_keys, key_bytes_of, route_of
+from rmqstore.engine.records import has_keys, keys_of, route_of
 from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, TICK_SEQ, TRACES, U64, after_prefix
 
 _EPOCH_BYTES = 4
@@ -111,7 +111,7 @@ def holes_between(kv: OrderedKV, floors: Floors, start: bytes, stop: bytes) -> s
 
 def index_keys(record: bytes, tick: int, seq: int) -> list[bytes]:
     """Return the index keys of one put; none for a message without keys."""
-    keys = key_bytes_of(record)
+    keys = keys_of(record)
     if not keys:
         return []
     topic = route_of(record)[0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,10 @@ if (_ROOT := str(Path(__file__).parent.parent)) not in sys.path:
 
 from rmqstore import ManualClock, Store, aio
 from rmqstore.server.clients import Limits
+from rmqstore.server.connection import Connection
 from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
-from tests.server.served import Raw, Served, run
+from tests.server.served import Lost, Raw, Served, run
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -86,6 +88,22 @@ def client(served: Served) -> Store:
 def connection(served: Served) -> Raw:
     """A connection to what is served, for what no client says."""
     return served.raw()
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Lost:
+    ask = Connection.ask
+
+    def losing(then: Callable[[], object] = lambda: None) -> None:
+        def ask_and_lose(self: Connection, *asked: Any) -> object:
+            monkeypatch.setattr(Connection, "ask", ask)
+            ask(self, *asked)
+            then()
+            raise ConnectionResetError("the server is dead")
+
+        monkeypatch.setattr(Connection, "ask", ask_and_lose)
+
+    return losing
 
 
 @pytest.fixture

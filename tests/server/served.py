@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import rmqstore
 from rmqstore import (
@@ -24,6 +24,13 @@ from tests.pairs import DURABLE_PAIRS
 ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else "memory"
 SECOND = timedelta(seconds=1)
 NOW = Message("t", b"x")
+
+
+class Lost(Protocol):
+    """Lets the answer to the next call of a client be lost, and then does something."""
+
+    def __call__(self, then: Callable[[], object] = lambda: None) -> None:
+        """Do so."""
 
 
 class Raw(Connection):
@@ -68,6 +75,17 @@ class Served:
         made = self.threads.submit(call, *arguments, **named)
         soon(lambda: waiting(self) == before + 1)
         return made
+
+    def hold(self, call: str) -> threading.Event:
+        """Let a call of the store wait until the event is set."""
+        gate, real = threading.Event(), getattr(self.store, call)
+
+        def held(*arguments: Any, **named: Any) -> Any:
+            gate.wait(30)
+            return real(*arguments, **named)
+
+        setattr(self.store, call, held)
+        return gate
 
     def close(self) -> None:
         """Close everything."""

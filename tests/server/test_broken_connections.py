@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -27,97 +27,35 @@ from rmqstore.server import connection, requests
 from rmqstore.server.clients import Limits
 from rmqstore.server.connection import Connection
 from rmqstore.server.serving import ServerThread
-from rmqstore.server.wire import HEAD
 from rmqstore.transfer import migrate
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import ENGINE, NOW, SECOND, Served, soon, waiting
-
-
-class Breaking:
-    """Passes on what a client sends, and loses the answer to the next call when told to."""
-
-    def __init__(self, target: Path, path: Path) -> None:
-        self.target = target
-        self.loses = False
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
-
-    def _pass_on(self, client: socket.socket) -> None:
-        with client, socket.socket(socket.AF_UNIX) as server:
-            server.connect(str(self.target))
-            asked, answered = client.makefile("rb"), server.makefile("rb")
-            while head := asked.read(4):
-                server.sendall(head + asked.read(HEAD.unpack(head)[0]))
-                head = answered.read(4)
-                answer = head + answered.read(HEAD.unpack(head)[0])
-                if self.loses:
-                    self.loses = False
-                    return
-                client.sendall(answer)
-
-
-@pytest.fixture
-def breaking(served: Served, tmp_path: Path) -> Iterator[tuple[Breaking, Store]]:
-    between = Breaking(served.socket, tmp_path / "between")
-    client = rmqstore.connect(f"unix:{tmp_path / 'between'}", patience=timedelta(seconds=5))
-    yield between, client
-    client.close()
-    between.listener.close()
+from tests.server.served import ENGINE, NOW, SECOND, Lost, Served, soon, waiting
 
 
 @pytest.mark.parametrize("later", [{}, {"delay_ms": 1000}, {"deliver_at_ms": 5}, {"marks": []}])
-def test_a_send_whose_answer_is_lost_is_stored_once(served: Served, breaking: tuple[Breaking, Store], later: dict[str, int]) -> None:
-    between, client = breaking
-    between.loses = True
+def test_a_send_whose_answer_is_lost_is_stored_once(served: Served, client: Store, lost: Lost, later: dict[str, int]) -> None:
+    lost()
     sent = client.send(NOW, **later)  # type: ignore[arg-type]
     assert sent.repeated
-    between.loses = True
+    lost()
     assert len(client.send_batch([NOW, NOW], **later)) == 2  # type: ignore[arg-type]
     served.clock.advance(1000)
     served.store.tick()
     assert len(served.store.pop("t", "g")) == 3
 
 
-def _pause(served: Served) -> None:
-    served.store.pauses.begin(Flow.SENDS)
-
-
-def _fill(served: Served) -> None:
-    served.thread._server.limits = Limits(held_bytes=0)
-
-
 @pytest.mark.parametrize(
-    ("refuse", "refusal", "why"), [(_pause, FlowControlError, "sends are paused since"), (_fill, PollingFullError, "bytes are under way")]
+    ("refuse", "refusal", "why"),
+    [
+        (lambda served: served.store.pauses.begin(Flow.SENDS), FlowControlError, "sends are paused since"),
+        (lambda served: setattr(served.thread._server, "limits", Limits(held_bytes=0)), PollingFullError, "bytes are under way"),
+    ],
 )
 def test_a_repeat_that_is_refused_says_that_the_send_may_have_been_done(
-    served: Served,
-    breaking: tuple[Breaking, Store],
-    monkeypatch: pytest.MonkeyPatch,
-    refuse: Callable[[Served], None],
-    refusal: type[Exception],
-    why: str,
+    served: Served, client: Store, lost: Lost, refuse: Callable[[Served], None], refusal: type[Exception], why: str
 ) -> None:
-    between, client = breaking
-    server, answer = served.thread._server, served.thread._server._answer
     sent = Message("t", bytes(20_000))
-
-    def refuse_and_lose(*answered: Any, **named: Any) -> None:
-        monkeypatch.undo()
-        refuse(served)
-        between.loses = True
-        answer(*answered, **named)
-
-    monkeypatch.setattr(server, "_answer", refuse_and_lose)
+    lost(lambda: refuse(served))
     with pytest.raises(StoreUnavailableError, match=f"{why} .* it may have been done"):
         client.send(sent)
     with pytest.raises(refusal, match=why):
@@ -125,11 +63,8 @@ def test_a_repeat_that_is_refused_says_that_the_send_may_have_been_done(
     assert len(served.store.pop("t", "g")) == 1
 
 
-def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(
-    served: Served, breaking: tuple[Breaking, Store], monkeypatch: Any
-) -> None:
+def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(served: Served, client: Store, lost: Lost, monkeypatch: Any) -> None:
     """The first call stores a timer; when the repeat comes, its time has passed, and the repeat would go to the topic at once."""
-    between, client = breaking
     put = served.store._timers.put
 
     def put_and_wait(*arguments: Any) -> Any:
@@ -138,7 +73,7 @@ def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(
         return answer
 
     monkeypatch.setattr(served.store._timers, "put", put_and_wait)
-    between.loses = True
+    lost()
     sent = client.send(NOW, deliver_at_ms=served.clock.now_ms() + 1000)
     assert sent.repeated
     assert sent.handle is not None
@@ -146,9 +81,8 @@ def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(
     assert len(served.store.pop("t", "g")) == 1
 
 
-def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, breaking: tuple[Breaking, Store], monkeypatch: Any) -> None:
+def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, client: Store, lost: Lost, monkeypatch: Any) -> None:
     """K1: the clock is set back between a call for now and its repeat."""
-    between, client = breaking
     append = served.store._pops.append
 
     def append_and_go_back(*arguments: Any) -> Any:
@@ -157,7 +91,7 @@ def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, break
         return answer
 
     monkeypatch.setattr(served.store._pops, "append", append_and_go_back)
-    between.loses = True
+    lost()
     assert client.send(NOW, deliver_at_ms=served.clock.now_ms() - 1000).repeated
     served.clock.advance(10_000)
     served.store.tick()
@@ -238,16 +172,8 @@ def test_a_call_that_waits_ends_with_its_client(served: Served, call: Callable[[
     assert client._pool._idle == []  # type: ignore[attr-defined]
 
 
-def test_a_call_that_does_not_wait_has_its_answer_although_its_client_is_closed(
-    served: Served, client: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, flush = threading.Event(), served.store.flush
-
-    def slow() -> None:
-        gate.wait(10)
-        flush()
-
-    monkeypatch.setattr(served.store, "flush", slow)
+def test_a_call_that_does_not_wait_has_its_answer_although_its_client_is_closed(served: Served, client: Store) -> None:
+    gate = served.hold("flush")
     done = served.threads.submit(client.flush)
     soon(lambda: bool(served.thread._server._long))
     client.close()
@@ -294,23 +220,21 @@ def test_a_handler_may_call_in_the_middle_of_a_call(served: Served, step: str) -
     assert handled == [step]
 
 
-def test_a_pop_whose_answer_is_lost_gives_the_same_messages(served: Served, breaking: tuple[Breaking, Store]) -> None:
-    between, client = breaking
+def test_a_pop_whose_answer_is_lost_gives_the_same_messages(served: Served, client: Store, lost: Lost) -> None:
     served.store.send_batch([NOW] * 5)
-    between.loses = True
+    lost()
     popped = client.pop("t", "g", max_messages=2)
     assert [each.attempt for each in popped] == [1, 1]
     assert served.store.lag("t", "g").in_flight == 2
-    between.loses = True
+    lost()
     assert client.ack(popped) == [rmqstore.AckOutcome.ALREADY_ACKED] * 2
     assert served.store.lag("t", "g").in_flight == 0
 
 
-def test_a_change_whose_answer_is_lost_says_so(served: Served, breaking: tuple[Breaking, Store]) -> None:
-    between, client = breaking
+def test_a_change_whose_answer_is_lost_says_so(served: Served, client: Store, lost: Lost) -> None:
     served.store.send(NOW)
     (popped,) = client.pop("t", "g")
-    between.loses = True
+    lost()
     with pytest.raises(StoreUnavailableError, match=r"release was under way.*may have been done"):
         client.release(popped)
 
@@ -380,36 +304,15 @@ def test_a_store_that_is_closed_while_it_is_served(served: Served) -> None:
     ],
 )
 def test_what_others_may_have_changed_since_is_not_made_again(
-    served: Served, breaking: tuple[Breaking, Store], call: Callable[[Store], object]
+    served: Served, client: Store, lost: Lost, call: Callable[[Store], object]
 ) -> None:
-    between, client = breaking
-    between.loses = True
+    lost()
     with pytest.raises(StoreUnavailableError, match="it may have been done"):
         call(client)
 
 
-@pytest.fixture
-def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Let the answer to the next call of a client be lost, and then do something."""
-
-    def losing(then: Callable[[], object]) -> None:
-        ask = Connection.ask
-
-        def ask_and_lose(self: Connection, *asked: Any) -> object:
-            monkeypatch.undo()
-            ask(self, *asked)
-            then()
-            raise ConnectionResetError("the server is dead")
-
-        monkeypatch.setattr(Connection, "ask", ask_and_lose)
-
-    return losing
-
-
 @pytest.mark.skipif(not DURABLE_PAIRS, reason="needs a durable engine")
-def test_a_send_is_not_made_again_at_a_store_made_of_the_first(
-    served: Served, client: Store, lost: Callable[[Callable[[], object]], None]
-) -> None:
+def test_a_send_is_not_made_again_at_a_store_made_of_the_first(served: Served, client: Store, lost: Lost) -> None:
     """As by a migration, which does not take the names of calls along."""
 
     def migrated() -> None:
@@ -426,9 +329,7 @@ def test_a_send_is_not_made_again_at_a_store_made_of_the_first(
     assert served.store.lag("t", "g").ready == 1
 
 
-def test_a_send_in_doubt_says_so_when_the_server_comes_back_and_refuses_its_client(
-    served: Served, lost: Callable[[Callable[[], object]], None]
-) -> None:
+def test_a_send_in_doubt_says_so_when_the_server_comes_back_and_refuses_its_client(served: Served, lost: Lost) -> None:
     (port,) = served.thread._done(served.thread._server.entrance.listen("127.0.0.1", 0))  # type: ignore[misc]
     with rmqstore.connect(f"rmqstore://127.0.0.1:{port}") as client:
 
@@ -445,7 +346,7 @@ def test_a_send_in_doubt_says_so_when_the_server_comes_back_and_refuses_its_clie
     assert served.store.lag("t", "g").ready == 1
 
 
-def test_a_send_in_doubt_says_so_when_its_client_is_closed(client: Store, lost: Callable[[Callable[[], object]], None]) -> None:
+def test_a_send_in_doubt_says_so_when_its_client_is_closed(client: Store, lost: Lost) -> None:
     lost(client.close)
     with pytest.raises(StoreClosedError, match=r"is closed.* it may have been done"):
         client.send(NOW)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -80,15 +79,9 @@ def test_calls_of_a_client_that_are_not_begun_are_bounded(served: Served, monkey
 
 
 @pytest.mark.limits(held_bytes=5_000_000, threads=1)
-def test_calls_under_way_count_when_their_clients_are_gone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_under_way_count_when_their_clients_are_gone(served: Served) -> None:
     """And those that have no thread yet are gone with them."""
-    server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
-
-    def slow(*arguments: Any, **named: Any) -> Any:
-        gate.wait(30)
-        return send_batch(*arguments, **named)
-
-    monkeypatch.setattr(served.store, "send_batch", slow)
+    server, gate = served.thread._server, served.hold("send_batch")
 
     def send(body: bytes) -> Connection:
         made = served.raw()
@@ -257,14 +250,8 @@ def test_rows_count_as_what_they_take_in_memory(served: Served, client: Store, b
 
 @pytest.mark.limits(held_bytes=100 * ROW_BYTES)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_rows_under_way_are_held(served: Served, monkeypatch: pytest.MonkeyPatch, batch: Callable[[int], Any]) -> None:
-    server, gate, send_batch = served.thread._server, threading.Event(), served.store.send_batch
-
-    def slow(*arguments: Any, **named: Any) -> Any:
-        gate.wait(30)
-        return send_batch(*arguments, **named)
-
-    monkeypatch.setattr(served.store, "send_batch", slow)
+def test_rows_under_way_are_held(served: Served, batch: Callable[[int], Any]) -> None:
+    server, gate = served.thread._server, served.hold("send_batch")
     first, second = served.connect(), served.connect()
     sent = served.threads.submit(first.send_batch, batch(60))
     soon(lambda: bool(server._long))
@@ -298,9 +285,8 @@ def test_many_tiny_values_are_refused_before_they_are_made(served: Served, value
 
 
 @pytest.mark.limits(held_bytes=2_500_000)
-def test_tiny_values_under_way_are_held(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, gate = served.thread._server, threading.Event()
-    monkeypatch.setattr(served.store, "ack", lambda _: gate.wait(30))
+def test_tiny_values_under_way_are_held(served: Served) -> None:
+    server, gate = served.thread._server, served.hold("ack")
     first, second = served.raw(), served.raw()
     request: list[Any] = [1, "ack", [[[]] * 20_000], {}]
     first.say(request)
@@ -308,5 +294,5 @@ def test_tiny_values_under_way_are_held(served: Served, monkeypatch: pytest.Monk
     second.say(request)
     assert isinstance(answer(second)[1], PollingFullError)
     gate.set()
-    assert answer(first) == (1, True)
+    assert isinstance(answer(first)[1], IllegalArgumentError)  # it was made
     assert server._asked_bytes == 0

@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -31,13 +30,12 @@ from rmqstore import (
     StoreUnavailableError,
 )
 from rmqstore.server import sharing
-from rmqstore.server.connection import Connection
 from rmqstore.server.sharing import SharedStore
 from rmqstore.store.directory import SOCKET_NAME
 from rmqstore.store.placing import Placing
 from rmqstore.transfer import migrate
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import soon
+from tests.server.served import Lost, soon
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 ROOT = Path(__file__).parents[2]
@@ -52,18 +50,6 @@ def shared(path: Path, **settings: object) -> SharedStore:
     store = rmqstore.open(path, share=True, engine=ENGINES[0], **settings)  # type: ignore[arg-type]
     assert isinstance(store, SharedStore)
     return store
-
-
-def lose_answers(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
-    """Let calls be made, and their answers be lost, as something happens to the owner."""
-    ask = Connection.ask
-
-    def ask_and_lose(self: Connection, *asked: Any) -> object:
-        ask(self, *asked)
-        then()
-        raise ConnectionResetError("the owner is dead")
-
-    monkeypatch.setattr(Connection, "ask", ask_and_lose)
 
 
 def no_room(*_: object, **__: object) -> None:
@@ -192,17 +178,16 @@ def test_a_follower_of_a_store_that_was_migrated_says_so(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
-def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_done(tmp_path: Path, lost: Lost) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
 
     def migrated() -> None:
         first.close()
         migrate(tmp_path / "s", engine=ENGINES[1])
 
-    lose_answers(monkeypatch, migrated)
+    lost(migrated)
     with pytest.raises(StoreUnavailableError, match=r"open it again.*may have been done"):
         second.send(NOW)
-    monkeypatch.undo()
     with pytest.raises(StorePoisonedError, match="open it again"):
         second.send(NOW)
     second.close()
@@ -210,21 +195,23 @@ def test_a_send_that_was_under_way_when_the_store_was_migrated_may_have_been_don
         assert again.lag("t", "g").ready == 1
 
 
-def test_a_send_in_doubt_says_so_when_its_process_cannot_own_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_in_doubt_says_so_when_its_process_cannot_own_the_store(tmp_path: Path, lost: Lost) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s", precision_ms=100)  # which only an owner compares
-    lose_answers(monkeypatch, first.close)
+    lost(first.close)
     with pytest.raises(StoreUnavailableError, match=r"precision_ms.* it may have been done"):
         second.send(NOW)
     second.close()
 
 
-def test_a_send_in_doubt_says_so_when_its_process_owns_a_store_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_in_doubt_says_so_when_its_process_owns_a_store_that_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Lost
+) -> None:
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
 
     def full(*_: object, **__: object) -> None:
         raise StoreFullError("no room")
 
-    lose_answers(monkeypatch, first.close)
+    lost(first.close)
     monkeypatch.setattr(Placing, "put", full)
     with pytest.raises(StoreUnavailableError, match=r"no room.* it may have been done"):
         second.send(NOW)
@@ -265,11 +252,11 @@ def test_an_open_that_finds_no_room_to_listen_says_so(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-def test_a_take_over_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
+def test_a_take_over_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Lost, is_sent: bool) -> None:
     """F1: and not that nothing was done, where the owner before may have done it."""
     first, second = shared(tmp_path / "s"), shared(tmp_path / "s")
     if is_sent:
-        lose_answers(monkeypatch, first.close)
+        lost(first.close)
     else:
         first.close()
     monkeypatch.setattr(sharing, "ServerThread", no_room)

@@ -17,9 +17,9 @@ from rmqstore.engine.pops.transaction import Transaction
 from tests.pairs import ENGINES
 
 
-@pytest.fixture(params=ENGINES)
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
-    with rmqstore.open(tmp_path / "store", engine=request.param, clock=ManualClock(10**12), services=False) as opened:
+@pytest.fixture
+def store(tmp_path: Path, engine: str, clock: ManualClock) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "store", engine=engine, clock=clock, services=False) as opened:
         opened.send(Message("t", b"before"))
         yield opened
 

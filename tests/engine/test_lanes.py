@@ -29,13 +29,8 @@ def called(lane: int, number: int) -> CallName:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000_000)
-
-
-@pytest.fixture(params=ENGINES)
-def store(tmp_path: Path, request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    with rmqstore.open(tmp_path / "store", engine=request.param, clock=clock, services=False) as opened:
+def store(tmp_path: Path, engine: str, clock: ManualClock) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "store", engine=engine, clock=clock, services=False) as opened:
         yield opened
 
 

@@ -77,14 +77,6 @@ class Located(msgspec.Struct, frozen=True):
     of: int
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What a ``due`` may give: what is sealed and not after the last ``until_ms``, without what ``after`` covers."""
-
-    sealed: TimerCursor
-    after: TimerCursor
-    until_ms: int
-
-
 OnDamage = Callable[[str, str], None]
 """Is told of a run that cannot be read: where it is, and what is wrong with it."""
 
@@ -106,17 +98,14 @@ class TimerRuns:
 
     def locate(self, tick: int, seq: int) -> Located | None:
         """Find the kept put (tick, seq), cancelled or not; a damaged run holds none."""
-        run = self._run_at(tick, seq)
-        return None if run is None else run.locate(tick, seq)
-
-    def _run_at(self, tick: int, seq: int) -> _FoundRun | None:
-        if tick >= 2**63 or seq >= 2**63:
-            return None
         entry = self._entry_at(tick, seq)
-        return None if entry is None else _FoundRun.of(*entry)
+        run = None if entry is None else _FoundRun.of(*entry)
+        return None if run is None else run.locate(tick, seq)
 
     def _entry_at(self, tick: int, seq: int) -> tuple[bytes, bytes] | None:
         """Return the run that would hold a place: the last of its tick that begins at or before it."""
+        if tick >= 2**63 or seq >= 2**63:
+            return None
         key = PAIR.pack(tick, seq)
         entry = self._kv.floor(TIMERS, key)
         return entry if entry is not None and entry[0][: U64.size] == key[: U64.size] else None
@@ -134,7 +123,8 @@ class TimerRuns:
                 if value is not None:
                     run = _FoundRun.of(key, value)
                 elif run is None or not run.spans(tick, seq):
-                    run = self._run_at(tick, seq)
+                    entry = self._entry_at(tick, seq)
+                    run = None if entry is None else _FoundRun.of(*entry)
                 yield None if run is None else run.locate(tick, seq)
             at += step
             step = min(2 * step, _FIND_PAGE) if sum(len(value or b"") for value in values) < _FIND_BYTES else 1
@@ -211,30 +201,32 @@ class TimerRuns:
                 return int(tick)
         return None
 
-    def live(self, start: tuple[int, int], seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (tick, seq, record) of what ``seen`` lets out and is not cancelled, from the place ``start`` on, by tick and seq.
+    def live(
+        self, start: tuple[int, int], until_ms: int, sealed: TimerCursor, after: TimerCursor, limit: int
+    ) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (tick, seq, record) of what is sealed, up to ``until_ms``, and neither covered by ``after`` nor cancelled.
 
+        It comes by tick and seq, from the place ``start`` on.
         A damaged run yields one parked message, at the last place that it may hold: a batch may have ended within it when it was whole,
         and what covers that message covers all of it. About ``limit`` are wanted.
         """
         at = self._start_of(start) if start[1] else PAIR.pack(*start)
-        stop = U64.pack(seen.until_ms + 1)
+        stop = U64.pack(until_ms + 1)
         page_bytes = min(_EACH_BYTES * limit, PAGE_BYTES)
         while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1, page_bytes=page_bytes)):
             at = stop if is_last(page, limit + 1, page_bytes) else page[-1][0] + b"\x00"
             limit = max(limit - len(page), _LEAST)
             page_bytes = min(4 * page_bytes, PAGE_BYTES)
-            yield from self._live_of(page, seen)
+            yield from self._live_of(page, sealed, after)
 
-    def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen) -> Iterator[tuple[int, int, bytes]]:
+    def _live_of(self, page: Sequence[tuple[bytes, bytes]], sealed: TimerCursor, after: TimerCursor) -> Iterator[tuple[int, int, bytes]]:
         holes: set[tuple[int, int]] | None = None
         last_tick = -1
         sealed_bound = done_bound = before_bound = 0
         for key, value in page:
             tick, first_seq = PAIR.unpack(key)
             if tick != last_tick:
-                last_tick, sealed_bound, done_bound = tick, seen.sealed.bound(tick), seen.after.bound(tick)
-                before_bound = seen.after.bound(tick - 1)
+                last_tick, sealed_bound, done_bound, before_bound = tick, sealed.bound(tick), after.bound(tick), after.bound(tick - 1)
             if first_seq > sealed_bound:
                 continue
             try:

@@ -43,7 +43,7 @@ from rmqstore.engine.state import is_taken_in, note_taken_in, stored_adopted
 from rmqstore.engine.timers import counts as counting, tombstones
 from rmqstore.engine.timers.cancel import Cancelling
 from rmqstore.engine.timers.counts import MinuteCounts
-from rmqstore.engine.timers.rows import LivePut, Removal, Seen, TimerRuns
+from rmqstore.engine.timers.rows import LivePut, Removal, TimerRuns
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, place, reached
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
@@ -216,7 +216,7 @@ class OrderedTimers(TimerSide):
             last: tuple[int, int] | None = None
             more = False
             size = 0
-            for tick, seq, record in self._runs.live(start, Seen(self._sealed, after, self._until_ms), limit):
+            for tick, seq, record in self._runs.live(start, self._until_ms, self._sealed, after, limit):
                 if len(records) == limit or size >= _DUE_BYTES:
                     more = True
                     break

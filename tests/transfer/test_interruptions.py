@@ -21,6 +21,7 @@ from rmqstore.transfer import dump, dumps, load, load_into, migrate, replacing, 
 from rmqstore_conformance.cases.test_moving import shown, used
 from rmqstore_conformance.stores import Pair, Stores, ids, message, pop_all, stores_of
 from tests.pairs import ENGINES
+from tests.transfer.cutting import CutShortError, cut, cut_at
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
 SETTINGS: dict[str, Any] = {"max_retries": 1, "default_queues": 2}
@@ -43,10 +44,6 @@ def die(*_):
 
 migrate(sys.argv[1], engine=sys.argv[2], progress=die)
 """
-
-
-class CutShortError(Exception):
-    """Raised where a test wants a run to end."""
 
 
 class _Cut:
@@ -197,13 +194,8 @@ def test_another_dump_takes_the_place_of_a_load_that_was_killed(stores: Stores, 
     dump(store, stores.root / "second")
     digest = store.transfer.digest()
 
-    def cut(*_: object, **__: object) -> Any:
-        raise CutShortError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(*((replacing.Replacement, "publish", cut) if is_complete else (taking.Taking, "_compare", cut)))
-        with pytest.raises(CutShortError):
-            load(stores.root / "first", stores.root / "new")
+    where = (replacing.Replacement, "publish") if is_complete else (taking.Taking, "_compare")
+    cut_at(monkeypatch, *where, lambda: load(stores.root / "first", stores.root / "new"))
     assert (stores.root / "new.loading.json").exists()
     load(stores.root / "second", stores.root / "new")
     with rmqstore.open(stores.root / "new", read_only=True) as new:
@@ -280,6 +272,12 @@ def test_what_waits_for_a_load_that_fails_is_refused(stores: Stores, monkeypatch
     assert set(handed_over) <= {"mours"}  # whose call was refused; the rest of the load takes its place
 
 
+def _closed(stores: Stores) -> tuple[Path, str, Any]:
+    """Make a store that was used, and return its path, an engine that it can go to, and its digest."""
+    with used(stores).store as store:
+        return store.path, OTHER[stores.pair.timers], store.transfer.digest()
+
+
 def _check_migrated(path: Path, engine: str, digest: Any) -> None:
     with rmqstore.open(path, read_only=True) as new:
         assert new.engine.config.timer_engine == new.engine.config.pop_engine == engine
@@ -294,9 +292,7 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, cut_at: int, can_exchange: bool
 ) -> None:
     """Every rename, exchange and removal of the last part is a point to end at; what lies at DIR is the old store or the new one."""
-    store = used(stores).store
-    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
-    store.close()
+    place, engine, digest = _closed(stores)
     steps = 0
 
     def cutting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,13 +316,13 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
         patched.setattr(taking.Taking, "_compare", cutting(taking.Taking._compare))
         patched.setattr(Path, "rename", cutting(Path.rename))
         try:
-            migrate(store.path, engine=engine)
+            migrate(place, engine=engine)
         except CutShortError:
             if can_exchange:
-                with rmqstore.open(store.path, read_only=True) as found:
+                with rmqstore.open(place, read_only=True) as found:
                     assert found.transfer.digest() == digest
-    report = migrate(store.path, engine=engine) if (store.path.with_name("old.migrating.json")).exists() else None
-    _check_migrated(store.path, engine, digest)
+    report = migrate(place, engine=engine) if (place.with_name("old.migrating.json")).exists() else None
+    _check_migrated(place, engine, digest)
     kept = [path for path in stores.root.iterdir() if path.name.startswith("old.before-")]
     assert len(kept) == 1
     assert report is None or report.previous == kept[0]
@@ -338,16 +334,10 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
 def test_a_migration_to_something_else_than_one_that_was_killed_does_what_it_is_asked(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    store = used(stores).store
-    engine, own, digest = OTHER[stores.pair.timers], stores.pair.timers, store.transfer.digest()
-    store.close()
+    place, engine, digest = _closed(stores)
     asked: dict[str, Any] = {"engine": OTHER[engine], "precision_ms": None}
     if asked["engine"] not in DURABLE:
-        asked = {"engine": own, "precision_ms": 2 * store.engine.config.precision_ms}
-
-    def cut(*_: object, **__: object) -> Any:
-        raise CutShortError
-
+        asked = {"engine": stores.pair.timers, "precision_ms": 2000}
     with monkeypatch.context() as patched:
         match moment:
             case "half built":
@@ -362,9 +352,9 @@ def test_a_migration_to_something_else_than_one_that_was_killed_does_what_it_is_
                 patched.setattr(replacing, "exchanged", lambda one, other: False)
                 patched.setattr(Path, "rename", lambda one, other: cut() if one.name == "old.migrating" else rename(one, other))
         with pytest.raises(CutShortError):
-            migrate(store.path, engine=engine)
-    report = migrate(store.path, **asked)
-    with rmqstore.open(store.path, read_only=True) as new:
+            migrate(place, engine=engine)
+    report = migrate(place, **asked)
+    with rmqstore.open(place, read_only=True) as new:
         assert new.engine.config.timer_engine == new.engine.config.pop_engine == asked["engine"]
         if asked["precision_ms"] is None:
             assert new.transfer.digest() == digest
@@ -374,32 +364,28 @@ def test_a_migration_to_something_else_than_one_that_was_killed_does_what_it_is_
 
 
 def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> None:
-    store = used(stores).store
-    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
-    store.close()
-    killed = subprocess.run([sys.executable, "-c", _DYING, str(store.path), engine], check=False)
+    place, engine, digest = _closed(stores)
+    killed = subprocess.run([sys.executable, "-c", _DYING, str(place), engine], check=False)
     assert killed.returncode == -signal.SIGKILL
-    with rmqstore.open(store.path, read_only=True) as old:
+    with rmqstore.open(place, read_only=True) as old:
         assert old.transfer.digest() == digest
-    migrate(store.path, engine=engine)
-    _check_migrated(store.path, engine, digest)
+    migrate(place, engine=engine)
+    _check_migrated(place, engine, digest)
 
 
 @one_engine
 def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stores) -> None:
-    store = used(stores).store
-    engine = OTHER[stores.pair.timers]
-    store.close()
+    place, engine, _ = _closed(stores)
     with pytest.raises(CutShortError):
-        migrate(store.path, engine=engine, progress=_Cut(6))
+        migrate(place, engine=engine, progress=_Cut(6))
     store = stores.open("old", **SETTINGS)
     with pytest.raises(rmqstore.StoreLockedError):
-        migrate(store.path, engine=engine)
+        migrate(place, engine=engine)
     store.send(message("meanwhile"))
     digest = store.transfer.digest()
     store.close()
-    migrate(store.path, engine=engine)
-    _check_migrated(store.path, engine, digest)
+    migrate(place, engine=engine)
+    _check_migrated(place, engine, digest)
 
 
 @one_engine
@@ -448,28 +434,25 @@ def test_a_store_that_was_made_meanwhile_can_be_moved_away(stores: Stores) -> No
 @one_engine
 def test_an_open_that_a_migration_overtakes_does_not_own_the_old_store(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had the directory, and got the lock that the migration let go of, when the new store was in the place already."""
-    store = used(stores).store
-    store.close()
+    place, engine, _ = _closed(stores)
     locked = StoreDirectory._locked
 
     def overtaken(self: StoreDirectory) -> Any:
         monkeypatch.setattr(StoreDirectory, "_locked", locked)
-        migrate(store.path, engine=OTHER[stores.pair.timers])
+        migrate(place, engine=engine)
         return locked(self)
 
     monkeypatch.setattr(StoreDirectory, "_locked", overtaken)
     with pytest.raises(rmqstore.StoreLockedError, match="moved or replaced while it was opened"):
-        rmqstore.open(store.path, services=False)
-    with rmqstore.open(store.path, services=False) as new:
-        assert new.engine.config.timer_engine == OTHER[stores.pair.timers]
+        rmqstore.open(place, services=False)
+    with rmqstore.open(place, services=False) as new:
+        assert new.engine.config.timer_engine == engine
 
 
 @one_engine
 def test_a_store_is_loaded_and_migrated_from_within_its_directory(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = used(stores).store
-    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
-    dump(store, stores.root / "dump")
-    store.close()
+    place, engine, digest = _closed(stores)
+    dump(place, stores.root / "dump")
     (stores.root / "new").mkdir()
     for name, move in (("old", lambda: migrate(".", engine=engine)), ("new", lambda: load("../dump", ".", engine=engine))):
         monkeypatch.chdir(stores.root / name)
@@ -480,13 +463,11 @@ def test_a_store_is_loaded_and_migrated_from_within_its_directory(stores: Stores
 @one_engine
 def test_a_store_behind_a_link_is_loaded_and_migrated_where_it_is(stores: Stores) -> None:
     """So the link stays one, and who has the other name of the directory has the same store."""
-    store = used(stores).store
-    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
-    dump(store, stores.root / "dump")
-    store.close()
+    place, engine, digest = _closed(stores)
+    dump(place, stores.root / "dump")
     disk = stores.root / "disk"
     (disk / "new").mkdir(parents=True)
-    store.path.rename(disk / "old")
+    place.rename(disk / "old")
     for name in ("old", "new"):
         (stores.root / name).symlink_to(disk / name)
     assert migrate(stores.root / "old", engine=engine).previous in set(disk.iterdir())
@@ -498,34 +479,32 @@ def test_a_store_behind_a_link_is_loaded_and_migrated_where_it_is(stores: Stores
 
 @one_engine
 def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) -> None:
-    store = used(stores).store
-    store.close()
-    (store.path / "rmqstore.toml").write_text(f'engine = "{stores.pair.timers}"\n')
+    place, engine, _ = _closed(stores)
+    (place / "rmqstore.toml").write_text(f'engine = "{stores.pair.timers}"\n')
     with pytest.raises(rmqstore.ConfigError, match="engine"):
-        migrate(store.path, engine=OTHER[stores.pair.timers])
-    (store.path / "rmqstore.toml").write_text("max_retries = 5\n")
-    migrate(store.path, engine=OTHER[stores.pair.timers])
+        migrate(place, engine=engine)
+    (place / "rmqstore.toml").write_text("max_retries = 5\n")
+    migrate(place, engine=engine)
     with stores.open("old", timer_engine=None, pop_engine=None) as moved:
         assert moved.engine.config.max_retries == 5
     with pytest.raises(rmqstore.StorePathError, match="no store"):
         migrate(stores.root / "nothing", engine="lmdb")
     with pytest.raises(rmqstore.UnknownEngineError):
-        migrate(store.path, engine="nosuch")
+        migrate(place, engine="nosuch")
 
 
 @one_engine
 def test_what_is_in_the_way_stays(stores: Stores) -> None:
     """A directory that happens to have the name of the place where a new store is built is not removed."""
-    store = used(stores).store
-    dump(store, stores.root / "dump")
-    store.close()
+    place, engine, _ = _closed(stores)
+    dump(place, stores.root / "dump")
     for name in ("new.loading", "old.migrating"):
         (stores.root / name).mkdir()
         (stores.root / name / "mine").write_text("x")
     with pytest.raises(TransferError, match=r"new\.loading is in the way"):
         load(stores.root / "dump", stores.root / "new")
     with pytest.raises(TransferError, match=r"old\.migrating is in the way"):
-        migrate(store.path, engine=OTHER[stores.pair.timers])
+        migrate(place, engine=engine)
     assert len(list(stores.root.glob("*ing/mine"))) == 2
     assert not list(stores.root.glob("*.json"))
 

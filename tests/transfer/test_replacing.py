@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import rmqstore
 from rmqstore import TransferError
 from rmqstore.transfer import dump, load, loading, migrate, replacing
 from tests.pairs import DURABLE_PAIRS
+from tests.transfer.cutting import CutShortError, cut, cut_at
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 ENGINE, OTHER_ENGINE = ENGINES[:2] if len(ENGINES) > 1 else ("", "")
 
 pytestmark = pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
-
-
-class CutShortError(Exception):
-    """The end of a process."""
 
 
 def dumped(root: Path, name: str, count: int) -> Path:
@@ -32,16 +28,10 @@ def dumped(root: Path, name: str, count: int) -> Path:
     return root / name
 
 
-def cut_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, work: Callable[[], object]) -> None:
-    """Let some work end where a call would begin."""
-
-    def cut(*_: object, **__: object) -> Any:
-        raise CutShortError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, cut)
-        with pytest.raises(CutShortError):
-            work()
+def timers_in(place: Path) -> int:
+    """Return how many timers a store has that is closed."""
+    with rmqstore.open(place, read_only=True) as store:
+        return store.pending().total
 
 
 @pytest.mark.parametrize("is_made_again", [True, False])
@@ -57,8 +47,7 @@ def test_a_load_whose_store_was_removed_behind_the_exchange_begins_anew(
     if is_made_again:
         place.mkdir()
     load(source, place)
-    with rmqstore.open(place, services=False) as store:
-        assert store.pending().total == 30
+    assert timers_in(place) == 30
     assert {entry.name for entry in tmp_path.iterdir()} == {"dump", "dump-store", "new"}
 
 
@@ -69,8 +58,7 @@ def test_a_migration_whose_old_store_was_put_back_begins_anew(tmp_path: Path, mo
     shutil.rmtree(place)
     place.with_name("dump-store.migrating").rename(place)
     migrate(place, engine=OTHER_ENGINE)
-    with rmqstore.open(place, services=False) as store:
-        assert store.pending().total == 30
+    assert timers_in(place) == 30
     assert (place / "rmqstore.toml").read_text() == "default_queues = 7"
 
 
@@ -90,10 +78,7 @@ def test_what_two_renames_left_in_a_copied_tree_goes_on(tmp_path: Path, monkeypa
         return rename(path, target)
 
     rename = Path.rename
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", rename_once)
-        with pytest.raises(CutShortError):
-            migrate(place, engine=OTHER_ENGINE)
+    cut_at(monkeypatch, Path, "rename", lambda: migrate(place, engine=OTHER_ENGINE), rename_once)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     place = tmp_path / "second" / "dump-store"
     if is_old_there:
@@ -113,13 +98,9 @@ def test_what_a_killed_claim_has_half_removed_counts_for_nothing(tmp_path: Path,
         (directory / "rmqstore.json").unlink()
         raise CutShortError
 
-    with monkeypatch.context() as patch:
-        patch.setattr(replacing.shutil, "rmtree", half)
-        with pytest.raises(CutShortError):
-            migrate(place, engine=ENGINE, precision_ms=100)
+    cut_at(monkeypatch, replacing.shutil, "rmtree", lambda: migrate(place, engine=ENGINE, precision_ms=100), half)
     migrate(place, engine=OTHER_ENGINE)
-    with rmqstore.open(place, services=False) as store:
-        assert store.pending().total == 30
+    assert timers_in(place) == 30
 
 
 def test_the_old_store_stays_when_the_new_one_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +110,7 @@ def test_the_old_store_stays_when_the_new_one_was_removed(tmp_path: Path, monkey
     with pytest.raises(rmqstore.StorePathError, match="no store at"):
         migrate(place, engine=OTHER_ENGINE)
     (old,) = tmp_path.glob("dump-store.before-*")
-    with rmqstore.open(old, services=False) as store:
-        assert store.pending().total == 30
+    assert timers_in(old) == 30
 
 
 def test_a_store_that_was_made_in_the_place_of_the_old_one_is_migrated_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +120,7 @@ def test_a_store_that_was_made_in_the_place_of_the_old_one_is_migrated_itself(tm
     shutil.rmtree(place)
     dumped(tmp_path, "other", 7).with_name("other-store").rename(place)
     migrate(place, engine=OTHER_ENGINE)
-    with rmqstore.open(place, services=False) as store:
-        assert store.pending().total == 7
+    assert timers_in(place) == 7
 
 
 @pytest.mark.parametrize("is_building", [True, False])
@@ -156,9 +135,6 @@ def test_of_two_loads_into_one_place_none_publishes_what_the_other_makes(
             begun.append(None)
             with pytest.raises(rmqstore.StoreLockedError if is_building else CutShortError):
                 load(second, place, progress=cut)
-
-    def cut(*_: object) -> None:
-        raise CutShortError
 
     if is_building:
         load(first, place, progress=begin_the_second)
@@ -176,8 +152,7 @@ def test_of_two_loads_into_one_place_none_publishes_what_the_other_makes(
         with pytest.raises(TransferError, match=r"another load into .* began meanwhile"):
             load(first, place)
         load(second, place)
-    with rmqstore.open(place, services=False) as store:
-        assert store.pending().total == (30 if is_building else 5)
+    assert timers_in(place) == (30 if is_building else 5)
 
 
 def test_a_link_that_leads_to_itself_is_told(tmp_path: Path) -> None:
@@ -227,6 +202,5 @@ def test_a_load_that_comes_late_to_its_building_leaves_nothing_behind(tmp_path: 
     monkeypatch.setattr(loading, "built", built_late)
     with pytest.raises(TransferError, match=r"another load into .* began meanwhile"):
         load(first, place)
-    with rmqstore.open(place, services=False) as store:
-        assert store.pending().total == 5
+    assert timers_in(place) == 5
     assert list(tmp_path.glob("new.*")) == []

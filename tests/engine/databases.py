@@ -7,9 +7,11 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from rmqstore.engine import schema
 from rmqstore.engine.kv.base import DeleteFew, DeleteMany, DeleteRange, Entry, OrderedKV, PutMany, WriteBatch, take_page
 from rmqstore.engine.kv.buffered import Base
 from rmqstore.engine.kv.overlay import SpaceChange
+from rmqstore.errors import StoreFullError
 
 SPACES = ("meta", "timers", "queues")
 Model = list[dict[bytes, bytes]]
@@ -61,19 +63,36 @@ def put(kv: OrderedKV, key: bytes, value: bytes, space: int = 0) -> int:
     return kv.write(batch)
 
 
+def raiser(error: BaseException) -> Callable[[], None]:
+    """Return what raises an error."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
 class FakeBase(Base):
     """Keeps dicts. ``before_commit`` and ``after_commit`` may wait or raise; ``before_scan`` comes before each page."""
 
     name = "fake"
 
     def __init__(self) -> None:
-        self.state: Model = [{} for _ in SPACES]
+        self.state: Model = [{} for _ in schema.SPACES]
         self.commits: list[list[SpaceChange]] = []
         self.before_commit: Callable[[], None] = lambda: None
         self.after_commit: Callable[[], None] = lambda: None
         self.before_scan: Callable[[], None] = lambda: None
         self.reopened = 0
         self.closed = 0
+
+    def fill(self) -> None:
+        """Leave no room for a commit."""
+        self.before_commit = raiser(StoreFullError("no room"))
+
+    def free(self) -> None:
+        """Make room."""
+        self.before_commit = lambda: None
 
     def get(self, space: int, key: bytes) -> bytes | None:
         return self.state[space].get(key)

@@ -14,7 +14,7 @@ from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, Refusal, W
 from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, BufferedKV
 from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap
 from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreForkedError, StoreFullError, StorePoisonedError
-from tests.engine.databases import SPACES, FakeBase, apply, changes, keys, page_of, put
+from tests.engine.databases import SPACES, FakeBase, apply, changes, keys, page_of, put, raiser
 
 Changes = list[PutMany | DeleteMany | DeleteRange]
 
@@ -27,13 +27,6 @@ def base() -> FakeBase:
 @pytest.fixture
 def kv(base: FakeBase) -> BufferedKV:
     return BufferedKV(base, len(SPACES))
-
-
-def raiser(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
 
 
 class Held:
@@ -192,7 +185,7 @@ def test_full_disk_refuses_until_reopened_and_drops_what_was_not_durable(base: F
     for call in (lambda: kv.get(0, b"kept"), lambda: kv.scan(0, b"", None, 1), lambda: put(kv, b"x", b""), kv.sync):
         with pytest.raises(StoreFullError):
             call()
-    base.before_commit = lambda: None
+    base.free()
     kv.reopen()
     assert base.reopened == 1
     assert kv.scan(0, b"", None, 10) == [(b"kept", b"1")]
@@ -212,10 +205,10 @@ def test_full_disk_refuses_until_reopened_and_drops_what_was_not_durable(base: F
 def test_what_a_full_disk_dropped_is_known_for_long_and_takes_little(base: FakeBase, kv: BufferedKV) -> None:
     kept, gone = [], []
     for number in range(2000):
-        base.before_commit = lambda: None
+        base.free()
         kept.append(put(kv, b"%d" % number, b"1"))
         kv.sync(kept[-1])
-        base.before_commit = raiser(StoreFullError("no room"))
+        base.fill()
         gone.append(put(kv, b"gone", b"1"))
         with pytest.raises(StoreFullError):
             kv.sync(gone[-1])
@@ -235,7 +228,7 @@ def test_any_other_failure_poisons_for_good(base: FakeBase, kv: BufferedKV) -> N
     base.before_commit = raiser(OSError(errno.EIO, "broken"))
     with pytest.raises(StorePoisonedError, match="broken"):
         kv.sync()
-    base.before_commit = lambda: None
+    base.free()
     for call in (lambda: kv.get(0, b"a"), lambda: kv.scan(0, b"", None, 1), lambda: put(kv, b"x", b""), kv.sync, kv.reopen):
         with pytest.raises(StorePoisonedError):
             call()
@@ -278,7 +271,7 @@ def test_no_room_behind_an_interrupted_commit_does_not_say_that_nothing_is_there
         patched.setattr(base, moment, raiser(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             kv.sync(position)
-    base.before_commit = raiser(StoreFullError("no room"))
+    base.fill()
     with pytest.raises(StorePoisonedError, match="interrupted"):
         kv.sync(position)
 
@@ -299,11 +292,11 @@ def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: 
     assert kv.durable_position == position
     assert base.state[0] == {b"a": b"1"}
     later = put(kv, b"b", b"1")
-    base.before_commit = raiser(StoreFullError("no room"))
+    base.fill()
     kv.sync(position)
     with pytest.raises(StoreFullError):
         kv.sync(later)
-    base.before_commit = lambda: None
+    base.free()
     kv.reopen()
     kv.sync(position)
     assert kv.get(0, b"a") == b"1"

@@ -35,26 +35,18 @@ class Opened(NamedTuple):
         result, ticket = self.pops.pop(PopRequest("t", "g", 1, filter=filter), START_MS)
         return len(result.messages), ticket
 
-    def fill(self) -> None:
-        """Leave no room on the disk."""
-        self.base.before_commit = _full
-
     def fail(self) -> None:
         """Wait for a message that finds no room."""
         ticket = self.send("f")
         with pytest.raises(StoreFullError):
             self.pops.sync(ticket)
 
-    def free(self) -> None:
-        """Make room."""
-        self.base.before_commit = lambda: None
-
     def lose_a_lease(self) -> None:
         """Have a lease that was answered, and is not durable, taken by a full disk, which then has room again."""
         _lease(self)
-        self.fill()
+        self.base.fill()
         self.fail()
-        self.free()
+        self.base.free()
 
     def told(self) -> bool:
         """Say whether the next call says that calls are lost."""
@@ -65,13 +57,8 @@ class Opened(NamedTuple):
         return False
 
 
-def _full() -> None:
-    raise StoreFullError("no room")
-
-
 def _opened(**options: Flush) -> Opened:
     base = FakeBase()
-    base.state = [{} for _ in SPACES]
     kv = BufferedKV(base, len(SPACES))
     pops = open_session(kv, EngineOptions(store_tag=1, broker="b", **options)).pops()
     opened = Opened(base, kv, pops)
@@ -94,7 +81,7 @@ def _flushed_lease(opened: Opened) -> None:
 
 def _lease_of_what_is_not_durable(opened: Opened) -> None:
     opened.send("e")
-    opened.fill()
+    opened.base.fill()
     _, ticket = opened.pop()
     with pytest.raises(StoreFullError):
         opened.pops.sync(ticket)
@@ -126,10 +113,10 @@ def test_what_is_told_is_that_answered_calls_are_gone(
     opened = _opened(**flush)
     for call in calls:
         call(opened)
-    opened.fill()
+    opened.base.fill()
     if opened.kv.refusal is None:
         opened.fail()
-    opened.free()
+    opened.base.free()
     if flush.get("pop_flush") is Flush.ASYNC:
         assert opened.told() == is_lost
     elif not flush:
@@ -144,12 +131,12 @@ def test_what_is_told_is_that_answered_calls_are_gone(
 def test_no_receipt_of_a_pop_that_found_no_room_is_given_again() -> None:
     """P2: its lease may have been listed, with the receipt, before the disk was heard."""
     opened = _opened()
-    opened.fill()
+    opened.base.fill()
     _, ticket = opened.pop()
     listed = {each.receipt for each in opened.pops.leases("t", "g")}
     with pytest.raises(StoreFullError):
         opened.pops.sync(ticket)
-    opened.free()
+    opened.base.free()
     (again,) = opened.pops.pop(PopRequest("t", "g", 1), START_MS)[0].messages.messages()
     assert len(listed) == 2
     assert again.receipt not in listed
@@ -166,10 +153,10 @@ def test_a_full_disk_behind_an_interrupt_is_got_over() -> None:
 
     with patch.object(opened.kv, "write", interrupted), pytest.raises(KeyboardInterrupt):
         opened.send("h")
-    opened.fill()
+    opened.base.fill()
     with pytest.raises(StoreFullError):
         opened.pops.lag("t", "g")
-    opened.free()
+    opened.base.free()
     opened.pops.sync(opened.send("i"))
     assert opened.pops.lag("t", "g").ready == 4
 
@@ -206,7 +193,7 @@ def test_a_sync_that_fails_while_it_is_told_poisons() -> None:
 def test_a_close_opens_nothing_again_for_leases_that_are_durable() -> None:
     opened = _opened(pop_flush=Flush.ASYNC)
     _flushed_lease(opened)
-    opened.fill()
+    opened.base.fill()
     opened.fail()
     opened.pops.close()
     assert (opened.base.reopened, opened.base.closed) == (0, 1)

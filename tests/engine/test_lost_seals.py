@@ -44,14 +44,10 @@ class Opened(NamedTuple):
 
     def lose(self, ticket: Ticket | None = None) -> None:
         """Wait for the disk, which is full, and then has room again."""
-        self.base.before_commit = _full
+        self.base.fill()
         with pytest.raises(StoreFullError):
             self.timers.sync(ticket)
-        self.base.before_commit = lambda: None
-
-
-def _full() -> None:
-    raise StoreFullError("no room")
+        self.base.free()
 
 
 def _opened(base: FakeBase) -> Opened:
@@ -62,9 +58,7 @@ def _opened(base: FakeBase) -> Opened:
 
 @pytest.fixture
 def opened() -> Opened:
-    base = FakeBase()
-    base.state = [{} for _ in SPACES]
-    return _opened(base)
+    return _opened(FakeBase())
 
 
 @pytest.mark.clause("C2", "C4", "F1")

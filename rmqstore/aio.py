@@ -34,7 +34,7 @@ from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedErro
 from rmqstore.server import PATIENCE
 from rmqstore.server.calls import CALLS, GIVE_UP, PARTS, POPS, calls_of
 from rmqstore.server.connection import Address, agreeing_on_tls, keep_alive, short_name, sockets
-from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
+from rmqstore.server.requests import Ask, Lanes, Underway, asking, ended, patience_s_of, unavailable
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
 from rmqstore.store import Store
@@ -576,11 +576,7 @@ def _method(call: str, like: Callable[..., Any]) -> Callable[..., Any]:
     async def method(self: AsyncStore | _Parts, *arguments: object, **named: object) -> Any:
         store = self._store if isinstance(self, _Parts) else self
         steps = begin(*arguments, **named)
-        try:
-            steps.send(await store._ask(next(steps)))
-        except StopIteration as end:
-            return end.value
-        raise AssertionError("a call asks once")
+        return ended(steps, await store._ask(next(steps)))
 
     return method
 

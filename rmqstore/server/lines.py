@@ -62,17 +62,13 @@ class Pop(Waiter):
 
     @property
     def nothing(self) -> object:
-        if self.call.name == "pop_batch":
-            return MessageBatch(columns=pa.RecordBatch.from_pylist([], schema=schemas.OUT_SCHEMA))
-        found = PoppedMessages()
-        found.acks = self.acked
-        return found
+        return self.found(None)
 
-    def found(self, result: PopResult) -> object:
-        """Return its answer when something has."""
+    def found(self, result: PopResult | None) -> object:
+        """Return its answer when something has come."""
         if self.call.name == "pop_batch":
-            return result.messages.columns()
-        found = PoppedMessages(result.messages.messages())
+            return result.messages.columns() if result else MessageBatch(columns=pa.RecordBatch.from_pylist([], schema=schemas.OUT_SCHEMA))
+        found = PoppedMessages(result.messages.messages() if result else ())
         found.acks = self.acked
         return found
 

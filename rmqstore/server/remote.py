@@ -19,7 +19,7 @@ from rmqstore.errors import (
 )
 from rmqstore.server.calls import Passing
 from rmqstore.server.connection import Address, Pool
-from rmqstore.server.requests import Ask, Lanes, Underway, asking, patience_s_of, unavailable
+from rmqstore.server.requests import Ask, Lanes, Underway, asking, ended, patience_s_of, unavailable
 from rmqstore.store.store import Store
 
 if TYPE_CHECKING:
@@ -105,11 +105,7 @@ class RemoteStore(Passing):
 
     def _pass(self, call: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         steps = asking(call)(*arguments, **named)
-        try:
-            steps.send(self._ask(next(steps)))
-        except StopIteration as end:
-            return end.value
-        raise AssertionError("a call asks once")
+        return ended(steps, self._ask(next(steps)))
 
     if not TYPE_CHECKING:
 

@@ -186,6 +186,15 @@ def asking(call: str) -> Callable[..., Asking]:
     return _ASKING.get(call, as_it_is)
 
 
+def ended(steps: Asking, answer: object) -> Any:
+    """Return what the caller gets, when the server has answered what the call asks."""
+    try:
+        steps.send(answer)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a call asks once")
+
+
 def _lane() -> Iterator[bytes]:
     """Yield names for calls that are made one after the other (``rmqstore.engine.marks``)."""
     start = CALL_NAME + secrets.token_bytes(LANE_BYTES - len(CALL_NAME))

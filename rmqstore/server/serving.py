@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -593,7 +593,12 @@ class ServerThread:
     """
 
     def __init__(
-        self, store: Store, listen: Callable[[Entrance], Awaitable[object]], *, token: str | None = None, limits: Limits | None = None
+        self,
+        store: Store,
+        listen: Callable[[Entrance], Coroutine[None, None, object]],
+        *,
+        token: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._server = Server(store, token=token, limits=limits)
         self._loop = asyncio.SelectorEventLoop()  # the program's own kind may have other transports, as uvloop has
@@ -653,8 +658,5 @@ class ServerThread:
             self._loop.run_until_complete(self._server.cut_off())
             self._loop.close()
 
-    def _done(self, work: Awaitable[object]) -> object:
-        async def whole() -> object:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
+    def _done(self, work: Coroutine[None, None, object]) -> object:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

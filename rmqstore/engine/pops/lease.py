@@ -128,7 +128,7 @@ class Popping(Part):
             again = self._repeated(transaction, request, request.attempt_id)
             if again is not None:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
-                transaction.commit(is_pop=True)
+                transaction.commit()
                 return self._result(topic, group_id, request, again), Ticket(self._shared.firm)
         parts: list[QueueRecords] = []
         want = _Want(request, picker, request.max_messages)
@@ -144,7 +144,7 @@ class Popping(Part):
         if request.attempt_id is not None and parts:
             self._remember(transaction, request, request.attempt_id)
         must_wait = bool(parts) or registered
-        transaction.commit(is_pop=True)
+        transaction.commit()
         result = self._result(topic, group_id, request, parts, more=want.is_cut and not parts)
         return result, Ticket(self._shared.firm if must_wait else 0)
 

@@ -98,6 +98,7 @@ class Transaction:
         self._format = log.format
         self.options: EngineOptions = shared.options
         self.now_ms = now_ms
+        self._only_consumes = only_consumes
         self.write = log.new_batch(now_ms if only_consumes else None)
         self._topics: dict[str, Topic] = {}
         self._groups: dict[str, int] = {}
@@ -444,12 +445,8 @@ class Transaction:
             and self._progress.keys() <= self._state.all_progress.keys()
         )
 
-    def commit(self, *, is_pop: bool = False) -> Ticket:
-        """Write everything in one step, then take it over into memory; a ticket of 0 when there was nothing to do.
-
-        Args:
-            is_pop: what makes the call a pop is all in this transaction, so that it may be one that does nothing but lease.
-        """
+    def commit(self) -> Ticket:
+        """Write everything in one step, then take it over into memory; a ticket of 0 when there was nothing to do."""
         if self._touched:
             self._write_leases()
         for topic in self._topics.values():
@@ -481,7 +478,7 @@ class Transaction:
             self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
         if not self.write:
             return Ticket(0)
-        if is_pop and self.options.pop_flush is Flush.ASYNC and self._only_leases():
+        if self._only_consumes and self.options.pop_flush is Flush.ASYNC and self._only_leases():
             self.write.if_lost = IfLost.LEASES if self._touched else IfLost.NOTHING
         ticket = self._shared.write(self.write)
         self._state.topics.update(self._topics)

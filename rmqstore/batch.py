@@ -93,10 +93,7 @@ class MessageBatch:
     def columns(self) -> pa.RecordBatch:
         """The messages as one Arrow record batch."""
         if self._columns is None:
-            if self._source is not None:
-                self._columns = self._source.columns()
-            else:
-                self._columns = columns_of(self._messages or ())
+            self._columns = columns_of(self._messages or ()) if self._source is None else self._source.columns()
         return self._columns
 
     @property
@@ -237,13 +234,7 @@ def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
             continue
         column = data.column(field.name)
         if isinstance(column, pa.ChunkedArray):
-            column = (
-                column.chunk(0)
-                if column.num_chunks == 1
-                else pa.concat_arrays(column.chunks)
-                if column.num_chunks
-                else pa.array([], column.type)
-            )
+            column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         arrays.append(_cast(column, field))
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.IN_SCHEMA)
 

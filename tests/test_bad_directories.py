@@ -13,7 +13,6 @@ import pytest
 
 import rmqstore
 from rmqstore import (
-    ConfigError,
     CorruptStoreError,
     FormatVersionError,
     IllegalArgumentTypeError,
@@ -199,15 +198,6 @@ def test_a_read_only_place(read_only: Path, engine: str) -> None:
 
 
 # ---------------------------------------------------------------- somebody else's store
-
-
-@both
-def test_the_store_of_another_engine(made: Path, engine: str) -> None:
-    other = "rocksdb" if engine == "lmdb" else "lmdb"
-    for settings in ({"engine": other}, {"engine": engine, "pop_engine": other}, {"engine": engine, "timer_engine": "memory"}):
-        with pytest.raises(ConfigError, match=engine):
-            _open(made, **settings).close()
-    _is_whole(made, engine)
 
 
 @both

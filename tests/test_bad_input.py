@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import rmqstore
 from rmqstore import IllegalArgumentError, InitMode, ManualClock, Message, MessageBatch, Receipt, RmqstoreError, Store
-from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ReleaseOutcome, TimerHandle
+from rmqstore.contract import AckOutcome, CancelOutcome, TimerHandle
 from tests.pairs import ENGINES
 
 NOW_MS = 1_700_000_000_000
@@ -288,41 +288,6 @@ def test_wait_as_long_as_it_takes(store: Store) -> None:
 
 
 # ---------------------------------------------------------------- receipts and handles that are none
-
-
-def test_forged_receipts_are_unknown(store: Store) -> None:
-    receipt = store.pop("t", "forger", max_messages=1)[0].proof
-    assert isinstance(receipt, Receipt)
-    text = receipt.text()
-    changed: list[dict[str, Any]] = [
-        {"broker": "rmqs-00000000"}, {"epoch": receipt.epoch + 1}, {"queue_offset": 999}, {"queue_id": 77}, {"group": "nobody"},
-        {"topic": "nobody"}, {"pop_time_ms": 5}, {"ck_start_offset": 2**63}, {"queue_id": -1}, {"retry_flag": 2},
-    ]  # fmt: skip
-    receipts = [replace(receipt, **change) for change in changed]
-    texts = [
-        "", " ", "x", LONE, f"0 0 0 0 0 {LONE} 0 0 0 t g 1 00000000", "9" * 500, text[:-1], text[1:], text + " ",
-        text.replace("0", "1"), "é" * 60,
-    ]  # fmt: skip
-    store.groups.reset_offset("t", "forger", InitMode.MIN)
-    before = _state(store)
-    for each in [*texts, *receipts, *(each.text() for each in receipts)]:
-        assert store.ack(each) is AckOutcome.UNKNOWN, each
-        assert store.release(each) is ReleaseOutcome.UNKNOWN, each
-        assert store.change_invisible(each, invisible_ms=5).outcome is ChangeOutcome.UNKNOWN, each
-    assert _state(store) == before
-    assert store.verify() == []
-
-
-def test_forged_handles_are_unknown(store: Store) -> None:
-    text = store.send(_message(), delay_ms=50_000).handle or ""
-    handle = TimerHandle.parse(text)
-    assert handle is not None
-    tag, epoch, seq, tick = handle.store_tag, handle.epoch, handle.seq, handle.tick
-    forged: list[str | TimerHandle] = ["", "x", LONE, "é", text[:-1], text[1:], text + "A", text.swapcase(), "A" * 1000, "====", " " + text]
-    forged += [TimerHandle(tag ^ 1, epoch, seq, tick), TimerHandle(tag, epoch + 1, seq, tick), TimerHandle(tag, epoch, seq + 1, tick)]
-    forged += [TimerHandle(tag, epoch, seq, tick + 1000), TimerHandle(tag, epoch, 2**64 - 1, 2**64 - 1), TimerHandle(tag, 0, 0, 0)]
-    assert store.cancel(forged) == [CancelOutcome.UNKNOWN] * len(forged)
-    assert store.cancel(text) is CancelOutcome.CANCELLED
 
 
 @pytest.mark.parametrize("proof", [Receipt, TimerHandle])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import CancelOutcome, Flow, FlowControlError, IllegalArgumentTypeError, ManualClock, Message, MessageBatch, Pause, Store
+from rmqstore import Flow, FlowControlError, IllegalArgumentTypeError, ManualClock, Message, Pause, Store
 from rmqstore.transfer import dump, load_into
 from rmqstore_conformance.stores import Pair
 from tests.pairs import DURABLE_PAIRS, ENGINES
@@ -26,48 +26,17 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
         yield opened
 
 
-def test_what_is_due_waits_and_can_be_cancelled(store: Store, clock: ManualClock) -> None:
-    sent = [store.send(Message("t", b"%d" % number), delay_ms=1000) for number in range(3)]
-    store.schedules.put("s", timedelta(seconds=1), Message("t", b"again"), catch_up=False)
+def test_what_waits_for_the_end_of_a_pause_wakes_nobody_and_is_told(store: Store, clock: ManualClock) -> None:
+    store.send(Message("t", b"x"), delay_ms=1000)
+    store.schedules.put("s", timedelta(seconds=1), Message("t", b"again"))
     store.pauses.begin(Flow.HAND_OVER, reason="the bank is down")
     clock.advance(15_000)
-    assert store.tick().moved == 0
     assert store.next_wake_ms() is None
-    assert store.cancel(sent[1]) is CancelOutcome.CANCELLED
     health = store.health()
     assert not health.is_ready
     assert "the hand-over is paused since 2027-01-15T08:00:00.000+00:00, the bank is down" in health.problems
     store.pauses.end(Flow.HAND_OVER)
     assert store.next_wake_ms() is not None
-    report = store.tick()
-    assert (report.handed_over, report.scheduled) == (2, 1)
-    assert [each.body for each in store.pop("t", "g")] == [b"0", b"2", b"again"]
-
-
-def test_pops_acks_and_revives_go_on(store: Store, clock: ManualClock) -> None:
-    store.send_batch([Message("t", b"x")] * 2)
-    for flow in Flow:
-        store.pauses.begin(flow)
-    (first, _) = store.pop("t", "g", invisible=timedelta(seconds=1))
-    store.ack(first)
-    clock.advance(2000)
-    assert store.tick().retried == 1
-    assert len(store.pop("t", "g")) == 1
-
-
-def test_sends_are_refused_and_store_nothing(store: Store) -> None:
-    store.pauses.begin(Flow.SENDS, reason="moving house")
-    for send in (
-        lambda: store.send(Message("t", b"x")),
-        lambda: store.send(Message("t", b"x"), delay_ms=1000, marks=[b"m"]),
-        lambda: store.send_batch(MessageBatch.of([Message("t", b"x")] * 3).columns),
-    ):
-        with pytest.raises(FlowControlError, match=r"sends are paused since .* moving house"):
-            send()
-    assert store.topics.list() == []
-    store.pauses.end(Flow.SENDS)
-    assert not store.send(Message("t", b"x"), delay_ms=1000, marks=[b"m"]).repeated
-    assert store.pending().total == 1
 
 
 @pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)

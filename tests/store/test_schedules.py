@@ -16,7 +16,6 @@ import pytest
 
 import rmqstore
 from rmqstore import (
-    ClockStepError,
     Flow,
     IllegalArgumentError,
     IllegalArgumentTypeError,
@@ -95,16 +94,6 @@ def test_put_again_goes_on_and_with_other_times_begins_anew(store: Store, clock:
     made = store.schedules.put("s", timedelta(hours=2), Message("t", b"3"))
     assert made.next_ms == clock.now_ms() + 7_200_000
     assert store.schedules.list() == [made]
-
-
-def test_times_that_passed_have_one_message_together_if_asked_for(store: Store, clock: ManualClock) -> None:
-    for name, when in (("cron", "0 0 * * *"), ("every", DAY)):
-        store.schedules.put(name, when, Message("t", b"x"), catch_up=False)
-    clock.advance(timedelta(days=10))
-    assert store.tick().scheduled == 2
-    assert sent(store) == [("cron", datetime(2026, 3, 28, tzinfo=UTC)), ("every", BEGIN + DAY)]
-    assert [each.next_ms > clock.now_ms() for each in store.schedules.list()] == [True, True]
-    assert store.tick().scheduled == 0
 
 
 def test_schedules_take_turns_by_time_whatever_a_step_holds(tmp_path: Path, clock: ManualClock) -> None:
@@ -347,18 +336,3 @@ def test_a_tick_that_looks_while_a_schedule_is_deleted_does_not_bring_it_back(st
     monkeypatch.undo()
     assert store.schedules.list() == []
     assert store.schedules.delete("s") is False
-
-
-def test_a_clock_that_is_wrong_makes_no_schedule(tmp_path: Path) -> None:
-    """K2: nothing of the year that it is ahead is sent, and no time in it is waited for."""
-    clock = ManualClock(int(BEGIN.timestamp() * 1000))
-    with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, clock__max_step_ms=3_600_000) as store:
-        store.schedules.put("s", "0 3 * * *", Message("t", b"x"))
-        store.tick()
-        (before,) = store.schedules.list()
-        clock.advance(365 * 86_400_000)
-        for when in ("0 4 * * *", "0 3 * * *"):
-            with pytest.raises(ClockStepError):
-                store.schedules.put("s", when, Message("t", b"x"))
-        assert store.schedules.list() == [before]
-        assert store.lag("t", "g").ready == 0

@@ -24,9 +24,7 @@ from rmqstore import (
     ManualClock,
     Message,
     MessageBatch,
-    PoppedMessage,
     RmqstoreError,
-    SendReceipt,
     Store,
     StoreClosedError,
     StoreFullError,
@@ -81,15 +79,6 @@ class Waiting:
         self._thread.join(30)
         assert not self._thread.is_alive(), "nothing woke the pop"
         return self.got
-
-
-def test_an_ack_that_frees_a_queue_in_order_wakes_who_waits_for_it(store: Store) -> None:
-    store.send(Message("t", b"first"))
-    (held,) = store.pop("t", "g", order=True, max_messages=1)
-    store.send(Message("t", b"second"))
-    waiting = Waiting(lambda: store.pop("t", "g", order=True, wait=LONG))
-    store.ack(held)
-    assert waiting.result() == ["second"]
 
 
 def test_what_a_pop_acks_frees_the_queue_for_itself_and_for_who_waits(store: Store) -> None:
@@ -152,39 +141,19 @@ def test_the_outcomes_are_told_though_a_later_step_of_a_look_is_refused(
         store.pop("t", "g")
 
 
-def _pass(store: Store, clock: ManualClock) -> None:
-    clock.advance(2_000)
-    store.tick()
+def test_a_group_that_is_deleted_wakes_who_waits_under_its_limit(store: Store) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(2)])
+    store.pop("t", "g", max_messages=2)
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    store.groups.delete("g")
+    assert sorted(waiting.result()) == ["0", "1"]
 
 
-def _let_fall_due(store: Store, clock: ManualClock) -> None:
-    store.send(Message("t", b"timer"), delay=timedelta(seconds=1))
-    _pass(store, clock)
-
-
-def _load(store: Store, clock: ManualClock) -> None:
+def test_what_is_loaded_wakes_who_waits(store: Store, clock: ManualClock) -> None:
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
     store.engine.pops.append(MessageBatch.of([Message("t", b"loaded", message_id="m", born_ms=1)]), clock.now_ms())
     store.transfer.wake()
-
-
-WAKING: list[tuple[int, Callable[[Store, list[PoppedMessage], ManualClock], object], list[str]]] = [
-    (3, lambda store, held, _: store.ack(held), ["2"]),
-    (3, lambda store, held, _: store.release(held[1]), ["1", "2"]),
-    (2, lambda store, held, _: store.groups.delete("g"), ["0", "1"]),
-    (2, lambda store, held, clock: _pass(store, clock), ["0", "1"]),
-    (0, lambda store, held, clock: _let_fall_due(store, clock), ["timer"]),
-    (0, lambda store, held, clock: _load(store, clock), ["loaded"]),
-]
-"""How many messages there are, of which a group holds two, as many as it may; and what wakes that group, with which messages."""
-
-
-@pytest.mark.parametrize(("count", "wake", "comes"), WAKING, ids=["ack", "release", "deleted group", "expiry", "timer", "load"])
-def test_who_waits_is_woken(store: Store, clock: ManualClock, count: int, wake: Callable[..., object], comes: list[str]) -> None:
-    store.send_batch([Message("t", b"%d" % number) for number in range(count)])
-    held = store.pop("t", "g", max_messages=2, invisible=timedelta(seconds=1))
-    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    wake(store, held, clock)
-    assert sorted(waiting.result()) == comes
+    assert waiting.result() == ["loaded"]
 
 
 def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,34 +233,17 @@ class SilentClock:
         return self.time_ms
 
 
-def _cancel(store: Store, first: SendReceipt, clock: SilentClock) -> None:
-    store.cancel(first)
-
-
-def _cancel_key(store: Store, first: SendReceipt, clock: SilentClock) -> None:
-    store.cancel_key("t", "k")
-
-
-def _hand_over(store: Store, first: SendReceipt, clock: SilentClock) -> None:
-    clock.time_ms = 1000
-    assert store.tick().handed_over == 1
-
-
-@pytest.mark.parametrize("make_room", [_cancel, _cancel_key, _hand_over])
-def test_a_send_waits_until_its_slot_has_room(tmp_path: Path, make_room: Callable[[Store, SendReceipt, SilentClock], None]) -> None:
+def test_a_send_whose_time_comes_while_it_waits_goes_to_its_topic(tmp_path: Path) -> None:
     clock = SilentClock()
     with rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, congestion_limit=1) as store:
-        first = store.send(Message("t", b"first", keys=("k",)), delay_ms=1000)
-        with pytest.raises(FlowControlError):
-            store.send(Message("t", b"second"), delay_ms=1000)
+        store.send(Message("t", b"first"), delay_ms=1000)
         waiting = WaitingSend(lambda: store.send(Message("t", b"second"), delay_ms=1000, timeout=LONG))
-        make_room(store, first, clock)
+        clock.time_ms = 1000
+        assert store.tick().handed_over == 1
         assert waiting.result() == ["sent"]
         assert store._waits._waits == {}
-        assert store.pending().total == (clock.time_ms < 1000), "its time has come while it waited"
-        clock.time_ms = 1000
-        store.tick()
-        assert b"second" in [each.body for each in store.pop("t", "g")]
+        assert store.pending().total == 0
+        assert [each.body for each in store.pop("t", "g")] == [b"first", b"second"]
 
 
 @contextmanager

@@ -29,6 +29,8 @@ _NEEDS = {
 _LONG = (
     "tests/spark/test_spark.py",
     "tests/spark/test_streams.py",
+    "tests/spark/test_sessions.py",
+    "tests/test_typed_pages.py",
     "conformance/tests/test_mutants.py",
     "conformance/tests/test_runs.py",
     "tests/soak/test_soak.py",

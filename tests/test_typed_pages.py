@@ -1,4 +1,4 @@
-"""docs/shop.md and docs/operations.md are typed as they stand, into one shell each, and what they show must come."""
+"""docs/shop.md and docs/operations.md are typed into a shell each, the scripts of docs/spark.md run, and what they show must come."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqstore.spark.sessions import why_not
 from rmqstore_conformance.stores import directory, own_environment
 from tests.pairs import DURABLE_PAIRS
 
@@ -114,3 +115,21 @@ def test_a_page_does_what_it_shows(page: str) -> None:
                     assert time.monotonic() < until_s, f"{command} did not show {line!r}: {typed.shown[begin:]}"
                     typed.type(command)
         assert "Traceback" not in typed.shown
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not DURABLE_PAIRS, reason="a data set needs an engine that keeps something")
+def test_the_scripts_of_the_page_on_spark_run_as_written(tmp_path: Path) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    page = (DOCS / "spark.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"<!-- script -->\n```python\n(.*?)```", page, re.DOTALL)
+    outputs = re.findall(r"<!-- output -->\n```text\n(.*?)```", page, re.DOTALL)
+    assert len(scripts) > 1
+    # In one process, as the JVM of the first serves the others as well.
+    program = "import sys\nfor script in sys.argv[1:]:\n    exec(script, {})\n    print(end='\\f')"
+    command = [sys.executable, "-W", "ignore", "-c", program, *scripts]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\f") == [*outputs, ""]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +16,7 @@ import rmqstore
 from rmqstore import spark as rmqspark
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import Job
-from rmqstore.spark.sessions import SMALL_MESSAGES, why_not
+from rmqstore.spark.sessions import SMALL_MESSAGES
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS
 
 if TYPE_CHECKING:
@@ -338,18 +335,3 @@ def test_all_shards_move_to_another_engine_and_become_more(spark: SparkSession, 
     assert Path(resharded.previous).is_dir()
     assert in_the_store(path) == list(range(ROWS))
     assert rmqspark.schedule(timers, path, job_id="load").repeated == ROWS
-
-
-def test_the_scripts_of_the_page_run_as_written(tmp_path: Path) -> None:
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
-    scripts = re.findall(r"<!-- script -->\n```python\n(.*?)```", page, re.DOTALL)
-    outputs = re.findall(r"<!-- output -->\n```text\n(.*?)```", page, re.DOTALL)
-    assert len(scripts) > 1
-    # In one process, as the JVM of the first serves the others as well.
-    program = "import sys\nfor script in sys.argv[1:]:\n    exec(script, {})\n    print(end='\\f')"
-    command = [sys.executable, "-W", "ignore", "-c", program, *scripts]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split("\f") == [*outputs, ""]

@@ -1,12 +1,9 @@
-"""Streams: what Spark writes and reads by micro-batches, repeats, bounds, and begins again after a kill."""
+"""Streams: what Spark writes and reads by micro-batches, repeats and bounds."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -93,111 +90,6 @@ def test_a_stream_goes_in_once_and_comes_out_in_batches_of_the_size_that_was_ask
     assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / "popped")).collect()) == ALL
     lag = spark.read.format("rmqstore").option("view", "lag").load(str(path))
     assert lag.select("ready", "in_flight", "retry").distinct().collect() == [(0, 0, 0)]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-
-import rmqstore
-import rmqstore.spark
-from rmqstore.spark import jobs
-from rmqstore.spark.sessions import session
-from rmqstore.spark import streams
-from rmqstore.spark.source import RmqstoreSource
-from rmqstore.spark.popping import GroupReader
-from rmqstore.spark.streams import QueueReader
-
-work, engine = Path(sys.argv[1]), sys.argv[2]
-
-def dies(point):
-    # Driver, JVM and workers together, as when the machine is lost.
-    flag = work / "deaths" / point
-    if point and flag.exists():
-        flag.unlink()
-        others = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-        for pid in sorted(others, key=os.getpid().__eq__):
-            try:
-                if os.getsid(pid) == os.getsid(0):
-                    os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-
-def dying(owner, name, before="", after=""):
-    call = getattr(owner, name)
-    def wrapped(*given, **named):
-        dies(before)
-        answer = call(*given, **named)
-        dies(after)
-        return answer
-    setattr(owner, name, wrapped)
-
-class DyingReader(QueueReader):
-    def read(self, partition):
-        yield from super().read(partition)
-        if partition.value.first > 0:
-            dies("read")
-
-class DyingSource(RmqstoreSource):
-    def streamWriter(self, schema, overwrite):
-        if not hasattr(jobs.Job, "is_dying"):
-            jobs.Job.is_dying = True
-            dying(jobs.Job, "commit", before="staged", after="committed")
-            dying(rmqstore.Store, "send_batch", after="sent")
-            dying(jobs.Job, "finish", after="finished")
-        return super().streamWriter(schema, overwrite)
-
-    def streamReader(self, schema):
-        reader = super().streamReader(schema)
-        if isinstance(reader, GroupReader):
-            dying(rmqstore.Store, "pop_batch", after="popped")
-            dying(rmqstore.Store, "ack", before="written", after="acked")
-        else:
-            reader.__class__ = DyingReader
-        return reader
-
-with session("local[2,4]", quick=True) as spark:
-    spark.dataSource.register(DyingSource)
-    files = spark.readStream.schema("topic string, body binary").option("maxFilesPerTrigger", 1).parquet(str(work / "files"))
-    def run(writer, name, **options):
-        options = {"checkpointLocation": str(work / f"checkpoint-{name}"), "path": str(work / name), **options}
-        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
-    run(files.writeStream.format("rmqstore"), "data", engine=engine, shards=2)
-    found = spark.readStream.format("rmqstore").options(view="messages", maxRowsPerBatch=100).load(str(work / "data"))
-    run(found.select("body").writeStream.format("parquet"), "out")
-    if sys.argv[3] == "as a group":
-        consumed = spark.readStream.format("rmqstore").options(view="messages", topic="orders", group="g", maxRowsPerBatch=300)
-        run(consumed.load(str(work / "data")).select("body").writeStream.format("parquet"), "popped")
-"""
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    "points",
-    [
-        ("sent", "read"),
-        pytest.param(("staged", "committed", "finished"), marks=pytest.mark.slow),
-        pytest.param(("popped", "written", "acked"), marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the processes of a session in /proc")
-def test_queries_whose_processes_are_all_killed_go_on_from_their_checkpoints(
-    spark: SparkSession, tmp_path: Path, points: tuple[str, ...]
-) -> None:
-    numbered(spark, tmp_path / "files")
-    (tmp_path / "deaths").mkdir()
-    is_group = "popped" in points
-    program = [sys.executable, "-c", KILLED, str(tmp_path), ENGINE, "as a group" if is_group else "by offsets"]
-    for point in (*points, None):
-        if point is not None:
-            (tmp_path / "deaths" / point).touch()
-        ended = subprocess.run(program, start_new_session=True, capture_output=True, text=True, timeout=120, check=False)
-        assert ended.returncode == (0 if point is None else -signal.SIGKILL), ended.stderr
-        assert list((tmp_path / "deaths").iterdir()) == []
-    for out in ("out", "popped") if is_group else ("out",):
-        assert sorted(int(row.body) for row in spark.read.parquet(str(tmp_path / out)).collect()) == ALL
-    lag = spark.read.format("rmqstore").option("view", "lag").load(str(tmp_path / "data"))
-    assert lag.select("ready", "in_flight", "retry").distinct().collect() == [(0, 0, 0)] * is_group
 
 
 # ---------------------------------------------------------------- without a session

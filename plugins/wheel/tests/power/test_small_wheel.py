@@ -59,7 +59,7 @@ def judged(folder: Path, effort: float, module: str, chosen: str) -> None:
 
 
 def test_some_places_at_which_power_is_lost(tmp_path: Path) -> None:
-    judged(tmp_path, 0.02, "test_power_loss", CASES["test_power_loss"])
+    judged(tmp_path, 0.01, "test_power_loss", CASES["test_power_loss"])
 
 
 @pytest.mark.slow

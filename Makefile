@@ -88,9 +88,9 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 		--rmq-effort 0.02 -k "not every_pair"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
 	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs $(CRASH_MODULES) --rmq-engine all --rmq-level full \
-		--rmq-effort 0.05 --rmq-seed fresh -k "not (rocksdb and ($(STATE_CASES)))"
+		--rmq-effort 0.04 --rmq-seed fresh -k "not (rocksdb and ($(STATE_CASES)))"
 	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal --pyargs $(CRASH_MODULES) --rmq-engine all --rmq-level full \
-		--rmq-effort 0.06 -k "rocksdb and ($(STATE_CASES))"
+		--rmq-effort 0.05 -k "rocksdb and ($(STATE_CASES))"
 	@echo "== conformance: full disks under two engines"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance.cases.test_full_disk --rmq-engine wheel --rmq-pop-engine lmdb \
 		--rmq-level full

@@ -18,6 +18,7 @@ import rmqstore
 from rmqstore import (
     Flow,
     Message,
+    PoppedMessage,
     Store,
     StoreClosedError,
     StoreUnavailableError,
@@ -63,36 +64,28 @@ def test_a_repeat_that_is_refused_says_that_the_send_may_have_been_done(
     assert len(served.store.pop("t", "g")) == 1
 
 
-def test_a_send_that_is_due_when_it_is_made_again_is_stored_once(served: Served, client: Store, lost: Lost, monkeypatch: Any) -> None:
-    """The first call stores a timer; when the repeat comes, its time has passed, and the repeat would go to the topic at once."""
-    put = served.store._timers.put
+@pytest.mark.parametrize(
+    ("side", "call", "passed_ms", "due_ms"), [("_timers", "put", 2000, 1000), ("_pops", "append", -5000, -1000)], ids=["due", "later"]
+)
+def test_a_send_that_is_for_another_side_when_it_is_made_again_is_stored_once(
+    served: Served, client: Store, lost: Lost, side: str, call: str, passed_ms: int, due_ms: int
+) -> None:
+    """K1: a timer whose time has passed when the repeat comes, which would go to the topic at once; or the clock is set back in between."""
+    store = getattr(served.store, side)
+    real = getattr(store, call)
 
-    def put_and_wait(*arguments: Any) -> Any:
-        answer = put(*arguments)
-        served.clock.advance(2000)
-        return answer
+    def made_then(*arguments: Any) -> Any:
+        made = real(*arguments)
+        setattr(store, call, real)
+        served.clock.set(served.clock.now_ms() + passed_ms)
+        return made
 
-    monkeypatch.setattr(served.store._timers, "put", put_and_wait)
+    setattr(store, call, made_then)
     lost()
-    sent = client.send(NOW, deliver_at_ms=served.clock.now_ms() + 1000)
+    sent = client.send(NOW, deliver_at_ms=served.clock.now_ms() + due_ms)
     assert sent.repeated
-    assert sent.handle is not None
-    served.store.tick()
-    assert len(served.store.pop("t", "g")) == 1
-
-
-def test_a_send_that_is_later_when_repeated_is_stored_once(served: Served, client: Store, lost: Lost, monkeypatch: Any) -> None:
-    """K1: the clock is set back between a call for now and its repeat."""
-    append = served.store._pops.append
-
-    def append_and_go_back(*arguments: Any) -> Any:
-        answer = append(*arguments)
-        served.clock.set(served.clock.now_ms() - 5000)
-        return answer
-
-    monkeypatch.setattr(served.store._pops, "append", append_and_go_back)
-    lost()
-    assert client.send(NOW, deliver_at_ms=served.clock.now_ms() - 1000).repeated
+    assert getattr(store, call) is real, "time has passed"
+    assert (sent.handle is not None) is (side == "_timers")
     served.clock.advance(10_000)
     served.store.tick()
     assert len(served.store.pop("t", "g")) == 1
@@ -231,14 +224,6 @@ def test_a_pop_whose_answer_is_lost_gives_the_same_messages(served: Served, clie
     assert served.store.lag("t", "g").in_flight == 0
 
 
-def test_a_change_whose_answer_is_lost_says_so(served: Served, client: Store, lost: Lost) -> None:
-    served.store.send(NOW)
-    (popped,) = client.pop("t", "g")
-    lost()
-    with pytest.raises(StoreUnavailableError, match=r"release was under way.*may have been done"):
-        client.release(popped)
-
-
 def test_a_client_goes_on_when_the_server_is_back(served: Served, client: Store) -> None:
     client.send(NOW)
     served.thread.stop()
@@ -297,18 +282,21 @@ def test_a_store_that_is_closed_while_it_is_served(served: Served) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda client: client.pauses.begin(Flow.SENDS),
-        lambda client: client.pauses.end(Flow.SENDS),
-        lambda client: client.schedules.put("s", SECOND, NOW),
-        lambda client: client.topics.create("u"),
+        lambda client, popped: client.release(popped),
+        lambda client, _: client.pauses.begin(Flow.SENDS),
+        lambda client, _: client.pauses.end(Flow.SENDS),
+        lambda client, _: client.schedules.put("s", SECOND, NOW),
+        lambda client, _: client.topics.create("u"),
     ],
 )
 def test_what_others_may_have_changed_since_is_not_made_again(
-    served: Served, client: Store, lost: Lost, call: Callable[[Store], object]
+    served: Served, client: Store, lost: Lost, call: Callable[[Store, PoppedMessage], object]
 ) -> None:
+    served.store.send(NOW)
+    (popped,) = client.pop("t", "g")
     lost()
-    with pytest.raises(StoreUnavailableError, match="it may have been done"):
-        call(client)
+    with pytest.raises(StoreUnavailableError, match=r"\w was under way .*it may have been done"):
+        call(client, popped)
 
 
 @pytest.mark.skipif(not DURABLE_PAIRS, reason="needs a durable engine")

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,6 @@ def test_what_is_due_now_is_in_its_topic_at_once(served: Served, client: Store) 
     assert len(client.pop("t", "g")) == 1
 
 
-def test_a_pop_that_waits_gets_what_another_client_sends(served: Served) -> None:
-    found = served.waits(served.connect().pop, "t", "g", wait=10 * SECOND)
-    served.connect().send(NOW)
-    assert [each.body for each in found.result(10)] == [b"x"]
-    assert waiting(served) == 0
-
-
 def test_a_pop_that_waits_gets_what_the_owner_sends_and_hands_over(served: Served, client: Store) -> None:
     served.store.send(NOW, delay_ms=1000)
     found = served.waits(client.pop, "t", "g", wait=60 * SECOND)
@@ -83,14 +77,10 @@ def test_waiting_pops_are_served_in_their_order(served: Served) -> None:
         assert [each.body for each in found[number].result(10)] == [str(number).encode()]
 
 
-def test_a_wait_ends_with_the_clock(served: Served) -> None:
-    found = served.waits(served.connect().pop, "t", "g", wait=60 * SECOND)
+def test_a_wait_ends_with_the_clock_and_with_real_time(served: Served, client: Store) -> None:
+    found = served.waits(client.pop, "t", "g", wait=60 * SECOND)
     served.clock.advance(60_000)
-    assert found.result(10) == []
-
-
-def test_a_wait_ends_by_real_time(served: Served) -> None:
-    assert served.connect().pop("t", "g", wait_ms=20) == []
+    assert found.result(10) == client.pop("t", "g", wait_ms=20) == []
     assert waiting(served) == 0
 
 
@@ -210,15 +200,10 @@ def test_a_client_that_goes_leaves_no_wait_behind(served: Served, connection: Ra
     assert len(served.store.pop("t", "g")) == 1
 
 
-def test_a_wait_can_be_given_up(connection: Raw) -> None:
-    connection.say([1, "pop", *asked()], [2, "give_up", [1], {}])
-    answers = dict(answer(connection) for _ in range(2))
-    assert answers == {1: [], 2: None}
-
-
-def test_a_nonsense_give_up_harms_nobody(connection: Raw) -> None:
-    connection.say([1, "give_up", [[]], {}], [2, "topics.list", [], {}])
-    assert dict(answer(connection) for _ in range(2)) == {1: None, 2: []}
+def test_a_wait_can_be_given_up(served: Served, connection: Raw) -> None:
+    """What is no number of a wait harms nobody."""
+    connection.say([1, "pop", *asked()], [2, "give_up", [[]], {}], [3, "give_up", [1], {}])
+    assert dict(answer(connection) for _ in range(3)) == {1: [], 2: None, 3: None}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -309,9 +294,11 @@ def test_a_stop_closes_who_is_just_being_let_in(served: Served) -> None:
     gc.collect()  # a socket that was not closed warns here, which fails this test
 
 
-def test_a_store_of_another_process_cannot_be_served(served: Served) -> None:
+def test_the_engine_is_elsewhere_so_that_a_connected_store_cannot_be_served(client: Store) -> None:
     with pytest.raises(UnsupportedOperationError, match="in the process that serves it"):
-        ServerThread(served.connect(), lambda entrance: entrance.listen("127.0.0.1", 0))
+        _ = client.engine
+    with pytest.raises(UnsupportedOperationError, match="in the process that serves it"):
+        ServerThread(client, lambda entrance: entrance.listen("127.0.0.1", 0))
 
 
 def test_a_server_is_not_stopped_by_a_thread_of_its_own(served: Served) -> None:
@@ -389,23 +376,20 @@ def test_nothing_is_read_behind_what_cannot_be_understood(served: Served) -> Non
     connection.close()
 
 
-def test_another_protocol_is_refused(served: Served) -> None:
-    with socket.socket(socket.AF_UNIX) as raw:
-        raw.connect(str(served.socket))
-        raw.sendall(frame([99, None]))
-        answer = raw.makefile("rb").read()
-    assert isinstance(unpack(answer[4:])[1], FormatVersionError)
-
-
 @pytest.mark.parametrize(
-    "said", [b"\xff\xff\xff\xff", frame("GET / HTTP/1.1"), frame([1]), HEAD.pack(3) + b"\xc1\xc1\xc1", b"GET / HTTP/1.1\r\n\r\n"]
+    ("said", "error"),
+    [
+        (frame([99, None]), FormatVersionError),
+        *((each, IllegalArgumentError) for each in (b"\xff\xff\xff\xff", frame("GET / HTTP/1.1"), frame([1]), b"GET / HTTP/1.1\r\n\r\n")),
+        (HEAD.pack(3) + b"\xc1\xc1\xc1", IllegalArgumentError),
+    ],
 )
-def test_a_stranger_is_told_and_cut_off(served: Served, said: bytes) -> None:
+def test_a_stranger_is_told_and_cut_off(served: Served, said: bytes, error: type[Exception]) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(str(served.socket))
         raw.sendall(said)
         answer = raw.makefile("rb").read()
-    assert isinstance(unpack(answer[4:])[1], IllegalArgumentError)
+    assert isinstance(unpack(answer[4:])[1], error)
     assert served.connect().topics.list() == []
 
 
@@ -513,33 +497,26 @@ def test_over_tcp(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     listening.stop()
 
 
-def test_a_patience_that_outlasts_the_names_of_calls_is_refused(served: Served) -> None:
-    with pytest.raises(IllegalArgumentError, match="at most 0:05:00"):
-        served.connect(patience=timedelta(hours=1))
-
-
-def test_tls_is_for_addresses_that_have_it(served: Served) -> None:
-    with pytest.raises(IllegalArgumentError, match="rmqstores://host:port"):
-        rmqstore.connect(served.socket.parent, tls=ssl.create_default_context())
-
-
-@pytest.mark.parametrize("where", ["127.0.0.1:7450", "example.org:1", "[::1]:7450"])
-def test_an_address_without_its_scheme(where: str) -> None:
-    with pytest.raises(IllegalArgumentError, match="could be a directory or a port"):
-        rmqstore.connect(where)
+@pytest.mark.parametrize(
+    ("where", "named", "why"),
+    [
+        (".", {"patience": timedelta(hours=1)}, "at most 0:05:00"),
+        (".", {"tls": ssl.create_default_context()}, "rmqstores://host:port"),
+        *((where, {}, "could be a directory or a port") for where in ("127.0.0.1:7450", "example.org:1", "[::1]:7450")),
+        *(
+            (where, {}, "is no address of a server")
+            for where in ("http://x:1", "rmqstore://x", "rmqstore://:5", "rmqstore://x:99999", "rmqstore://a..b:1", "rmqstore://[x:1")
+        ),
+    ],
+)
+@pytest.mark.parametrize("connect", [rmqstore.connect, aio.connect])
+def test_what_no_connection_can_be_made_with(connect: Callable[..., object], where: str, named: dict[str, Any], why: str) -> None:
+    with pytest.raises(IllegalArgumentError, match=why):
+        connect(where, **named)
 
 
 def test_an_address_of_the_sixth_version() -> None:
     assert str(Address.parse("rmqstore://[::1]:7450")) == "rmqstore://[::1]:7450"
-
-
-@pytest.mark.parametrize(
-    "where", ["http://x:1", "rmqstore://x", "rmqstore://:5", "rmqstore://x:99999", "rmqstore://a..b:1", "rmqstore://[x:1"]
-)
-def test_an_address_that_is_none(where: str) -> None:
-    for connect in (rmqstore.connect, aio.connect):
-        with pytest.raises(IllegalArgumentError, match="is no address of a server"):
-            connect(where)
 
 
 def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:
@@ -556,11 +533,6 @@ def test_a_socket_with_a_long_name(served: Served, tmp_path: Path) -> None:
 def test_a_snapshot_goes_where_the_client_means(client: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert client.snapshot("copy") == tmp_path / "copy"
-
-
-def test_the_engine_is_elsewhere(served: Served) -> None:
-    with pytest.raises(UnsupportedOperationError, match="in the process that serves it"):
-        _ = served.connect().engine
 
 
 def test_a_server_that_cannot_listen_leaves_no_thread(served: Served, tmp_path: Path) -> None:

@@ -369,26 +369,21 @@ def end(process: subprocess.Popen[str]) -> None:
         pipe.close()
 
 
-def test_a_forked_child_closes_although_its_parent_has_a_worker(tmp_path: Path) -> None:
-    with shared(tmp_path / "s") as store:
-        worker = store.consume("t", "g", lambda message: None)
-        child = os.fork()
-        if not child:
-            store.close()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        worker.stop()
-
-
-def test_a_forked_child_closes_although_its_parent_was_taking_over(tmp_path: Path) -> None:
-    store = shared(tmp_path / "s")
-    with store._lock:
-        child = os.fork()
-        if not child:
-            store.close()
-            os._exit(0)
+def close_in_a_child(store: SharedStore) -> None:
+    child = os.fork()
+    if not child:
+        store.close()
+        os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    store.close()
+
+
+def test_a_forked_child_closes_although_its_parent_has_a_worker_or_was_taking_over(tmp_path: Path) -> None:
+    with shared(tmp_path / "s") as store:
+        with store._lock:
+            close_in_a_child(store)
+        worker = store.consume("t", "g", lambda message: None)
+        close_in_a_child(store)
+        worker.stop()
 
 
 @contextmanager

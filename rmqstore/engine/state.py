@@ -61,15 +61,10 @@ def scanned(
     """Return a page of the rows that the entries with these prefixes stand for; the token is the last key."""
     rows: list[Mapping[str, Any]] = []
     for prefix in prefixes:
-        if after is not None and after >= after_prefix(prefix):
-            continue
-        start = prefix if after is None or after < prefix else after + b"\x00"
-        while entries := kv.scan(space, start, after_prefix(prefix), limit):
-            for key, value in entries:
-                rows += rows_of(key, value)
-                if len(rows) >= limit:
-                    return StatePage(pa.RecordBatch.from_pylist(rows, schema=schema), key)
-            start = entries[-1][0] + b"\x00"
+        for key, value in kv.scan_all(space, max(prefix, (after or b"") + b"\x00"), after_prefix(prefix), limit):
+            rows += rows_of(key, value)
+            if len(rows) >= limit:
+                return StatePage(pa.RecordBatch.from_pylist(rows, schema=schema), key)
     return StatePage(pa.RecordBatch.from_pylist(rows, schema=schema), None)
 
 

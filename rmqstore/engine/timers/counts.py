@@ -113,12 +113,11 @@ class Pending:
         return count
 
     def _earliest(self) -> int | None:
-        earliest: int | None = None
-        for put in self._runs.live_puts((0, 0), None, pass_over, self._handed):
-            if earliest is not None and put.tick - self._precision_ms >= earliest:
-                break
-            earliest = put.due_ms if earliest is None else min(earliest, put.due_ms)
-        return earliest
+        """A put that is due before the first one has a tick less than a precision behind."""
+        first = next(self._runs.live_puts((0, 0), None, pass_over, self._handed), None)
+        if first is None:
+            return None
+        return min(put.due_ms for put in self._runs.live_puts((first.tick, 0), first.tick + self._precision_ms, pass_over, self._handed))
 
     def _latest(self) -> int | None:
         """Walk back from the last tick: the last ones may hold nothing but holes. A put is due at its tick or before."""

@@ -14,6 +14,8 @@ import hashlib
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
@@ -22,6 +24,7 @@ from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, TICK_S
 
 _EPOCH_BYTES = 4
 _FIRST_ALONE = bytes(4)
+_TICK_AND_EPOCH, _SEQ = itemgetter(0, 2), itemgetter(1)
 
 
 def put_cancelled(batch: WriteBatch, puts: Iterable[tuple[int, int, int]]) -> None:
@@ -44,15 +47,9 @@ def which_cancelled(kv: OrderedKV, puts: Sequence[tuple[int, int, int]]) -> list
 
 def put_delivered(batch: WriteBatch, delivered: Iterable[tuple[int, int, int]]) -> None:
     """Remember delivered puts, given as (tick, seq, epoch) in (tick, seq) order."""
-    groups: list[tuple[int, int, list[int]]] = []
-    last: tuple[int, int] | None = None
-    for tick, seq, epoch in delivered:
-        if last != (tick, epoch):
-            last = tick, epoch
-            groups.append((tick, epoch, []))
-        groups[-1][2].append(seq)
     entries = []
-    for tick, epoch, seqs in groups:
+    for (tick, epoch), group in groupby(delivered, _TICK_AND_EPOCH):
+        seqs = list(map(_SEQ, group))
         steps = _FIRST_ALONE
         if len(seqs) > 1:
             kind = "I" if seqs[-1] - seqs[0] < 2**32 else "Q"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from rmqstore.contract import AckOutcome, PopRequest, PopResult, Receipt, Support
+from rmqstore.contract import PopRequest, PopResult, Receipt, Support
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, LostCallsError, RmqstoreError, UnsupportedOperationError
 from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import MAX_ID_BYTES, MAX_POP, check_count, check_group, check_readable_topic, check_word
@@ -78,25 +78,22 @@ class Popping:
     def wait(self, request: PopRequest, patience_ms: int) -> PopResult:
         """Pop, and wait up to ``patience_ms`` for the first message."""
         patience = Patience(self._clock, patience_ms)
-        acked: tuple[AckOutcome, ...] = ()
         with self._waits.on(TopicWait(request.topic, for_acks=self.acks_help(request))) as waiting:
-            while True:
-                # Count first, then look: what arrives in between moves the count, so the wait ends at once.
-                seen, waiting.ends = waiting.count, self.ends_of(request.topic)
-                try:
-                    result = self.look(request)
-                    if request.acks:
-                        acked, request = result.acks, structs.replace(request, acks=())
-                    left_s = patience.left_s()
-                    if len(result.messages) or left_s <= 0:
-                        return structs.replace(result, acks=acked)
+            # Count first, then look: what arrives in between moves the count, so the wait ends at once.
+            seen, waiting.ends = waiting.count, self.ends_of(request.topic)
+            result = self.look(request)
+            acked, request = result.acks, structs.replace(request, acks=())
+            try:
+                while not len(result.messages) and (left_s := patience.left_s()) > 0:
                     waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
                     self._store._check_open()
-                except RmqstoreError as error:
-                    if not acked or isinstance(error, LostCallsError):
-                        raise
-                    # The topic was made anew, the disk is full, or the store closed; the outcomes are told, as the acks are done.
-                    return structs.replace(result, acks=acked)
+                    seen, waiting.ends = waiting.count, self.ends_of(request.topic)
+                    result = self.look(request)
+            except RmqstoreError as error:
+                # The topic was made anew, the disk is full, or the store closed; the outcomes are told, as the acks are done.
+                if not acked or isinstance(error, LostCallsError):
+                    raise
+        return structs.replace(result, acks=acked)
 
     def acks_help(self, request: PopRequest) -> bool:
         """Say whether an ack may be what a pop waits for: it pops in order, or under ``max_in_flight``."""

@@ -24,11 +24,6 @@ wide_corners = st.lists(st.tuples(wide, wide), max_size=8)
 any_corners = corners | wide_corners
 
 
-def is_staircase(cursor: TimerCursor) -> bool:
-    steps = itertools.pairwise(cursor.corners)
-    return all(one[0] > next_[0] and one[1] < next_[1] for one, next_ in steps)
-
-
 @given(any_corners)
 def test_of_is_the_models_staircase(given_corners: list[tuple[int, int]]) -> None:
     cursor = TimerCursor.of(given_corners)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 
 import pytest
 
@@ -20,8 +19,6 @@ from rmqstore.aio import AsyncStore
 from tests.server.served import Served, run, soon_async as soon, waiting
 from tests.services.async_handlers import Gate, nothing, raising, reason
 from tests.services.consumers import bodies
-
-MINUTE = timedelta(minutes=1)
 
 
 async def test_a_stop_waits_for_what_runs_and_gives_back_what_was_not_begun_at_once(served: Served, store: AsyncStore) -> None:

@@ -298,10 +298,11 @@ class OrderedKV(ABC):
         return found[0] if found else None
 
     def scan_all(self, space: int, start: bytes = b"", stop: bytes | None = None, page: int = 1000) -> Iterable[tuple[bytes, bytes]]:
-        """Yield a whole range, page by page; each page is a view of its own."""
+        """Yield a whole range, page by page; each page is a view of its own, and up to twice as long as the one before."""
         while True:
             entries = self.scan(space, start, stop, page)
             yield from entries
             if is_last(entries, page):
                 return
             start = entries[-1][0] + b"\x00"
+            page = max(page, min(2 * page, 1024))

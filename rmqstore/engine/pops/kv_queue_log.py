@@ -48,15 +48,8 @@ class RunQueueLog(QueueLog):
                 # Of a damaged run the count says nothing, so it may hold the offset, whatever it says.
                 if offset < U64.unpack_from(key, 8)[0] + count_of(value) or is_damaged(value):
                     yield self._decoded(topic.id, queue, key, value)
-        stop = QUEUE_PREFIX.pack(topic.id, queue + 1)
-        page = 16
-        while entries := self._kv.scan(QUEUES, start, stop, page):
-            for key, value in entries:
-                yield self._decoded(topic.id, queue, key, value)
-            if is_last(entries, page):
-                return
-            start = entries[-1][0] + b"\x00"
-            page = min(2 * page, 1024)
+        for key, value in self._kv.scan_all(QUEUES, start, QUEUE_PREFIX.pack(topic.id, queue + 1), 16):
+            yield self._decoded(topic.id, queue, key, value)
 
     def _decoded(self, topic_id: int, queue: int, key: bytes, value: bytes) -> Run | DamagedRun:
         first: int = QUEUE.unpack(key)[2]

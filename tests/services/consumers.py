@@ -119,7 +119,7 @@ def nothing_left(store: Store, topic: str = "t", group: str = "g") -> bool:
     return lag.ready + lag.in_flight + lag.retry == 0
 
 
-def raising(error: Exception) -> Any:
+def raising(error: BaseException) -> Any:
     def fail(*arguments: Any, **named: Any) -> None:
         raise error
 

@@ -17,7 +17,7 @@ from rmqstore import (
 )
 from rmqstore.aio import AsyncStore
 from tests.server.served import Served, run, soon_async as soon, waiting
-from tests.services.async_handlers import Gate, nothing, raising, reason
+from tests.services.async_handlers import Gate, nothing, raising
 from tests.services.consumers import bodies
 
 
@@ -110,22 +110,6 @@ def test_a_program_that_ends_without_a_stop_loses_nothing(served: Served) -> Non
     served.clock.advance(61_000)
     served.store.tick()
     assert len(served.store.pop("t", "g")) == 3
-
-
-class Stopped(BaseException):
-    """As test frameworks and task groups raise."""
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), Stopped(3)])
-async def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served, store: AsyncStore, error: BaseException) -> None:
-    await store.send_batch(bodies(3))
-    worker = store.consume("t", "g", raising(error))
-    await worker.join()
-    with pytest.raises(RmqstoreError, match=f"ended its worker by {type(error).__name__}: 3"):
-        await worker.stop()
-    lag = served.store.lag("t", "g")
-    assert (lag.backing_off, lag.ready + lag.retry) == (1, 2)
-    assert reason(served).startswith(f"{type(error).__name__}: 3")
 
 
 @pytest.mark.parametrize("order", [False, True])

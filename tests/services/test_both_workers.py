@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from rmqstore import AckOutcome, Message, PoppedMessage, Reject, Retry, StoreFullError, StoreUnavailableError
+from rmqstore import AckOutcome, Message, PoppedMessage, Reject, Retry, RmqstoreError, StoreFullError, StoreUnavailableError
 from tests.server.served import Served, soon
 from tests.services.consumers import Consumers, Gate, Handled, bodies, lose_answer, nothing_left, raising
 
@@ -275,3 +275,20 @@ def test_a_full_disk_is_waited_for(
         assert worker.failure is None
     for pause in ("0.1 s", "0.2 s"):
         assert f"a worker of group g waits {pause}: no room" in caplog.text
+
+
+class Stopped(BaseException):
+    """As test frameworks and task groups raise."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Stopped(3)])
+def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served, consume: Consumers, error: BaseException) -> None:
+    served.store.send_batch(bodies(3))
+    worker = consume(raising(error))
+    soon(lambda: worker.failure is not None)
+    with pytest.raises(RmqstoreError, match=f"ended its worker by {type(error).__name__}: 3"):
+        worker.stop()
+    assert worker.failure is error
+    lag = served.store.lag("t", "g")
+    assert (lag.backing_off, lag.ready + lag.retry) == (1, 2)
+    assert served.store.leases("t", "g")[0].reason.startswith(f"{type(error).__name__}: 3")

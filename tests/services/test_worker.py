@@ -25,7 +25,6 @@ from rmqstore import (
     PoppedMessage,
     Reject,
     Retry,
-    RmqstoreError,
     Store,
     StoreClosedError,
     StoreFullError,
@@ -78,16 +77,6 @@ def test_a_stop_gives_back_what_was_not_begun(store: Store) -> None:
     lag = store.lag("t", "g")
     assert (lag.in_flight, lag.ready + lag.retry) == (0, 7)
     assert all(each.attempt == 1 for each in store.pop("t", "g"))
-
-
-def test_a_stop_acks_what_is_done(store: Store) -> None:
-    store.send_batch(bodies(5))
-    handled = Handled()
-    worker = store.consume("t", "g", handled)
-    soon(handled.seen(5))
-    worker.stop()
-    worker.stop()
-    assert nothing_left(store)
 
 
 def test_a_handler_that_takes_too_long_keeps_nothing_from_others(store: Store, clock: ManualClock) -> None:
@@ -145,21 +134,6 @@ def test_a_failure_is_told_at_the_second_try(store: Store, monkeypatch: pytest.M
     with store.consume("t", "g", raising(KeyError("x"))) as worker:
         soon(lambda: worker.stats.retried == 1)
     assert store.leases("t", "g")[0].reason.startswith("KeyError: 'x'")
-
-
-def test_a_handler_that_exits_ends_the_worker_and_says_so(store: Store) -> None:
-    def leave(message: PoppedMessage) -> None:
-        raise SystemExit(3)
-
-    store.send_batch(bodies(3))
-    worker = store.consume("t", "g", leave)
-    assert worker.join(10)
-    assert isinstance(worker.failure, SystemExit)
-    with pytest.raises(RmqstoreError, match="ended its worker by SystemExit: 3"):
-        worker.stop()
-    lag = store.lag("t", "g")
-    assert (lag.backing_off, lag.ready + lag.retry) == (1, 2)
-    assert store.leases("t", "g")[0].reason.startswith("SystemExit: 3")
 
 
 def test_an_error_without_a_text(store: Store) -> None:
@@ -276,6 +250,7 @@ def test_a_store_that_is_closed_stops_its_workers_first(tmp_path: Path) -> None:
 def test_join_says_whether_it_has_ended(store: Store) -> None:
     worker = store.consume("t", "g", Handled())
     assert not worker.join(0)
+    worker.stop()
     worker.stop()
     assert worker.join(0)
 

@@ -208,6 +208,11 @@ class Run:
         return sorted(found)
 
 
+def sync_queues(store: Store) -> None:
+    """Have check points sync the files of all queues, and hold no unit of them, until the store is closed."""
+    ledger_of(store).queues._most_unsynced = 0
+
+
 def drop_check_points(path: Path) -> None:
     for found in path.rglob("checkpoint*"):
         if found.parent.name == "rmqstore" and found.is_file():

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 
-from plugins.wheel.tests.stores import SMALL, START_MS, index_of, ledger_of, meanwhile, opened
+from plugins.wheel.tests.stores import SMALL, START_MS, index_of, ledger_of, meanwhile, opened, sync_queues
 from rmqstore import CancelOutcome, ManualClock, Message
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import StoreFullError, StorePoisonedError
@@ -149,6 +149,7 @@ def test_a_check_point_that_is_made_again_sums_nothing_twice(
     for _ in range(7):
         store.send_batch([Message("t", b"x") for _ in range(1000)])
     store.send_batch(_timers(0, 10_000, START_MS + 60_000))
+    sync_queues(store)
     kind, name = (UnitLog, "_sum_of") if step == "units" else (KeyFile, "_sum_entries")
     made, calls = getattr(kind, name), 0
 
@@ -179,6 +180,7 @@ def test_a_read_that_may_open_no_file_is_told_what_it_lacks_and_goes_on_later(tm
         for topic in ("t", "u"):
             store.send(Message(topic, b"x"))
         assert store.pop("t", "g")
+        sync_queues(store)
     with opened(tmp_path / "store", pop__buffer=buffer) as store:
         store.send(Message("t", b"y"))
         assert store.pop("t", "g")

@@ -20,6 +20,7 @@ from plugins.wheel.tests.stores import (
     index_of,
     meanwhile,
     noted,
+    sync_queues,
 )
 from rmqstore import CancelOutcome, CorruptStoreError, Message
 from rmqstore.contract import TimerHandle
@@ -386,7 +387,7 @@ def test_a_damaged_page_of_a_queue_keeps_the_files(run: Run) -> None:
     for number in range(100):
         run.store.send(Message("held", b"z" * 100, message_id=f"h{number}"))
     run.fill(3)
-    run.store.flush()
+    sync_queues(run.store)
     run.reopen()
     flip(min(run.path.rglob("consumequeue/held/0/*")), 20 * 5)
     for _ in range(12):

@@ -33,7 +33,7 @@ PER_FILE = 5000
 SIZE = consume_queue.UNIT_BYTES
 FILL = consume_queue.decode(consume_queue.FILL)[0]
 NUMBERS = st.one_of(st.integers(0, 3 * PER_FILE), st.integers(10**6, 10**6 + 3 * PER_FILE), st.integers(2**32, 2**32 + PER_FILE))
-KINDS = st.sampled_from(["place", "follow", "append", "refused", "check point", "reopen", "trim"])
+KINDS = st.sampled_from(["place", "follow", "append", "refused", "check point", "hold", "reopen", "trim"])
 CALLS = st.lists(st.tuples(KINDS, st.sets(NUMBERS, min_size=1, max_size=12)), max_size=12)
 OPTIONS: Any = {"fill": consume_queue.FILL, "fill_bytes": 4096}
 
@@ -60,7 +60,17 @@ def test_units_stay_where_they_were_put(calls: list[tuple[str, set[int]]]) -> No
             numbers = np.array(sorted(chosen))
             if kind in ("follow", "append"):
                 numbers = log.count + np.arange(len(chosen) * (400 if kind == "append" else 1))
-            if kind in ("check point", "reopen", "trim"):
+            if kind == "hold":
+                # What a check point holds that syncs nothing; what it finds rewritten, or trimmed, is synced.
+                if not log.is_rewritten and log.first == sums.first:
+                    stretches = log.unsynced()
+                    for each in (log, view):
+                        each.close()
+                    log, view = (_log(root / "units", sums, each) for each in (UnitLog, ReadUnits))
+                    for first, units in stretches:
+                        for each in (log, view):
+                            each.reserve(first + np.arange(len(units) // SIZE), consume_queue.decode(units))()
+            elif kind in ("check point", "reopen", "trim"):
                 if kind == "trim" and numbers[0] < log.count:
                     log.trim(int(numbers[0]))
                     there = {number for number in there if number >= log.first}

@@ -20,7 +20,7 @@ from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
 from rmqstore_wheel import engine
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.log import check_point, journal
+from rmqstore_wheel.log import check_point, consume_queues, journal
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.reclaim import reclaim
 from rmqstore_wheel.timers import index as timer_index, table as timer_table
@@ -53,6 +53,7 @@ def make_small(patch: Patch, sizes: Sizes = SIZES, *, slots: int = 256, roll_win
     # A record has to fit into a file, so a copy of the state is cut into many.
     patch.setattr(journal, "PIECE_BYTES", min(journal.PIECE_BYTES, sizes.log_file_bytes // 4))
     patch.setattr(timer_table, "PER_FILE", 16)
+    patch.setattr(consume_queues, "_LONG", 8)
     patch.setattr(timer_index, "SLOTS", slots)
     patch.setattr(timer_index, "WheelIndex", functools.partial(WheelIndex, roll_window=roll_window))
     patch.setattr(reclaim, "AGAIN_MS", again_ms)
@@ -68,6 +69,12 @@ def sound(patch: Patch) -> None:
 def syncs_no_file(patch: Patch) -> None:
     """What is written is never made durable, only names are."""
     patch.setattr(DiskFile, "sync", lambda self: None)
+
+
+def syncs_no_queue(patch: Patch) -> None:
+    """Check points vouch for files of queues that were never made durable."""
+    sync = DiskFile.sync
+    patch.setattr(DiskFile, "sync", lambda self: None if "consumequeue" in self.path.parts else sync(self))
 
 
 def syncs_no_names(patch: Patch) -> None:
@@ -98,7 +105,7 @@ def finds_no_slot(patch: Patch) -> None:
 
 
 BUILDS: Final[dict[str, Callable[[Patch], None]]] = {
-    each.__name__: each for each in (sound, syncs_no_file, syncs_no_names, renames_before_it_syncs, finds_no_slot)
+    each.__name__: each for each in (sound, syncs_no_file, syncs_no_queue, syncs_no_names, renames_before_it_syncs, finds_no_slot)
 }
 
 

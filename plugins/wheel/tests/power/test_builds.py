@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["syncs_no_file", "syncs_no_names", "finds_no_slot"])
+@pytest.mark.parametrize("name", ["syncs_no_file", "syncs_no_queue", "syncs_no_names", "finds_no_slot"])
 def test_power_losses_show_that_a_build_is_wrong(tmp_path: Path, name: str) -> None:
     with build(name):
         run = Run.of(tmp_path)

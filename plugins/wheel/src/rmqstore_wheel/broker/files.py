@@ -5,7 +5,8 @@ Written at every check point and at close (``StorePathConfigHelper``, ``BrokerPa
     config/consumerOffset.json      how far each group has read, by the rules of formats.config_files
     config/consumerOrderInfo.json   the un-acked run of every FIFO queue, by the same rules
     config/timercheck               how far the timers are; written in place
-    checkpoint                      store time of the last message, and of the last one in an index file; written in place
+    checkpoint                      store time of the last message, up to which queues are on disk, and of the last one in an index file;
+                                    written in place
 
 A file that would say the same again is left alone. What is written in place is not synced: what stands there after a power cut is older, or
 nothing, and a broker then only reads more of the log.
@@ -15,7 +16,8 @@ nothing, and a broker then only reads more of the log.
 - A FIFO run maps as far as RocketMQ has words for it: its first 64 messages, which are the bits that it has for acks, no attempt id (the
   engine keeps a hash), and one pop time, that of the latest pop; ends of leases that do not follow from it are told one by one.
 - ``timercheck`` says that the slots before the first one with a pending timer are done.
-- ``checkpoint`` says of the index files up to where they go, 0 when there are none.
+- ``checkpoint`` says of the index files up to where they go, 0 when there are none. Of queues whose units are in a check point, as their
+  files were not synced (``log.consume_queues``), it says when the first of these messages was stored: a broker reads the log from there.
 
 There is no ``config/timermetrics``: pending timers are not counted by topic, and brokers count again where there is none.
 """
@@ -36,7 +38,7 @@ from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_
 from rmqstore.errors import CorruptStoreError, StoreLockedError
 from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.formats import config_files
+from rmqstore_wheel.formats import commit_log as log_format, config_files
 from rmqstore_wheel.formats.check_points import REVIVE_GROUP
 from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, ConsumerOffsets, DataVersion, OrderInfo, TimerCheck
 from rmqstore_wheel.log.check_point import CheckPoint
@@ -141,8 +143,19 @@ class BrokerFiles(BrokerWriter):
             self._write_in_place(
                 self._config / config_files.TIMER_CHECK_FILE, config_files.encode_timer_check(check), config_files.TIMER_CHECK_BYTES
             )
-        times = _CHECK_POINT.pack(found.store_ms, found.store_ms, self._index.keys.last_ms, 0, 0)
+        times = _CHECK_POINT.pack(found.store_ms, self._queues_ms(found), self._index.keys.last_ms, 0, 0)
         self._write_in_place(self._root / CHECK_POINT, times, _CHECK_POINT_BYTES)
+
+    def _queues_ms(self, found: CheckPoint) -> int:
+        """Return the store time of the first message in the log whose unit may not be on disk; 0 when the log cannot be read there."""
+        log = self._ledger.log
+        places = [int.from_bytes(units[:8]) for _, _, stretches in found.unsynced for _, units in stretches]  # as a unit begins
+        if not places:
+            return found.store_ms
+        record = b""
+        with suppress(CorruptStoreError, OSError):
+            record = log.record(max(min(places), log.chain.first), log_format.MIN_BYTES)
+        return int.from_bytes(record[log_format.STORE_MS_AT : log_format.STORE_MS_AT + 8])
 
     # ------------------------------------------------------------ groups
 

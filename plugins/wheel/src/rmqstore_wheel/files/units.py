@@ -403,6 +403,15 @@ class UnitLog:
 
     # ------------------------------------------------------------ durability and the end
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether a sync changes units that a check point may vouch for."""
+        return bool(len(self._new_numbers))
+
+    def unsynced(self) -> list[tuple[int, bytes]]:
+        """Return the units that came behind those of the last sync, as (number of the first, units); between them nothing was written."""
+        return [(first, self._raw(first, behind - first).tobytes()) for first, behind in self.held(self._summed)]
+
     def sync(self) -> Sums:
         """Make everything durable; returns what a check point has to know."""
         if len(self._new_numbers):

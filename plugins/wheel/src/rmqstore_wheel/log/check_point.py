@@ -25,7 +25,10 @@ from rmqstore_wheel.files.units import Sums
 
 DIRECTORY: Final = "rmqstore"
 NAME: Final = "checkpoint"
-VERSION: Final = 2
+VERSION: Final = 3
+_READ: Final = (2, VERSION)
+"""Version 2 held no units of queues, as all of their files were synced for it."""
+
 _MAGIC: Final = b"RMQSCKPT"
 _HEAD: Final = struct.Struct("<8sIIQ")
 
@@ -81,10 +84,11 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     store_ms: the latest store time of a message.
     calls: how many calls were made so far; 0 for a store that was never written to.
     state: the maps, as (space, entries).
-    queues: how far every consume queue goes, as (topic, queue, sums).
+    queues: how far the files of every consume queue were synced, as (topic, queue, sums).
     cleared: messages that were removed from their queues, as (topic, queue, offsets).
     timers: what is known of the timers; None when nothing is.
     restart: where the last whole copy of the state begins in the log, -1 for none.
+    unsynced: the units of consume queues that come behind that, as (topic, queue, [(offset of the first, units)]).
     """
 
     offset: int = 0
@@ -97,6 +101,7 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     cleared: list[tuple[str, int, list[int]]] = []
     timers: TimerSection | None = None
     restart: int = -1
+    unsynced: list[tuple[str, int, list[tuple[int, bytes]]]] = []
 
 
 def write(disk: Disk, directory: Path, check_point: CheckPoint, *, keep_before: bool) -> None:
@@ -138,7 +143,7 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
     body = data[_HEAD.size : _HEAD.size + length]
     if magic != _MAGIC or len(body) != length or crc32(body) != crc:
         return None
-    if version != VERSION:
+    if version not in _READ:
         raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {VERSION}")
     try:
         return msgspec.msgpack.decode(body, type=CheckPoint)

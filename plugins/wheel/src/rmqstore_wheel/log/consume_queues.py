@@ -1,4 +1,20 @@
-"""``ConsumeQueues``: for every queue of a topic, where its messages are in the commit log (``ConsumeQueue``)."""
+"""``ConsumeQueues``: for every queue of a topic, where its messages are in the commit log (``ConsumeQueue``).
+
+A check point waits for no file of a queue, however many queues were written to since the last one. It says of each queue how far its
+files were synced, and holds the units behind that itself. Where that is much, files are synced for the next one, one a step of upkeep.
+
+Why no crash point loses or doubles a unit here. A check point says which units a queue has, and of these:
+
+- Those that it says were synced were on disk, with all names that lead to them, before it was written. Nothing changes them until the next
+  one is written: calls write behind them, and what they replace is in memory. For a check point that finds such units, or first files
+  that are to go, the queue is synced as part of it, with caches in doubt meanwhile (``files.units.RebuildReason``).
+- Those behind them are in the check point, whole or not at all. An open writes them over whatever a crash left of files and names, as
+  it does with those that it finds in the log behind the check point; a reader does so in memory. So what the files hold there is never
+  read before it was written again, and may be synced at any time, in any order, or never.
+
+A sync between two check points makes only more of the same bytes durable, which the next one says; and an open changes nothing that the
+check point says of files, so it may be cut short and begun again.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +35,48 @@ _SHARE_OF_DESCRIPTORS: Final = 8
 
 _FILL_BYTES: Final = 256 * 1024
 
+_LONG: Final = 1024
+"""A queue with so many units in a check point is synced behind it in any case, else they would be written again and again."""
+
 QueueName = tuple[str, int]
 """A topic and the number of one of its queues."""
+
+Stretches = list[tuple[int, bytes]]
+"""Units that follow one another, as (queue offset of the first, units)."""
 
 
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open.
 
+    Args:
+        most_unsynced_bytes: a check point holds no more units than that. Behind one that holds half of it, files are synced, the ones of
+            most units first.
+
     Attributes:
         dropped: names of queues whose files wait for the next check point.
+        due: names of queues that :meth:`sync_next` syncs, the next one at the end.
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, per_file: int, ask_rebuild: Callable[[RebuildReason], None], unit_log: type[UnitLog] = UnitLog
+        self,
+        disk: Disk,
+        directory: Path,
+        per_file: int,
+        ask_rebuild: Callable[[RebuildReason], None],
+        most_unsynced_bytes: int,
+        unit_log: type[UnitLog] = UnitLog,
     ) -> None:
         self._ask_rebuild = ask_rebuild
         self._unit_log = unit_log
         self._disk = disk
         self._directory = directory
         self._per_file = per_file
+        self._most_unsynced = most_unsynced_bytes // consume_queue.UNIT_BYTES
         self._logs: dict[QueueName, UnitLog] = {}
+        # How far files were synced, and units behind that with the next offset when they were read.
         self._sums: dict[QueueName, Sums] = {}
+        self._unsynced: dict[QueueName, tuple[int, Stretches]] = {}
+        self.due: list[QueueName] = []
         # Those that may have their files open, the one that was opened last at the end.
         self._recent: dict[QueueName, UnitLog] = {}
         self._most_open = min(_OPEN_QUEUES, share_of_descriptors(_SHARE_OF_DESCRIPTORS))
@@ -47,12 +84,18 @@ class ConsumeQueues:
         self._cleared: dict[QueueName, set[int]] = {}
         self.dropped: set[QueueName] = set()
 
-    def start(self, sums: Mapping[QueueName, Sums], cleared: Mapping[QueueName, Sequence[int]]) -> None:
-        """Begin with the queues that a check point vouches for; see ``UnitLog.start``."""
+    def start(
+        self, sums: Mapping[QueueName, Sums], unsynced: Mapping[QueueName, Stretches], cleared: Mapping[QueueName, Sequence[int]]
+    ) -> None:  # fmt: skip
+        """Begin with the queues that a check point vouches for, see ``UnitLog.start``, and the units that it holds itself."""
         self._sums = dict(sums)
         self._cleared = {name: set(offsets) for name, offsets in cleared.items()}
         for name in sums:
-            self.of(*name)
+            log = self.of(*name)
+            if stretches := unsynced.get(name):
+                numbers = [first + np.arange(len(units) // consume_queue.UNIT_BYTES) for first, units in stretches]
+                log.reserve(np.concatenate(numbers), np.frombuffer(b"".join(units for _, units in stretches), consume_queue.UNIT))()
+                self._unsynced[name] = log.count, stretches
 
     def _path_of(self, topic: str, queue: int) -> Path:
         return self._directory / consume_queue.directory_name(topic) / str(queue)
@@ -166,20 +209,60 @@ class ConsumeQueues:
         if log is not None:
             log.close()
         self._sums.pop((topic, queue), None)
+        self._unsynced.pop((topic, queue), None)
         self._trimmed.pop((topic, queue), None)
         self._cleared.pop((topic, queue), None)
         self._recent.pop((topic, queue), None)
         self.dropped.add((topic, queue))
 
-    def sync(self) -> dict[QueueName, Sums]:
-        """Make everything durable; returns what a check point has to know."""
+    def check_point(self) -> tuple[dict[QueueName, Sums], dict[QueueName, Stretches]]:
+        """Return how far the files of each queue were synced, and the units behind that: what a check point has to know."""
         for name, offset in self._trimmed.items():
             self.of(*name).trim(offset)
+        behind: dict[QueueName, int] = {}
         for name, log in self._logs.items():
-            self._sums[name] = log.sync()
+            known = self._sums.setdefault(name, Sums())
+            if log.is_rewritten or log.first != known.first:
+                self._sync(name)
+            elif log.count > known.count:
+                behind[name] = log.count - known.count
+        names, left = sorted(behind, key=behind.__getitem__), sum(behind.values())
+        while left > self._most_unsynced:
+            left -= behind[names[-1]]
+            self._sync(names.pop())
+        unsynced = {name: self._units_behind(name) for name in names}
+        # What is synced by the next check point is not written again by it.
+        first = len(names)
+        while first and (left > self._most_unsynced // 2 or behind[names[first - 1]] >= _LONG):
+            first -= 1
+            left -= behind[names[first]]
+        self.due = names[first:]
+        return dict(self._sums), unsynced
+
+    def sync_next(self) -> None:
+        """Sync a queue of which the last check point held much, if it is there and nothing but units behind the others came."""
+        name = self.due.pop()
+        log = self._logs.get(name)
+        if log is not None and not log.is_rewritten:
+            self._sync(name)
+
+    def _sync(self, name: QueueName) -> None:
+        log = self._logs[name]
+        self._sums[name] = log.sync()
+        self._unsynced.pop(name, None)
+        if name not in self._recent:
+            log.close()
+
+    def _units_behind(self, name: QueueName) -> Stretches:
+        """Return the units of a queue behind those that were synced; they are read when some came since the last look."""
+        log = self._logs[name]
+        count, stretches = self._unsynced.get(name, (0, []))
+        if count != log.count:
+            stretches = log.unsynced()
+            self._unsynced[name] = log.count, stretches
             if name not in self._recent:
                 log.close()
-        return dict(self._sums)
+        return stretches
 
     def release(self) -> None:
         """Remove the files of what was trimmed or dropped, once a durable check point says so."""

@@ -53,6 +53,9 @@ _SPARE: Final = "spare"
 _SPARE_PARTS: Final = 16
 """This part of a file of the log is set aside for what leads to room, but at least twice as much as the log sets aside at a time."""
 
+_SHARE_OF_SPARE: Final = 8
+"""So much of that may be filled by what a check point holds of queues, as a full disk takes it from there."""
+
 T = TypeVar("T")
 
 
@@ -481,13 +484,17 @@ class Ledger(CommittedKV):
         return True
 
     def _new_queues(self) -> ConsumeQueues:
-        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.ask_rebuild, self.unit_log)
+        most_unsynced = self.spare.size // _SHARE_OF_SPARE
+        return ConsumeQueues(
+            self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.ask_rebuild, most_unsynced, self.unit_log
+        )  # fmt: skip
 
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
         self.queues = self._new_queues()
         cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
-        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
+        unsynced = {(topic, queue): stretches for topic, queue, stretches in found.unsynced}
+        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, unsynced, cleared)
         self.state.clear()
         for space, entries in found.state:
             self.state.items[space].update(entries)
@@ -521,12 +528,18 @@ class Ledger(CommittedKV):
         return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
 
     def upkeep(self, now_ms: int) -> bool:
-        """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
+        """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one.
+
+        When none is due, a file of a queue is synced instead, as long as the last one held too much.
+        """
         try:
             if self.buffered is not None and self.buffered.is_due(now_ms):
                 self.write_back()
             if is_due := self.is_long() and not self.copying.locked():
                 self.make_check_point()
+            elif self.queues.due:
+                with self.translated():
+                    self.queues.sync_next()
             return is_due
         except StoreFullError:
             return False
@@ -541,7 +554,7 @@ class Ledger(CommittedKV):
         self.settle()
         with self.translated():
             section = self.timers.check_point()
-            queues = self.queues.sync()
+            queues, unsynced = self.queues.check_point()
             found = CheckPoint(
                 offset=self.log.tail,
                 epoch=self.epoch,
@@ -553,6 +566,7 @@ class Ledger(CommittedKV):
                 cleared=[(topic, queue, offsets) for (topic, queue), offsets in self.queues.cleared().items()],
                 timers=section,
                 restart=self.restart,
+                unsynced=[(topic, queue, stretches) for (topic, queue), stretches in unsynced.items()],
             )
             check_point.write(self.disk, self._own, found, keep_before=not self._rebuild_reasons)
             self.timers.release()

@@ -38,7 +38,7 @@ class ReadUnits(UnitLog):
                         self.chain.file(start)
         except (CorruptStoreError, OSError) as error:
             raise OutrunError(str(error)) from error
-        # By number, with room for all of their units: blocks that are written to, and the last ones that were read.
+        # By number: blocks that are written to, as far as they are, and the last ones that were read.
         self._own: dict[int, Rows] = {}
         self._recent: dict[int, Rows] = {}
 
@@ -60,13 +60,28 @@ class ReadUnits(UnitLog):
                 return
             blocks = numbers // BLOCK
             for block in np.unique(blocks).tolist():
-                if block not in self._own:
-                    self._own[block] = self._block(block).copy()
                 rows = np.flatnonzero(blocks == block)
-                self._own[block][numbers[rows] % BLOCK] = units[rows]
+                places = numbers[rows] % BLOCK
+                self._room_in(block, int(places[-1]) + 1)[places] = units[rows]
             self.count = max(self.count, int(numbers[-1]) + 1)
 
         return publish
+
+    def _room_in(self, block: int, behind: int) -> Rows:
+        """Return a block that is written to, up to place ``behind`` at least; of most queues few units come, so not all of it is kept."""
+        own = self._own.get(block)
+        if own is None:
+            own = self._block(block)[: max(behind, self.count - block * BLOCK)].copy()
+        elif len(own) < behind:
+            own = self._filled_up(own, min(max(behind, 2 * len(own)), BLOCK))
+        self._own[block] = own
+        return own
+
+    def _filled_up(self, units: Rows, count: int) -> Rows:
+        """Return units with what fills a block behind them, ``count`` in all."""
+        filled = np.repeat(self._fill, count)
+        filled[: len(units)] = units
+        return filled
 
     def write_ahead(self, data: Bytes, number: int | None = None) -> None:
         """Do nothing: no reader can see it."""
@@ -89,7 +104,10 @@ class ReadUnits(UnitLog):
 
     def _block(self, block: int) -> Rows:
         """Return a block, which its owner cannot change any more, with what fills it where the check point knows of no unit."""
-        known = self._own.get(block, self._recent.get(block))
+        own = self._own.get(block)
+        if own is not None:
+            return own if len(own) == BLOCK else self._filled_up(own, BLOCK)
+        known = self._recent.get(block)
         if known is not None:
             return known
         base = block * BLOCK

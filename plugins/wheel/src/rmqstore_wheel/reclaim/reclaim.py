@@ -114,7 +114,8 @@ class Reclaim:
         Each side does so when it is maintained, as a store may use the engine for timers alone, or for pops alone.
         """
         made, found = self._ledger.upkeep(now_ms), self.go_on(now_ms)
-        return UpkeepReport(beside.done + made + found.done, beside.more or found.more, beside.expired)
+        more = beside.more or found.more or bool(self._ledger.queues.due)
+        return UpkeepReport(beside.done + made + found.done, more, beside.expired)
 
     def go_on(self, now_ms: int) -> UpkeepReport:
         """Look at a slice, or copy one, if one is owed; what was done counts files that went.

@@ -170,23 +170,20 @@ class TimerRuns:
 
     def is_open(self, from_tick: int, until_ms: int, sealed: TimerCursor) -> bool:
         """Say whether a live put of ``from_tick`` <= tick <= ``until_ms`` is not sealed."""
-        at, stop = U64.pack(from_tick), U64.pack(until_ms + 1)
-        while page := self._kv.scan(TIMERS, at, stop, _PEEK_PAGE):
-            for key, value in page:
-                tick, first_seq = PAIR.unpack(key)
-                # One call's runs are sealed together, so the first record speaks for all of them.
-                if first_seq <= sealed.bound(tick):
-                    continue
-                if value[8:12] == ONE:
-                    return True
-                try:
-                    run = decode_run(value)
-                except DamagedRunError:
-                    return True
-                holes = self._holes_of([(key, value)])
-                if any((tick, first_seq + step) not in holes for step in run.deltas):
-                    return True
-            at = page[-1][0] + b"\x00"
+        for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), U64.pack(until_ms + 1), _PEEK_PAGE):
+            tick, first_seq = PAIR.unpack(key)
+            # One call's runs are sealed together, so the first record speaks for all of them.
+            if first_seq <= sealed.bound(tick):
+                continue
+            if value[8:12] == ONE:
+                return True
+            try:
+                run = decode_run(value)
+            except DamagedRunError:
+                return True
+            holes = self._holes_of([(key, value)])
+            if any((tick, first_seq + step) not in holes for step in run.deltas):
+                return True
         return False
 
     def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
@@ -330,7 +327,7 @@ class Removal:
     Attributes:
         delivered: (tick, seq, epoch) of the timers that go.
         deltas: how the number of pending timers changes, by minute of the due time.
-        ticks: those of which timers may have gone.
+        ticks: those of which timers may have gone; without any, there is nothing to write.
         kept_tick: tick of the first run that stays, of those that were looked at; None when none does.
         put_off_tick: earliest tick at which a damaged run that was covered stands from now on; None for none.
         damaged: a run that held an unknown number of timers is removed.
@@ -356,15 +353,12 @@ class Removal:
         self.put_off_tick: int | None = None
         self.damaged = False
 
-    def __bool__(self) -> bool:
-        """Say whether there is anything to write."""
-        return bool(self._stretches)
-
     def add_to(self, write: WriteBatch) -> None:
         """Add it all to a write, but for the counters."""
         for keys in self._stretches:
             write.delete_range(TIMERS, keys[0], keys[-1] + b"\x00", keys)
-        write.put_many(TIMERS, self._rest)
+        if self._rest:
+            write.put_many(TIMERS, self._rest)
         tombstones.put_delivered(write, self.delivered)
         if self._index:
             write.delete_many(TRACES, self._index)

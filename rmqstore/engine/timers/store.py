@@ -264,7 +264,7 @@ class OrderedTimers(TimerSide):
                 ends_within = corners[at + 1 : at + 2] != () and corners[at + 1][0] == tick - 1  # as of a batch that leaves something
                 kept_ticks: list[int] = []
                 for removal in self._runs.removals(self._low_tick, upto, corners[at], ends_within=ends_within):
-                    if removal:
+                    if removal.ticks:
                         self._write_removal(removal)
                     if removal.kept_tick is not None:
                         kept_ticks.append(removal.kept_tick)

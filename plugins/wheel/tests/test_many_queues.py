@@ -241,6 +241,15 @@ def test_a_deleted_topic_leaves_no_units(tmp_path: Path, synced: list[str]) -> N
     assert synced == []
 
 
+def test_an_open_behind_a_kill_makes_no_names_anew(stores: WheelStores, synced: list[str]) -> None:
+    """Of a queue that the check point does not know, four directories would be synced to remove its file, and four to make it again."""
+    store = stores.open()
+    _fill(store, "a")
+    with stores.killed(store) as again:
+        assert synced == []
+        assert _all_ids(again) == _all_ids(store)
+
+
 def test_a_reader_keeps_few_bytes_of_a_queue_with_few_units(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         _fill(store, "a")

@@ -140,6 +140,12 @@ class UnitLog:
             self._drop_files(begin, stop)
         self.chain.set_filled(max(end, self.chain.first))
 
+    def start_empty(self) -> None:
+        """Begin with nothing, whatever the files hold. The first one stays and is cleared, as the names of a new one take several syncs."""
+        self.chain.drop_from(self.chain.file_bytes)
+        self.chain.clear_from(0)
+        self.start(Sums())
+
     def _drop_files(self, begin: int, stop: int) -> None:
         """Remove files that the check point does not know: they were made after it."""
         self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)

@@ -120,9 +120,9 @@ class ConsumeQueues:
             if sums is None:
                 # Files of a queue of this name that is gone hold nothing any more.
                 self.dropped.discard(name)
-                log.chain.drop_from(0)
-                sums = Sums()
-            log.start(sums)
+                log.start_empty()
+            else:
+                log.start(sums)
             self._logs[name] = log
         if name not in self._recent:
             is_full = len(self._recent) >= self._most_open

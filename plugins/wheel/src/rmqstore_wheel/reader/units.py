@@ -42,6 +42,10 @@ class ReadUnits(UnitLog):
         self._own: dict[int, Rows] = {}
         self._recent: dict[int, Rows] = {}
 
+    def start_empty(self) -> None:
+        self.chain.starts = []
+        self.start(Sums())
+
     def _drop_files(self, begin: int, stop: int) -> None:
         """Look past files that the check point does not know, which are the owner's."""
         first, behind = begin * self.chain.file_bytes, stop * self.chain.file_bytes

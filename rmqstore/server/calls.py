@@ -164,6 +164,12 @@ _Part = TypeVar("_Part", bound=Part)
 class Passing(Store):
     """A store whose calls, and those of its parts, are made elsewhere: by :meth:`_pass`."""
 
+    _is_gone = False  # closed
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._is_gone
+
     def _pass(self, call: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Make a call, which has the name that it has on the wire."""
         raise NotImplementedError

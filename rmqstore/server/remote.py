@@ -41,7 +41,6 @@ class RemoteStore(Passing):
         self._pool = Pool(Address.parse(where, tls), token, tls)
         self._patience_s = patience_s_of(patience)
         self._lanes = Lanes()
-        self._is_gone = False
         self._path = self._path_told()
 
     def _path_told(self) -> Path:
@@ -119,10 +118,6 @@ class RemoteStore(Passing):
         self._stop_workers()
         self._is_gone = True
         self._pool.close()
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._is_gone
 
     def _check_open(self) -> None:
         if self._is_gone:

@@ -95,7 +95,6 @@ class SharedStore(Passing):
         self._lock = threading.RLock()
         self._mine: Store | None = None
         self._server: ServerThread | None = None
-        self._is_gone = False
         self._is_served = False
         self._missed_since_s: float | None = None
         self._missed_s = 0.0  # the last time
@@ -230,10 +229,6 @@ class SharedStore(Passing):
         finally:
             if self._home is not None:
                 self._home.close()
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._is_gone
 
     def _check_open(self) -> None:
         if self._is_gone:

@@ -132,11 +132,8 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         raise CorruptStoreError(f"{path} cannot be read: {error}", file=str(path)) from error
 
 
-def open_dump(path: Path, *, verify: bool = True) -> Dump:
+def open_dump(path: Path) -> Dump:
     """Open the dump in the directory ``path`` and check that every file is there and what it was.
-
-    Args:
-        verify: read every file for its checksum; without it only the sizes are compared.
 
     Raises:
         TransferError: there is no dump, or one that was interrupted.
@@ -169,19 +166,18 @@ def open_dump(path: Path, *, verify: bool = True) -> Dump:
     if not sound:
         raise CorruptStoreError(f"{file} is damaged: its checksum does not match", file=str(file))
     for entry in manifest.files:
-        check_file(path / entry.name, entry, verify=verify)
+        check_file(path / entry.name, entry)
     return Dump(path, manifest)
 
 
-def check_file(path: Path, entry: DumpFile, *, verify: bool) -> None:
+def check_file(path: Path, entry: DumpFile) -> None:
     """Compare a file with what the manifest says.
 
     Raises:
         CorruptStoreError: naming the file.
     """
     try:
-        size = path.stat().st_size
-        wrong = size != entry.bytes or (verify and sha256_of(path) != entry.sha256)
+        wrong = path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256
     except FileNotFoundError as error:
         raise CorruptStoreError(f"{path} is missing from the dump", file=str(path)) from error
     except OSError as error:
@@ -370,7 +366,7 @@ class _Writer:
             for line in lines[1:]:
                 self._needs = msgspec.convert(line.pop("needs"), Needs)
                 file = msgspec.convert(line, DumpFile)
-                check_file(self._path / file.name, file, verify=True)
+                check_file(self._path / file.name, file)
                 self._files.append(file)
         except (OSError, ValueError, KeyError, AttributeError):
             return False

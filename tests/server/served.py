@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
+
 import rmqstore
 from rmqstore import (
     ManualClock,
@@ -113,6 +115,13 @@ async def soon_async(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.002)
     raise AssertionError("it did not happen")
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and see that it is."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

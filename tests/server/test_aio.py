@@ -35,7 +35,7 @@ from rmqstore.server.wire import frame
 from rmqstore.store.receipts import PoppedMessages
 from rmqstore.transfer import migrate
 from tests.pairs import DURABLE_PAIRS
-from tests.server.served import ENGINE, NOW, Served, soon_async as soon, waiting
+from tests.server.served import ENGINE, NOW, Served, cancelled, soon_async as soon, waiting
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 MINUTE = timedelta(minutes=1)
@@ -91,9 +91,7 @@ async def test_a_hundred_sends_wait_without_a_thread_each(served: Served, store:
 async def test_a_cancelled_pop_ends_at_the_server(served: Served, store: AsyncStore) -> None:
     pop = asyncio.create_task(store.pop("t", "g", wait=MINUTE))
     await soon(lambda: waiting(served) == 1)
-    pop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await pop
+    await cancelled(pop)
     await soon(lambda: waiting(served) == 0)
     await store.send(NOW)
     assert len(await store.pop("t", "g")) == 1
@@ -105,9 +103,7 @@ async def test_what_a_cancelled_pop_had_leased_is_released(served: Served, call:
     pop = asyncio.create_task(getattr(store, call)("t", "g"))
     while not store._connection._asked:  # type: ignore[union-attr]
         await asyncio.sleep(0)
-    pop.cancel()  # it is on its way
-    with pytest.raises(asyncio.CancelledError):
-        await pop
+    await cancelled(pop)  # it is on its way
     await store.topics.list()  # behind it
     await soon(lambda: (lag := served.store.lag("t", "g")).in_flight == 0 and lag.ready + lag.retry == 3)
     assert [each.attempt for each in await store.pop("t", "g")] == [1, 1, 1]
@@ -241,9 +237,7 @@ async def test_a_cancelled_open_leaves_no_owner(tmp_path: Path, monkeypatch: pyt
 
     task = asyncio.create_task(using())
     await soon(begun.is_set)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     go.set()
     monkeypatch.undo()
     async with aio.open(tmp_path / "s", engine=ENGINE) as store:  # at the latest when the other one is opened and closed

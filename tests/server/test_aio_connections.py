@@ -19,7 +19,7 @@ from rmqstore.aio import AsyncStore, _Connection
 from rmqstore.server import requests
 from rmqstore.server.clients import Limits
 from rmqstore.server.wire import frame
-from tests.server.served import NOW, Served, let_turn, soon_async as soon, waiting
+from tests.server.served import NOW, Served, cancelled, let_turn, soon_async as soon, waiting
 from tests.server.test_aio import MINUTE
 
 # ---------------------------------------------------------------- calls that miss the server
@@ -60,9 +60,7 @@ async def test_a_cancelled_call_leaves_the_attempt_to_the_others(served: Served,
     store = aio.connect(f"unix:{served.socket}")
     first, second = (asyncio.create_task(store.topics.list()) for _ in range(2))
     await soon(lambda: bool(attempts))
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
+    await cancelled(first)
     attempts[0].set_result(None)
     assert await second == []
     assert len(attempts) == 1
@@ -172,9 +170,7 @@ async def test_an_attempt_that_has_a_name_is_left_to_its_caller(
     monkeypatch.setattr(requests.Underway, "pause_s", pause_s)
     pop = asyncio.create_task(store.pop("t", "g", attempt_id="mine"))
     await soon(reached.is_set)
-    pop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await pop
+    await cancelled(pop)
     assert len(await store.pop("t", "g", attempt_id="mine")) == 1
     assert served.store.lag("t", "g").in_flight == 1
 
@@ -187,9 +183,7 @@ async def test_what_a_cancelled_pop_had_leased_is_released_when_the_connection_b
     transport.pause_reading()  # its answer is on its way
     pop = asyncio.create_task(store.pop("t", "g"))
     await soon(lambda: served.store.lag("t", "g").in_flight == 1)
-    pop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await pop
+    await cancelled(pop)
     transport.abort()
     await soon(lambda: (lag := served.store.lag("t", "g")).in_flight == 0 and lag.ready + lag.retry == 1)
 

@@ -103,12 +103,14 @@ _FULL = """
 import logging, os, resource, sys, threading
 import rmqstore
 from rmqstore.server.serving import ServerThread
+from rmqstore.server.watching import Watch
 
 logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
 thread = ServerThread(store, lambda entrance: entrance.listen_unix(__import__("pathlib").Path(sys.argv[3])))
-print("ready", flush=True)
+watch = Watch(store)
+print(thread._done(watch.listen("127.0.0.1", 0)), flush=True)
 for line in sys.stdin:
     command = line.strip()
     if command == "take":
@@ -127,14 +129,16 @@ for line in sys.stdin:
     if command == "end":
         break
     print("done", flush=True)
+thread._done(watch.stop())
 thread.stop()
 store.close()
 """
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], list[str]]]]:
-    """A server in a process that may open 200 files; what tells it to do something returns what it has said meanwhile."""
+def full(tmp_path: Path) -> Iterator[tuple[Path, int, Callable[[str], list[str]]]]:
+    """A server, and the port for who watches it, in a process that may open 200 files; what tells it to do something returns what it said
+    meanwhile."""
     place = tmp_path / "socket"
     with subprocess.Popen(
         [sys.executable, "-c", _FULL, tmp_path / "store", ENGINE, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -150,14 +154,13 @@ def full(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], list[str]]]]:
                 said.append(line)
             return said
 
-        assert process.stdout.readline() == "ready\n"
-        yield place, tell
+        yield place, int(process.stdout.readline()), tell
         assert [each for each in tell("end") if "tries again" not in each] == []
         assert process.wait(30) == 0
 
 
-def test_a_thousand_connections_leave_the_store_its_files(full: tuple[Path, Callable[[str], list[str]]]) -> None:
-    place, tell = full
+def test_a_thousand_connections_leave_the_store_its_files(full: tuple[Path, int, Callable[[str], list[str]]]) -> None:
+    place, _, tell = full
     silent = []
     for _ in range(1000):
         silent.append(socket.socket(socket.AF_UNIX))
@@ -171,9 +174,12 @@ def test_a_thousand_connections_leave_the_store_its_files(full: tuple[Path, Call
         each.close()
 
 
-def test_who_comes_while_no_descriptor_is_left_is_let_in_later(full: tuple[Path, Callable[[str], list[str]]]) -> None:
-    place, tell = full
+def test_who_comes_while_no_descriptor_is_left_is_let_in_later(full: tuple[Path, int, Callable[[str], list[str]]]) -> None:
+    """Also who watches; the log tells of it once a second."""
+    place, port, tell = full
     tell("take")
+    watcher = socket.create_connection(("127.0.0.1", port), 10)
+    watcher.sendall(b"GET /health HTTP/1.1\r\n\r\n")
     coming = [socket.socket(socket.AF_UNIX) for _ in range(100)]
     for each in coming:
         each.connect(str(place))
@@ -181,8 +187,9 @@ def test_who_comes_while_no_descriptor_is_left_is_let_in_later(full: tuple[Path,
         each.settimeout(10)
     said = tell("free")
     assert all(unpack(_frame_from(each))[0] == 0 for each in coming[-30:])
-    assert len([*said, *tell("send")]) < 5
-    for each in coming:
+    assert watcher.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"
+    assert 2 <= len([*said, *tell("send")]) < 10
+    for each in (*coming, watcher):
         each.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,11 +21,6 @@ from rmqstore.server.watching import Watch
 
 MUCH = b"m" * (32 << 20)
 """A page that is more than the system buffers."""
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000_000)
 
 
 @pytest.fixture
@@ -181,46 +175,3 @@ async def test_who_does_not_read_its_answer_is_cut_off(store: Store, monkeypatch
         with suppress(ConnectionError):
             assert len(await reader.read()) < len(MUCH)
         await closed(writer)
-
-
-_FULL = """
-import asyncio, logging, os, resource, sys
-import rmqstore
-from rmqstore.server.watching import Watch
-
-async def main():
-    watch = Watch(store)
-    print(await watch.listen("127.0.0.1", 0), flush=True)
-    taken = []
-    try:
-        while True:
-            taken.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError:
-        pass
-    print("full", flush=True)
-    await asyncio.sleep(1.5)
-    for each in taken:
-        os.close(each)
-    await asyncio.to_thread(sys.stdin.read)
-    await watch.stop()
-
-logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-with rmqstore.open(sys.argv[1], engine="memory", services=False) as store:
-    asyncio.run(main())
-"""
-
-
-async def test_who_comes_while_no_descriptor_is_left_is_answered_later(tmp_path: Path) -> None:
-    """The log tells of it once a second."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _FULL, tmp_path / "store"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        assert process.stdout.readline() == "full\n"
-        assert (await said(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        said_meanwhile, _ = process.communicate()
-        assert process.returncode == 0
-        assert 1 <= len(said_meanwhile.splitlines()) <= 3

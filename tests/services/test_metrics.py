@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, patch
 
 import pytest
 
@@ -118,25 +120,15 @@ def test_what_a_tick_did_before_it_failed_is_counted(store: Store, told: Told, c
         assert told.calls()["tick", "IllegalArgumentError"] == 1
 
 
-def test_batches_before_one_that_failed_are_counted(
-    tmp_path: Path, told: Told, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_before_one_that_failed_are_counted(tmp_path: Path, told: Told, clock: ManualClock) -> None:
     with (
         rmqstore.open(tmp_path / "s", engine="memory", clock=clock, services=False, hand_over_limit=100) as store,
         observe(store, told.provider),
     ):
         store.send_batch([Message("t", b"x")] * 250, delay=MINUTE)
         clock.advance(90_000)
-        apply, calls = store._pops.apply, list[object]()
-
-        def third_fails(*given: Any) -> Any:
-            calls.append(given)
-            if len(calls) == 3:
-                raise StoreFullError("no room")
-            return apply(*given)
-
-        monkeypatch.setattr(store._pops, "apply", third_fails)
-        with pytest.raises(StoreFullError):
+        third_fails = chain(repeat(DEFAULT, 2), [StoreFullError("no room")])
+        with patch.object(store._pops, "apply", wraps=store._pops.apply, side_effect=third_fails), pytest.raises(StoreFullError):
             store.tick()
         assert told.value("rocketmq_timer_dequeue_total") == 200
         store.tick()
@@ -187,7 +179,7 @@ def test_groups_are_gauged(store: Store, told: Told, clock: ManualClock) -> None
         assert told.value("rocketmq_send_to_dlq_messages_total") == 3
 
 
-def test_calls_are_counted_once_with_their_outcome(store: Store, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_counted_once_with_their_outcome(store: Store, told: Told) -> None:
     with observe(store, told.provider):
         store.send(Message("t", b"x"), delay=MINUTE)
         store.cancel_key("t", "none")  # which calls cancel_keys
@@ -195,12 +187,7 @@ def test_calls_are_counted_once_with_their_outcome(store: Store, told: Told, mon
         store.tick()
         with pytest.raises(IllegalArgumentError):
             store.pop("t", "g", max_messages=0)
-
-        def full(*_: object) -> None:
-            raise StoreFullError("no room")
-
-        monkeypatch.setattr(store._timers, "put", full)
-        with pytest.raises(StoreFullError):
+        with patch.object(store._timers, "put", side_effect=StoreFullError("no room")), pytest.raises(StoreFullError):
             store.send(Message("t", b"x"), delay=MINUTE)
         assert told.calls() == {
             ("send", "success"): 1,

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -78,16 +79,9 @@ def test_a_subclass_may_close_in_its_own_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "step", "error"), [(Ticker, "start", RuntimeError("can't start new thread")), (Plugins, "notify_opened", KeyboardInterrupt())]
 )
-def test_an_open_that_fails_at_its_end_leaves_the_directory_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, error: BaseException
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, step, fail)
-        with pytest.raises(type(error)) as raised:
-            rmqstore.open(tmp_path / "s", engine=ENGINES[-1])
+def test_an_open_that_fails_at_its_end_leaves_the_directory_free(tmp_path: Path, owner: type, step: str, error: BaseException) -> None:
+    with patch.object(owner, step, side_effect=error), pytest.raises(type(error)) as raised:
+        rmqstore.open(tmp_path / "s", engine=ENGINES[-1])
     assert raised.value is error
     rmqstore.open(tmp_path / "s", engine=ENGINES[-1]).close()
 

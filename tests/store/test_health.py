@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -48,17 +49,11 @@ def test_groups_are_told_by_topic(store: Store) -> None:
     assert (group.group, group.topic, group.lag) == ("g", "t", store.lag("t", "g"))
 
 
-def test_a_tick_that_fails_is_told_until_one_goes_well(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_that_fails_is_told_until_one_goes_well(tmp_path: Path, clock: ManualClock) -> None:
     with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock) as store:
-        run = store._ticking.run
-
-        def full(*arguments: object, **named: object) -> None:
-            raise StoreFullError("no room")
-
-        monkeypatch.setattr(store._ticking, "run", full)
-        soon(lambda: not store.health().is_ready)
-        assert store.health().problems == ("the last tick failed, and is tried again: no room",)
-        monkeypatch.setattr(store._ticking, "run", run)
+        with patch.object(store._ticking, "run", side_effect=StoreFullError("no room")):
+            soon(lambda: not store.health().is_ready)
+            assert store.health().problems == ("the last tick failed, and is tried again: no room",)
         soon(lambda: store.health().is_ready)
     with pytest.raises(StoreClosedError):
         store.health()

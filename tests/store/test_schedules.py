@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -282,21 +283,14 @@ def test_a_step_is_bounded_by_its_bytes(store: Store, clock: ManualClock, monkey
     assert max(sizes) == 8 * 1024 * 1024 // 60_000
 
 
-def test_a_schedule_that_fails_keeps_no_pop_waiting_for_what_was_handed_over(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_that_fails_keeps_no_pop_waiting_for_what_was_handed_over(tmp_path: Path, clock: ManualClock) -> None:
     with rmqstore.open(tmp_path / "s", engine=ENGINES[0], clock=clock, services=False) as store, ThreadPoolExecutor(1) as threads:
         store.send(Message("t", b"handed over"), delay_ms=1000)
         store.schedules.put("s", timedelta(seconds=1), Message("other", b"x"))
         popped = threads.submit(store.pop, "t", "g", wait=timedelta(seconds=100))
         soon(lambda: bool(store._waits._waits))
         clock._now_ms += 2000  # without telling those who wait that it moved
-
-        def full(*arguments: object) -> None:
-            raise StoreFullError("no room")
-
-        monkeypatch.setattr(store._scheduler, "run", full)
-        with pytest.raises(StoreFullError):
+        with patch.object(store._scheduler, "run", side_effect=StoreFullError("no room")), pytest.raises(StoreFullError):
             store.tick()
         assert [each.body for each in popped.result(10)] == [b"handed over"]
 

@@ -6,9 +6,9 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -103,26 +103,18 @@ store.send(rmqstore.Message("t", b"x"), delay=rmqstore_delay)
         (StorePoisonedError("a sync failed"), "a sync failed"),
     ],
 )
-def test_of_two_errors_of_a_tick_the_worse_one_is_told_with_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_upkeep: RmqstoreError, told: str
-) -> None:
+def test_of_two_errors_of_a_tick_the_worse_one_is_told_with_the_other(tmp_path: Path, of_upkeep: RmqstoreError, told: str) -> None:
     """The first one, unless upkeep says more than that there is no room."""
-
-    def failing(error: Exception) -> Callable[..., None]:
-        def fail(*arguments: object) -> None:
-            raise error
-
-        return fail
-
     clock = ManualClock(1_700_000_000_000)
     with rmqstore.open(tmp_path / "s", engine=ENGINES[0], services=False, clock=clock) as store:
         store.send(Message("t", b"x"), delay=timedelta(seconds=1))
         clock.advance(1000)
-        with monkeypatch.context() as patch:
-            patch.setattr(store.engine.pops, "apply", failing(StoreFullError("no room for messages")))
-            patch.setattr(store.engine.pops, "maintain", failing(of_upkeep))
-            with pytest.raises(type(of_upkeep), match=told) as raised:
-                store._ticking.run(clock.now_ms(), always=True)
+        with (
+            patch.object(store.engine.pops, "apply", side_effect=StoreFullError("no room for messages")),
+            patch.object(store.engine.pops, "maintain", side_effect=of_upkeep),
+            pytest.raises(type(of_upkeep), match=told) as raised,
+        ):
+            store._ticking.run(clock.now_ms(), always=True)
         (note,) = raised.value.__notes__
         assert {told, note.partition(": ")[2]} == {"no room for messages", str(of_upkeep)}
         assert store.tick().handed_over == 1

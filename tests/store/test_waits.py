@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec import structs
@@ -156,13 +157,9 @@ def test_what_is_loaded_wakes_who_waits(store: Store, clock: ManualClock) -> Non
     assert waiting.result() == ["loaded"]
 
 
-def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: OwnedEngines) -> None:
-        raise OSError("the disk is gone")
-
+def test_a_close_that_fails_ends_every_wait(store: Store) -> None:
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    monkeypatch.setattr(OwnedEngines, "close", fail)
-    with pytest.raises(OSError, match="the disk is gone"):
+    with patch.object(OwnedEngines, "close", side_effect=OSError("the disk is gone")), pytest.raises(OSError, match="the disk is gone"):
         store.close()
     assert waiting.result() == ["closed"]
 

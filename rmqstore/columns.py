@@ -19,6 +19,30 @@ def pieces_of(data: Any, bounds: _Ints) -> pa.Array:
     return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
+def numbers_column(numbers: _Ints) -> pa.Array:
+    """Lay a column over numbers.
+
+    ``pa.array``, ``pa.scalar`` and ``to_numpy`` import pandas with the first of them, where it is installed: a second or more, for which no
+    call holds a lock.
+    """
+    return pa.Array.from_buffers(pa.from_numpy_dtype(numbers.dtype), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+
+
+def codes_of(column: pa.DictionaryArray) -> _Ints:
+    """Return which value of the dictionary each row of a column has that was just encoded, none of them null."""
+    return np.frombuffer(column.indices.buffers()[1], np.int32, len(column))
+
+
+def nulls_of(column: pa.Array) -> _Ints:
+    """Return which rows of a column are null; :func:`numbers_column` says why not by ``to_numpy``."""
+    valid = column.buffers()[0] if column.null_count else None
+    if valid is None:
+        return np.zeros(len(column), np.bool_)
+    bits = np.unpackbits(np.frombuffer(valid, np.uint8), count=column.offset + len(column), bitorder="little")
+    found: _Ints = bits[column.offset :] == 0
+    return found
+
+
 def spread(values: Sequence[Any], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
     """Return a column with each value so many times, one behind the other."""
     if len(values) == 1:

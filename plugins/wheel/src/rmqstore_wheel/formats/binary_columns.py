@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.columns import INT32_MAX, bytes_of, lengths_of, offsets_of, pieces_of
+from rmqstore.columns import INT32_MAX, bytes_of, lengths_of, numbers_column, offsets_of, pieces_of
 from rmqstore.late import pa, pc
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -40,15 +40,15 @@ def fixed_column(blocks: Octets | Rows) -> pa.Array:
 def stretches_of(data: Bytes | Octets, starts: Ints, ends: Ints) -> pa.Array:
     """Return a binary column of copies of stretches of ``data``, of which two are the same or do not overlap."""
     if not len(starts):
-        return pa.array([], pa.binary())
+        return pieces_of(b"", np.zeros(1, np.int32))
     order = np.argsort(starts, kind="stable")
     pieces = pieces_of(data, np.stack((starts[order], ends[order]), axis=1).reshape(-1))
-    return pieces.take(pa.array(2 * np.argsort(order, kind="stable"))).cast(pa.binary())
+    return pieces.take(numbers_column(2 * np.argsort(order, kind="stable"))).cast(pa.binary())
 
 
 def taken(pieces: pa.Array, picks: Ints) -> Octets:
     """Return the picked pieces one behind the other, to be written to."""
-    column = pieces.take(pa.array(picks.reshape(-1)))
+    column = pieces.take(numbers_column(picks.reshape(-1)))
     out = np.frombuffer(column.buffers()[2], np.uint8)[: int(offsets_of(column)[-1])]
     return out if out.flags.writeable else out.copy()
 
@@ -138,16 +138,21 @@ def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int) -> Octe
     if len(merged) == 1 and run:
         return merged[0]  # type: ignore[no-any-return]
     kind = pa.large_binary() if total_bytes > INT32_MAX else pa.binary()
-    joined = pc.binary_join_element_wise(*[_argument(part, rows, kind) for part in merged], pa.scalar(b"", kind))
+    joined = pc.binary_join_element_wise(*[_argument(part, rows, kind) for part in merged], _scalar(b"", kind))
     data = np.frombuffer(joined.buffers()[2], np.uint8)[:total_bytes]
     return data if data.flags.writeable else data.copy()
 
 
 def _argument(part: Any, rows: int, kind: pa.DataType) -> Any:
     if isinstance(part, bytes):
-        return pa.scalar(part, kind)
+        return _scalar(part, kind)
     column = fixed_column(part.view(f"V{len(part) // rows}")) if isinstance(part, np.ndarray) else part
     return column if column.type == kind else column.cast(kind)
+
+
+def _scalar(data: bytes, kind: pa.DataType) -> pa.Scalar:
+    """Return one value of a binary type; ``numbers_column`` says why not by ``pa.scalar``."""
+    return pieces_of(data, np.array([0, len(data)])).cast(kind)[0]
 
 
 def _side_by_side(parts: list[Measured], rows: int) -> Octets:

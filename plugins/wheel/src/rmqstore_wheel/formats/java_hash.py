@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rmqstore.late import pa, pc
+from rmqstore.columns import nulls_of
+from rmqstore.late import pa
 from rmqstore_wheel.formats.binary_columns import Octets
 
 
@@ -25,7 +26,9 @@ def java_hash(text: str) -> int:
 def java_hashes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the hash of every text of a string (or UTF-8 binary) column; 0 for nulls and empty texts."""
     if column.null_count:
-        column = pc.fill_null(column, pa.scalar("", column.type))
+        hashes = np.zeros(len(column), np.int32)
+        hashes[~nulls_of(column)] = java_hashes(column.drop_null())
+        return hashes
     if not len(column):
         return np.zeros(0, np.int32)
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)

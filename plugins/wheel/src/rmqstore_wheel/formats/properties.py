@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from rmqstore.batch import map_parts
-from rmqstore.columns import constant_of, offsets_of
+from rmqstore.columns import codes_of, constant_of, numbers_column, offsets_of
 from rmqstore.late import pa, pc, schemas
 from rmqstore.message import OWN_PROPERTY_PREFIX, REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
 from rmqstore_wheel.formats.binary_columns import Ints, Octets, Piece, Rows, block_cells, cells
@@ -247,11 +247,12 @@ class Properties(msgspec.Struct):
             return pa.nulls(self.row_count, pa.string())
         at = self.names.index(name)
         if self.is_regular:
-            return self.values.take(pa.array((np.arange(self.row_count) * len(self.names) + at) * self.step))
+            return self.values.take(numbers_column((np.arange(self.row_count) * len(self.names) + at) * self.step))
         mine = np.flatnonzero(self.ids == at)
-        picked = np.full(self.row_count, -1, np.int64)
-        picked[self.rows[mine]] = mine * self.step
-        return self.values.take(pa.array(picked, mask=picked < 0))
+        picked, there = np.zeros(self.row_count, np.int64), np.zeros(self.row_count, np.uint8)
+        picked[self.rows[mine]], there[self.rows[mine]] = mine * self.step, 1
+        places = [pa.py_buffer(np.packbits(there, bitorder="little")), pa.py_buffer(picked)]
+        return self.values.take(pa.Array.from_buffers(pa.int64(), self.row_count, places))
 
     def visible(self) -> pa.Array:
         """Return the properties that a user sees as a map column, null where a row has none."""
@@ -305,8 +306,8 @@ def _decode_well_formed(texts: pa.Array) -> Properties | None:
     names = _regular_names(found, rows)
     if names is not None:
         return Properties(names, _NONE, _NONE, values, rows, _STEP, is_regular=True)
-    coded = pieces.take(pa.array(np.arange(0, len(pieces), _STEP))).dictionary_encode()
-    names, ids = coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
+    coded = pieces.take(numbers_column(np.arange(0, len(pieces), _STEP))).dictionary_encode()
+    names, ids = coded.dictionary.to_pylist(), codes_of(coded).astype(np.int64)
     owners = np.searchsorted(found.offsets[1:], found.starts, side="right")
     if np.bincount(owners * len(names) + ids).max() > 1:  # a name stands twice in a row
         return None

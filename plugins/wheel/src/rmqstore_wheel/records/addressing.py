@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rmqstore.columns import lengths_of, pieces_of
-from rmqstore.late import pa
+from rmqstore.columns import lengths_of, numbers_column, pieces_of
 from rmqstore_wheel.formats import commit_log as log, properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, Octets, cells, join_columns, matrix_at, measure, stretches_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
@@ -172,7 +171,7 @@ def _put_together(data: Octets, starts: Ints, behind: Ints, kinds: list[Kind], a
         bounds.append(at + width * np.arange(count + 1))
         picks[kind.rows] = number + np.arange(count)
         at, number = at + width * count, number + count + 1
-    tails = pieces_of(np.concatenate(pool), np.concatenate(bounds)).take(pa.array(picks))
+    tails = pieces_of(np.concatenate(pool), np.concatenate(bounds)).take(numbers_column(picks))
     sizes = behind - starts + lengths_of(tails)
     parts = [measure(stretches_of(data, starts, behind)), measure(tails)]
     return Encoded(join_columns(parts, len(starts), int(sizes.sum())), np.cumsum(sizes) - sizes, sizes)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from rmqstore.batch import MessageBatch
-from rmqstore.columns import pieces_of
+from rmqstore.columns import codes_of, pieces_of
 from rmqstore.engine.records import Delivery
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.late import pa, pc, schemas
@@ -366,7 +366,7 @@ class LogRecords(Sequence[bytes]):
         coded = pieces_of(data, np.stack((first, last), axis=1).reshape(-1))[::2].dictionary_encode()
         topics = coded.dictionary.to_pylist()
         if not any(topic in _WAITING for topic in topics):
-            return Routes(topics, coded.indices.to_numpy(), _queue_ids(self.encoded))
+            return Routes(topics, codes_of(coded), _queue_ids(self.encoded))
         routes = [route_of(record) for record in self.records]
         places: dict[bytes, int] = {}
         numbers = [places.setdefault(topic, len(places)) for topic, _ in routes]

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from rmqstore.batch import MessageBatch
+from rmqstore.columns import numbers_column
 from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
 from rmqstore.late import pa
@@ -29,6 +30,7 @@ from rmqstore_wheel.records.addressing import for_delivery
 from rmqstore_wheel.records.message_records import LogRecords, as_delivered
 from rmqstore_wheel.records.parts import text_of, text_places, value_in
 
+_NO_ROWS: Final = np.zeros(0, np.int64)
 _FEW: Final = 8
 """So few messages are read one by one."""
 
@@ -107,7 +109,7 @@ class Fetcher:
             pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
         if len(pieces) == 1:
             return pieces[0]
-        back = pa.array(np.argsort(np.concatenate(places), kind="stable"))
+        back = numbers_column(np.argsort(np.concatenate(places), kind="stable"))
         return {name: pa.concat_arrays([piece[name] for piece in pieces]).take(back) for name in pieces[0]}
 
     def _damage(self, seq: int) -> CorruptStoreError:
@@ -132,14 +134,15 @@ class Fetcher:
     def property_column(self, seqs: Ints) -> pa.Array:
         once, places = np.unique(seqs, return_inverse=True)
         offsets, sizes = self._locate(once)
-        columns = [pa.array([], pa.binary())]
-        rows_of = [np.zeros(0, np.int64)]
+        columns = [stretches_of(b"", _NO_ROWS, _NO_ROWS)]
+        rows_of = [_NO_ROWS]
         for rows, (data, starts, sound) in self._gathered(once, offsets, sizes):
             good, bad = rows[sound], rows[~sound]
             rows_of += [good, bad]
             columns.append(stretches_of(data, text_places(data, starts[sound]), starts[sound] + sizes[good]))
-            columns.append(pa.array(map(self.properties, once[bad].tolist()), pa.binary()))
-        return pa.concat_arrays(columns).take(pa.array(np.argsort(np.concatenate(rows_of))[places]))
+            if len(bad):
+                columns.append(pa.array(map(self.properties, once[bad].tolist()), pa.binary()))
+        return pa.concat_arrays(columns).take(numbers_column(np.argsort(np.concatenate(rows_of))[places]))
 
     def seqs_at(self, offsets: Sequence[int]) -> list[int]:
         """Return the seq of the timer whose message is at each of some offsets of the log; 0 where none is that anything is known of.

@@ -36,7 +36,7 @@ from rmqstore_wheel.timers.table import CANCEL, COPY, TIMER
 SEQ: Final = "RMQS_SEQ"
 RECALL_TAG: Final = "_RECALL_TAG_"
 _RECALL_BODY: Final = b"0"
-_BY_ROW: Final = 48
+BY_ROW: Final = 48
 """So few messages are encoded one by one."""
 
 _FORM: Final = Form(WHEEL_TOPIC.encode())
@@ -64,7 +64,7 @@ class EncodedTimers(msgspec.Struct):
 
 def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> EncodedTimers:
     """Return a batch as timers that are put at ``now_ms``."""
-    if not batch.has_columns and len(batch) <= _BY_ROW:
+    if not batch.has_columns and len(batch) <= BY_ROW:
         return _encode_rows([each for each in batch.messages if isinstance(each, Message)], now_ms, precision_ms)
     columns = batch.columns
     delivers = deliver_times(batch)

@@ -60,7 +60,7 @@ from rmqstore_wheel.timers.answers import Ending, PendingTimers, TimerAnswers, d
 from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
-from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
+from rmqstore_wheel.timers.records import BY_ROW, deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 from rmqstore_wheel.timers.table import TIMER, Due, joined
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ class WheelTimers(TimerSide):
         if marks != ():
             check_marks(marks)
         count = len(batch)
+        if count > BY_ROW:
+            batch.columns  # noqa: B018 - without the lock: it takes long, and the first time it imports pandas, where that is installed
         with self._lock, self._call:
             if marks and (answer := find_mark(self._ledger, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(self._ledger.position)

@@ -337,15 +337,14 @@ class PopState:
         self.gaps: dict[tuple[int, int], list[Gap]] = _load_gaps(kv)
         self.fifo: dict[GroupQueue, FifoRun] = load_fifo(kv)
         self.running: dict[GroupQueue, dict[bytes, int]] = {}
-        self.backing_off: dict[GroupQueue, set[bytes]] = {}
+        self.backing_off: dict[GroupQueue, dict[bytes, int]] = {}
         for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
             lease_key = key[1 + U64.size :]
             self.note_running(lease_key, LEASE_KEY.unpack(lease_key)[3], waits=bool(wait))
         self.gone: dict[str, Left] = {}
         # The names of deleted topics, of which something is left (``administration``), by the ids that they had.
         self.set_aside({topic_id: name for name, topic_id in _table(kv, GONE, bytes.decode, _number_of).items()})
-        stored = kv.get(META, NEXT_ID_KEY)
-        self.next_id = int.from_bytes(stored, "big") if stored else 1
+        self.next_id = int.from_bytes(kv.get(META, NEXT_ID_KEY) or b"\1", "big")
         self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")
         if before is not None:
             self._pop_after(before)
@@ -363,18 +362,13 @@ class PopState:
     def note_running(self, lease_key: bytes, first: int | None, *, waits: bool = False) -> None:
         """Note that a check point has running leases from offset ``first`` on, one that is a wait if it ``waits``; None: it has none."""
         reader = GroupQueue(*LEASE_KEY.unpack(lease_key)[:3])
-        if first is not None and waits:
-            self.backing_off.setdefault(reader, set()).add(lease_key)
-        elif first is None and (waiting := self.backing_off.get(reader)) is not None:
-            waiting.discard(lease_key)
-            if not waiting:
-                del self.backing_off[reader]
-        if first is not None:
-            self.running.setdefault(reader, {})[lease_key] = first
-        elif (firsts := self.running.get(reader)) is not None:
-            firsts.pop(lease_key, None)
-            if not firsts:
-                del self.running[reader]
+        for table in (self.running, self.backing_off) if waits or first is None else (self.running,):
+            if first is not None:
+                table.setdefault(reader, {})[lease_key] = first
+            elif (firsts := table.get(reader)) is not None:
+                firsts.pop(lease_key, None)
+                if not firsts:
+                    del table[reader]
 
     def register(self, group_id: int, topic_id: int, how: Registered) -> None:
         """Note how a group pops a topic."""

@@ -110,7 +110,8 @@ class Transaction:
         self._fifo: dict[GroupQueue, FifoRun] = {}
         self._parked: set[tuple[int, int, int]] = set()
         self._leases: dict[bytes, Lease | None] = {}
-        self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
+        # Check points of which leases are given or end, and whether this call gave them.
+        self._touched: dict[bytes, tuple[Lease, bool]] = {}
         self._next_id = state.next_id
         self._pop_floor_ms = 0
         self._afterwards: list[Callable[[PopState], None]] = []
@@ -376,14 +377,13 @@ class Transaction:
         ends_ms, states, granter = self.now_ms + invisible_ms, bytearray(count), self.options.store_tag
         lease = Lease(key, ends_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, states, first_pop_ms, granter)
         self._leases[key] = lease
-        self._touched[key] = (lease, 0, True)
+        self._touched[key] = (lease, True)
         self._progress[reader] = Progress(progress.next_offset if next_offset is None else next_offset, pop_ms, progress.in_flight + count)
         return lease
 
     def end(self, lease: Lease, indexes: Sequence[int], state: int) -> None:
-        """End the leases of some messages of one check point."""
-        if lease.key not in self._touched:
-            self._touched[lease.key] = (lease, lease.states.count(LEASED), False)
+        """End the running leases of some messages of one check point."""
+        self._touched.setdefault(lease.key, (lease, False))
         for index in indexes:
             lease.states[index] = state
         group_id, topic_id, queue, _, _ = LEASE_KEY.unpack(lease.key)
@@ -398,20 +398,18 @@ class Transaction:
     def _write_leases(self) -> None:
         puts: list[tuple[bytes, bytes]] = []
         deletes = []
-        for key, (lease, live_before, is_new) in self._touched.items():
-            live = LEASED in lease.states
-            if not live:
+        for key, (lease, is_new) in self._touched.items():
+            expiry = EXPIRY + U64.pack(lease.expiry_ms) + key
+            if LEASED not in lease.states:
                 # By now the message says it, where it matters.
                 lease.reason = ""
-            puts.append((LEASE + key, lease.encode()))
-            expiry = EXPIRY + U64.pack(lease.expiry_ms) + key
-            if live and is_new:
-                puts.append((expiry, b"\1" if lease.is_backing_off else b""))
-            elif not live and (live_before or is_new):
                 if not is_new:
                     deletes.append(expiry)
                 keep_until = max(lease.expiry_ms, self.now_ms) + self.options.outcome_memory_ms
                 puts.append((PURGE + U64.pack(keep_until) + LEASE + key, b""))
+            elif is_new:
+                puts.append((expiry, b"\1" if lease.is_backing_off else b""))
+            puts.append((LEASE + key, lease.encode()))
         puts.sort()
         self.write.put_many(LEASES, puts)
         if deletes:
@@ -434,14 +432,14 @@ class Transaction:
 
     def granted(self) -> list[bytes]:
         """Return the keys of the leases that this call gave."""
-        return [key for key, (_, _, is_new) in self._touched.items() if is_new]
+        return [key for key, (_, is_new) in self._touched.items() if is_new]
 
     def _only_leases(self) -> bool:
         """Whether this gives leases and moves offsets of groups, and nothing else: so that all other answers are true without it."""
         others = (self._topics, self._groups, self._registered, self._dead, self._kept, self._gaps)
         return (
             not any(others)
-            and all(is_new for _, _, is_new in self._touched.values())
+            and all(is_new for _, is_new in self._touched.values())
             and self._progress.keys() <= self._state.all_progress.keys()
         )
 
@@ -504,10 +502,9 @@ class Transaction:
                 self._state.fifo[reader] = run
             else:
                 self._state.fifo.pop(reader, None)
-        for key, (lease, live_before, is_new) in self._touched.items():
+        for key, (lease, _) in self._touched.items():
             at = lease.states.find(LEASED)
-            if at >= 0 or live_before or is_new:
-                self._state.note_running(key, lease.offsets[at] if at >= 0 else None, waits=lease.is_backing_off)
+            self._state.note_running(key, lease.offsets[at] if at >= 0 else None, waits=lease.is_backing_off)
 
 
 def origin_topic(group: str, topic: str) -> str:

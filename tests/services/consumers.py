@@ -119,13 +119,6 @@ def nothing_left(store: Store, topic: str = "t", group: str = "g") -> bool:
     return lag.ready + lag.in_flight + lag.retry == 0
 
 
-def raising(error: BaseException) -> Any:
-    def fail(*arguments: Any, **named: Any) -> None:
-        raise error
-
-    return fail
-
-
 def lose_answer(served: Served, call: str, meanwhile: Callable[[], object] = lambda: None) -> threading.Event:
     """Let a connection break when the next call of this name is done; what this returns is set then."""
     server, lost = served.thread._server, threading.Event()

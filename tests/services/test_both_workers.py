@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from itertools import chain, repeat
+from unittest.mock import DEFAULT, Mock, patch
 
 import pytest
 
 from rmqstore import AckOutcome, Message, PoppedMessage, Reject, Retry, RmqstoreError, StoreFullError, StoreUnavailableError
 from tests.server.served import Served, soon
-from tests.services.consumers import Consumers, Gate, Handled, bodies, lose_answer, nothing_left, raising
+from tests.services.consumers import Consumers, Gate, Handled, bodies, lose_answer, nothing_left
 
 MINUTE = timedelta(minutes=1)
 
@@ -238,13 +240,13 @@ def test_a_worker_that_stood_still_begins_on_nothing_that_others_have(
 
 
 def test_a_worker_that_cannot_ask_whether_it_still_has_messages_leaves_them(
-    served: Served, consume: Consumers, asleep_s: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served, consume: Consumers, asleep_s: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
     served.store.send_batch(bodies(3))
     handled = Handled(gate)
-    monkeypatch.setattr(served.store._pops, "change_invisible", raising(StoreFullError("no room")))
-    with consume(handled, invisible=MINUTE) as worker:
+    no_room = patch.object(served.store._pops, "change_invisible", side_effect=StoreFullError("no room"))
+    with no_room, consume(handled, invisible=MINUTE) as worker:
         gate.wait_for_begin()
         asleep_s[0] = 61
         gate.go_on.set()
@@ -257,20 +259,11 @@ def test_a_worker_that_cannot_ask_whether_it_still_has_messages_leaves_them(
     assert served.store.tick().retried == 2
 
 
-def test_a_full_disk_is_waited_for(
-    served: Served, consume: Consumers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_waited_for(served: Served, consume: Consumers, caplog: pytest.LogCaptureFixture) -> None:
     served.store.send_batch(bodies(1))
-    pop, failures = served.store._pops.pop, [StoreFullError("no room")] * 2
-
-    def pop_at_last(*arguments: object) -> object:
-        if failures:
-            raise failures.pop()
-        return pop(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(served.store._pops, "pop", pop_at_last)
-    handled = Handled()
-    with consume(handled) as worker:
+    pops, handled = served.store._pops, Handled()
+    at_last = chain(repeat(StoreFullError("no room"), 2), repeat(DEFAULT))
+    with patch.object(pops, "pop", wraps=pops.pop, side_effect=at_last), consume(handled) as worker:
         soon(handled.seen(1))
         assert worker.failure is None
     for pause in ("0.1 s", "0.2 s"):
@@ -284,7 +277,7 @@ class Stopped(BaseException):
 @pytest.mark.parametrize("error", [SystemExit(3), Stopped(3)])
 def test_a_handler_that_exits_ends_the_worker_and_says_so(served: Served, consume: Consumers, error: BaseException) -> None:
     served.store.send_batch(bodies(3))
-    worker = consume(raising(error))
+    worker = consume(Mock(side_effect=error))
     soon(lambda: worker.failure is not None)
     with pytest.raises(RmqstoreError, match=f"ended its worker by {type(error).__name__}: 3"):
         worker.stop()

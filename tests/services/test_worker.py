@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock, patch
 
 import pytest
 
@@ -32,7 +33,7 @@ from rmqstore import (
 )
 from tests.pairs import ENGINES
 from tests.server.served import soon
-from tests.services.consumers import Gate, Handled, bodies, nothing_left, raising
+from tests.services.consumers import Gate, Handled, bodies, nothing_left
 
 MINUTE = timedelta(minutes=1)
 
@@ -103,7 +104,7 @@ def test_where_no_clock_counts_the_time_asleep_the_one_that_is_there_is_asked() 
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_a_message_whose_failure_cannot_be_told_comes_again(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_whose_failure_cannot_be_told_comes_again(store: Store, clock: ManualClock) -> None:
     """The rest of its batch is handled, and its own lease ends by itself."""
 
     def fail(message: PoppedMessage) -> None:
@@ -112,8 +113,8 @@ def test_a_message_whose_failure_cannot_be_told_comes_again(store: Store, clock:
 
     store.send_batch(bodies(5))
     handled = Handled(fail)
-    monkeypatch.setattr(store, "retry_later", raising(StoreFullError("no room")))
-    with store.consume("t", "g", handled) as worker:
+    no_room = patch.object(store, "retry_later", side_effect=StoreFullError("no room"))
+    with no_room, store.consume("t", "g", handled) as worker:
         soon(handled.seen(5))
         soon(lambda: store.lag("t", "g").in_flight == 1)
     assert worker.stats.done == 4
@@ -121,17 +122,10 @@ def test_a_message_whose_failure_cannot_be_told_comes_again(store: Store, clock:
     assert store.tick().retried == 1
 
 
-def test_a_failure_is_told_at_the_second_try(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    retry_later, failures = store.retry_later, [StoreFullError("no room")]
-
-    def second(*arguments: Any, **named: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return retry_later(*arguments, **named)
-
-    monkeypatch.setattr(store, "retry_later", second)
+def test_a_failure_is_told_at_the_second_try(store: Store) -> None:
     store.send_batch(bodies(1))
-    with store.consume("t", "g", raising(KeyError("x"))) as worker:
+    at_last = patch.object(store, "retry_later", wraps=store.retry_later, side_effect=[StoreFullError("no room"), DEFAULT])
+    with at_last, store.consume("t", "g", Mock(side_effect=KeyError("x"))) as worker:
         soon(lambda: worker.stats.retried == 1)
     assert store.leases("t", "g")[0].reason.startswith("KeyError: 'x'")
 
@@ -142,7 +136,7 @@ def test_an_error_without_a_text(store: Store) -> None:
             raise RuntimeError
 
     store.send_batch(bodies(1))
-    with store.consume("t", "g", raising(MuteError())) as worker:
+    with store.consume("t", "g", Mock(side_effect=MuteError())) as worker:
         soon(lambda: worker.stats.retried == 1)
     assert store.leases("t", "g")[0].reason.startswith("MuteError: an error that has no text")
 
@@ -218,10 +212,10 @@ def test_handlers_of_two_workers_may_close_their_store(tmp_path: Path) -> None:
     assert all(worker.join(20) for worker in workers)
 
 
-def test_lost_calls_are_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store._pops, "pop", raising(LostCallsError("no room for what was answered")))
-    worker = store.consume("t", "g", Handled())
-    assert worker.join(10)
+def test_lost_calls_are_told(store: Store) -> None:
+    with patch.object(store._pops, "pop", side_effect=LostCallsError("no room for what was answered")):
+        worker = store.consume("t", "g", Handled())
+        assert worker.join(10)
     with pytest.raises(LostCallsError):
         worker.stop()
 

@@ -332,9 +332,10 @@ class Popping(Part):
         if stored is None or U64.unpack_from(stored)[0] <= transaction.now_ms:
             return None
         parts: list[QueueRecords] = []
+        topics = self._state.names_by_id()
         for at in range(U64.size, len(stored), LEASE_KEY.size):
             lease = transaction.lease(stored[at : at + LEASE_KEY.size])
-            if lease is None or lease.expiry_ms <= transaction.now_ms or not self._state.has_topic(lease.reader.topic_id):
+            if lease is None or lease.expiry_ms <= transaction.now_ms or lease.reader.topic_id not in topics:
                 continue
             taken = _Taken([], [], [], 0)
             for offset in [lease.offsets[index] for index in lease.leased]:

@@ -85,11 +85,6 @@ class Topic(msgspec.Struct, frozen=True, gc=False):
             map(_OFFSET.pack, self.next_offsets)
         )
 
-    def widened(self, queues: int) -> Topic:
-        """Return the topic with at least ``queues`` queues."""
-        missing = queues - self.queues
-        return self if missing <= 0 else structs.replace(self, next_offsets=self.next_offsets + (0,) * missing)
-
     def moved(self, queue: int, next_offset: int) -> Topic:
         """Return the topic with one queue's next offset changed."""
         offsets = list(self.next_offsets)
@@ -438,10 +433,6 @@ class PopState:
         if topic_id not in self._names:
             self._names = self.names_by_id()
         return self.topics[self._names[topic_id]]
-
-    def has_topic(self, topic_id: int) -> bool:
-        """Say whether a topic has this id, or it was deleted."""
-        return topic_id in self._names or any(topic.id == topic_id for topic in self.topics.values())
 
     def group_names(self) -> dict[int, str]:
         """Return group names by id."""

@@ -131,8 +131,8 @@ class Transaction:
                 self.remove_left(name, list(self._state.gone[name].readers))
             topic = Topic(self._new_id(), name, (0,) * max(queues, new_queues), is_on_demand=True)
             self._topics[name] = topic
-        elif len(topic.next_offsets) < queues:
-            self._topics[name] = topic = topic.widened(queues)
+        elif (missing := queues - len(topic.next_offsets)) > 0:
+            self._topics[name] = topic = structs.replace(topic, next_offsets=topic.next_offsets + (0,) * missing)
         return topic
 
     def set_topic(self, topic: Topic) -> None:

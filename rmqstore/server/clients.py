@@ -29,7 +29,10 @@ HELLO_S: Final = 10.0
 
 
 SMALL_BYTES: Final = 16 << 10
-"""Requests up to this length are always taken, and answers of calls that the loop makes itself always given."""
+"""Requests up to this length, whose values take no more, are always taken, and answers of calls that the loop makes itself always given."""
+
+_UNWEIGHED_BYTES: Final = 1024
+"""In a request up to this length no values can be that matter."""
 
 ROW_BYTES: Final = 600
 """What a row of a batch takes in memory while it is checked and written, beside its own bytes (measured)."""
@@ -191,7 +194,7 @@ class Client(asyncio.Protocol):
         if self._is_greeted:
             held_bytes = len(data) if len(data) > SMALL_BYTES else 0
             try:
-                value_bytes = self._weighed_values(data) if held_bytes else 0
+                value_bytes = self._weighed_values(data)
                 number, name, arguments, named = _checked_request(unpack(data))
                 more_bytes = max(value_bytes, self._weighed_rows(name, arguments))
             except RmqstoreError as error:
@@ -216,8 +219,12 @@ class Client(asyncio.Protocol):
             IllegalArgumentError: they are more than one call takes.
             PollingFullError: the server has no room for them.
         """
+        if len(data) <= _UNWEIGHED_BYTES:
+            return 0
         most_bytes = _TIMES_DECODED * self._server.limits.frame_bytes
         value_bytes = decoded_bytes(data, most_bytes)
+        if value_bytes <= SMALL_BYTES:
+            return 0
         if value_bytes > most_bytes:
             raise IllegalArgumentError(f"the values of this call take more than {most_bytes} bytes at this server; send fewer a call")
         self._see_room(value_bytes)

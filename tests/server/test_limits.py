@@ -284,11 +284,13 @@ def test_many_tiny_values_are_refused_before_they_are_made(served: Served, value
     assert served.thread._server._asked_bytes == 0
 
 
-@pytest.mark.limits(held_bytes=2_500_000)
-def test_tiny_values_under_way_are_held(served: Served) -> None:
+@pytest.mark.limits(held_bytes=2_000_000)
+@pytest.mark.parametrize("count", [20_000, 15_000])
+def test_tiny_values_under_way_are_held(served: Served, count: int) -> None:
+    """Also those of a request that is short."""
     server, gate = served.thread._server, served.hold("ack")
     first, second = served.raw(), served.raw()
-    request: list[Any] = [1, "ack", [[[]] * 20_000], {}]
+    request: list[Any] = [1, "ack", [[[]] * count], {}]
     first.say(request)
     soon(lambda: bool(server._long))
     second.say(request)

@@ -178,20 +178,12 @@ class BufferedKV(CommittedKV):
 
     # ------------------------------------------------------------ life cycle
 
-    def reopen(self) -> None:
-        if self.refusal is None:
-            self.sync()
-        elif self.closed:
-            # Before the lock, which in a forked child a thread of the parent may hold for ever.
-            self.check()
-        with self.leading:
-            self.refuse_to_reopen()
-            kept = self.durable_position
-            self._base.reopen()
-            with self.lock:
-                # The position that it is let in again with.
-                self._layers = (Overlay(self._spaces, self.position + 1),)
-            self.readmit(kept)
+    def _reopen_files(self) -> int:
+        self._base.reopen()
+        with self.lock:
+            # The position that it is let in again with.
+            self._layers = (Overlay(self._spaces, self.position + 1),)
+        return self.durable_position
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         # What a commit leaves is all writes up to some position, so no call has to be kept out.

@@ -112,16 +112,24 @@ class CommittedKV(OrderedKV):
         with self.leading:
             pass
 
-    def refuse_to_reopen(self) -> None:
-        """Refuse calls, if they are not yet, as the database is about to be reopened. Raise when refused for another reason than room.
+    def reopen(self) -> None:
+        if self.refusal is None:
+            self.sync()
+        elif self.closed:
+            # Before the lock, which in a forked child a thread of the parent may hold for ever.
+            self.check()
+        # What the last sync said is known then, and none meets a database that is closed.
+        with self.leading:
+            with self.lock:
+                if self.refusal is None:
+                    self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
+                if self.refusal.error is not StoreFullError:
+                    self.check()
+            self.readmit(self._reopen_files())
 
-        The caller holds ``leading``, up to :meth:`readmit`: so what the last sync said is known, and none meets a database that is closed.
-        """
-        with self.lock:
-            if self.refusal is None:
-                self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
-            if self.refusal.error is not StoreFullError:
-                self.check()
+    def _reopen_files(self) -> int:
+        """Open the files again, if there are any, with calls refused; returns up to which position the writes are there, durably."""
+        return self.position
 
     def readmit(self, kept: int) -> None:
         """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.

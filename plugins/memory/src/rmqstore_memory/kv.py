@@ -78,10 +78,6 @@ class MemoryKV(CommittedKV):
 
     # ------------------------------------------------------------ life cycle
 
-    def reopen(self) -> None:
-        """There are no files to open again; a map in memory does not run full before the process does."""
-        self.sync()
-
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Refuse: what is written to a file would not open as a store of this engine."""
         raise UnsupportedOperationError(f"engine 'memory' keeps nothing on disk, so there is nothing to copy to {path}")

@@ -242,23 +242,16 @@ class RocksDBKV(CommittedKV):
 
     # ------------------------------------------------------------ life cycle
 
-    def reopen(self) -> None:
+    def _reopen_files(self) -> int:
         """Open the database again; what its WAL still holds is there and durable afterwards."""
-        if self.refusal is None:
-            self.sync()
-        elif self.closed:
-            # Before the lock, which in a forked child a thread of the parent may hold for ever.
-            self.check()
-        with self.leading:
-            self.refuse_to_reopen()
-            # Should it not open, RocksDB syncs nothing until it does.
-            self._found_no_room = True
-            self._close_database()
-            self._db = self._open()
-            self._gaps = Gaps(len(self._spaces))
-            kept = self.position if self._db.sequence() >= self._sequence else self.durable_position
-            self._found_no_room = False
-            self.readmit(kept)
+        # Should it not open, RocksDB syncs nothing until it does.
+        self._found_no_room = True
+        self._close_database()
+        self._db = self._open()
+        self._gaps = Gaps(len(self._spaces))
+        kept = self.position if self._db.sequence() >= self._sequence else self.durable_position
+        self._found_no_room = False
+        return kept
 
     def _readmitted(self) -> None:
         self._sequence = self._db.sequence()

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import random
 import re
-from itertools import permutations
 
-from rmqstore_conformance.racing.playing import Answer, Player, Run
+from rmqstore_conformance.racing.playing import Answer, Player, Run, orders_of
 from rmqstore_conformance.racing.turns import Plan
 
 _SAYS_NOTHING = re.compile(r"\[\]|0|\(0, 0\)|\('\w+Error', .*\)", re.DOTALL)
@@ -28,7 +27,7 @@ def waits_for_the_disk(player: Player, calls: tuple[str, str], chance: random.Ra
         AssertionError: one answered too early.
     """
     alone = {call: player.played((call,), Plan((0,)), looks=False).answers[0] for call in calls}
-    for order in permutations(range(2)):
+    for order in orders_of(calls):
         first, second = order
         run = player.played(calls, Plan(order), looks=False)
         for place in _places_of_syncs(run, first, chance, places):

@@ -145,23 +145,22 @@ class Player:
         for order in permutations(range(len(calls))):
             run = runs[order] = self.played(calls, Plan(order))
             expected.setdefault(run.outcome, " then ".join(calls[number] for number in order))
-            plans += self._plans(run, order, chance, places)
-        for order, run in runs.items():
+            if calls[order[0]] == _IN_STEPS:
+                self._between_steps(calls, run, order, expected)
+        for order in orders_of(calls):
+            plans += self._plans(runs[order], order, chance, places)
             if calls[order[-1]] == _IN_STEPS:
-                plans += _some(_into_steps(run, runs[order[::-1]], order), _INTO_STEPS * places, chance)
-        for first in [number for number, call in enumerate(calls) if call == _IN_STEPS]:
-            self._between_steps(calls, first, expected)
+                plans += _some(_into_steps(runs[order], runs[order[::-1]], order), _INTO_STEPS * places, chance)
         for plan in plans:
             run = self.played(calls, plan)
             if run.outcome not in expected:
                 raise AssertionError(f"seed {seed}: {_told(calls, run, expected)}")
 
-    def _between_steps(self, calls: tuple[str, ...], first: int, expected: dict[str, str]) -> None:
-        """Add what comes out when the others run between two steps of one call."""
-        order = (first, *(each for each in range(len(calls)) if each != first))
-        for step in [each for each in self.played(calls, Plan(order)).calls if each.thread == first]:
+    def _between_steps(self, calls: tuple[str, ...], alone: Run, order: tuple[int, ...], expected: dict[str, str]) -> None:
+        """Add what comes out when the others run between two steps of the first call, of which ``alone`` is the run without that."""
+        for step in [each for each in alone.calls if each.thread == order[0]]:
             run = self.played(calls, Plan(order, (step.begin + 1,)))
-            expected.setdefault(run.outcome, f"the others before the call of {step.name} that {calls[first]!r} makes")
+            expected.setdefault(run.outcome, f"the others before the call of {step.name} that {calls[order[0]]!r} makes")
 
     def _plans(self, run: Run, order: tuple[int, ...], chance: random.Random, places: int) -> list[Plan]:
         """Choose where the thread that goes first is interrupted, and sometimes the next one, too."""
@@ -181,6 +180,12 @@ class Player:
         return plans + [
             Plan(order, (place, place + chance.randint(1, max(behind, 1)))) for place in _some(between + bare, places // 3, chance)
         ]
+
+
+def orders_of(calls: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the orders of some calls, by their numbers, in which they differ: of two calls that are the same one, one comes first."""
+    found = {tuple(calls[number] for number in order): order for order in permutations(range(len(calls)))}
+    return list(found.values())
 
 
 def _into_steps(run: Run, turned: Run, order: tuple[int, ...]) -> list[Plan]:

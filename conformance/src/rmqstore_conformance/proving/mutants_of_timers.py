@@ -236,7 +236,7 @@ puts_during_a_tick_are_lost = mutant("H4", "H4.every_call_at_every_place")(
     "The cursor of a batch covers every put that was made until it is read, not only what the seal closed.",
     edit(
         OrderedTimers.due,
-        "self._trimmed(reached_to, is_receivers=True)",
+        "self._trimmed(reached_to, is_receivers=True) if len(reached_to.corners) > MAX_CORNERS else reached_to",
         "BEFORE.join([(reached_to.highest_tick, self._last_seq)] if records else [])",
     ),
 )

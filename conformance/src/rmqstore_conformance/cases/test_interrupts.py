@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +137,20 @@ def _interrupt() -> None:
 def test_f4_a_close_behind_an_interrupted_call(durable_pair: Pair, target: Target, in_memory: Path, call: str) -> None:
     """F4: a call is interrupted, and the next thing is the close: an open finds the call wholly or not at all, and ``verify`` is clean."""
     clock = ManualClock(START_MS)
+
+    def opened() -> Store:
+        return open_script(in_memory / "store", durable_pair, target.settings, clock)
+
     stride = _STRIDE if target.effort >= 1 else _LONG_STRIDE
-    step, came = 1, 0
-    while True:
-        path = in_memory / f"store-{step}"
-        store = open_script(path, durable_pair, target.settings, clock)
-        store.send_batch([Message("t", b"old", queue_id=0)] * 4)
-        leased = store.pop("t", "g", max_messages=2)
+    came = 0
+    store = opened()
+    for step in itertools.count(1, stride):
+        topic = f"t{step}"
+        store.send_batch([Message(topic, b"old", queue_id=0)] * 4)
+        leased = store.pop(topic, "g", max_messages=2)
         calls: dict[str, Callable[[], object]] = {
-            "send": lambda store=store: store.send(Message("t", b"new", queue_id=0)),  # type: ignore[misc]
-            "ack": lambda store=store, leased=leased: store.ack(leased),  # type: ignore[misc]
+            "send": partial(store.send, Message(topic, b"new", queue_id=0)),
+            "ack": partial(store.ack, leased),
         }
         try:
             stepped(calls[call], step, _interrupt, belongs_to(store))
@@ -152,14 +158,14 @@ def test_f4_a_close_behind_an_interrupted_call(durable_pair: Pair, target: Targe
         except Interrupted:
             came += 1
         store.close()
-        with open_script(path, durable_pair, target.settings, clock) as store:
-            assert store.verify() == [], f"interrupted at step {step}"
-            store.send(Message("t", b"next", queue_id=0))
-            bodies = [message.body for message in store.read("t").messages]
-            assert bodies in ([b"old"] * 4 + [b"next"], [b"old"] * 4 + [b"new", b"next"]), f"interrupted at step {step}"
-            lag = store.lag("t", "g")
-            assert (lag.ready, lag.in_flight, lag.retry) in ((len(bodies) - 2, 2, 0), (len(bodies) - 2, 0, 0))
-        step += stride
+        store = opened()
+        assert store.verify() == [], f"interrupted at step {step}"
+        store.send(Message(topic, b"next", queue_id=0))
+        bodies = [message.body for message in store.read(topic).messages]
+        assert bodies in ([b"old"] * 4 + [b"next"], [b"old"] * 4 + [b"new", b"next"]), f"interrupted at step {step}"
+        lag = store.lag(topic, "g")
+        assert (lag.ready, lag.in_flight, lag.retry) in ((len(bodies) - 2, 2, 0), (len(bodies) - 2, 0, 0))
+        store.topics.delete(topic)
     assert came > stride
     store.close()
 

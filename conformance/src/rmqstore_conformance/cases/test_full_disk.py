@@ -26,6 +26,9 @@ from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, read_ids
 from rmqstore_conformance.targets import Target
 
+ROUNDS, LEAST_ROUNDS = 12, 5
+"""How often the disk becomes full while threads send; the second however little effort is asked for."""
+
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(300)]
 
 
@@ -233,7 +236,7 @@ def test_f1_what_cancels_answer_behind_a_full_disk_holds(disk: Disk, is_later: b
 
 
 @pytest.mark.clause("F1", "F3", "X3")
-def test_threads_on_a_disk_that_is_full_at_times(disk: Disk) -> None:
+def test_threads_on_a_disk_that_is_full_at_times(disk: Disk, target: Target) -> None:
     """F1: the failure of one thread's call does not take along what another thread was told is stored."""
     told: list[str] = []
     refused: list[str] = []
@@ -261,7 +264,7 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: Disk) -> None:
         threads = [threading.Thread(target=send, args=(number, store)) for number in range(4)]
         for thread in threads:
             thread.start()
-        for _ in range(12):
+        for _ in range(max(target.times(ROUNDS), LEAST_ROUNDS)):
             seen, was_refused = len(told), len(refused)
             while len(told) < seen + 20 and not errors:
                 stop.wait(0.002)

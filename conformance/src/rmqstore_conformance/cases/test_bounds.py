@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import methodcaller
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, Lag, Message, RejectOutcome, Store
+from rmqstore import AckOutcome, CancelOutcome, Lag, Message, PoppedMessage, RejectOutcome, Store
 from rmqstore.contract import MessageState, PopRequest
 from rmqstore.store.ticker import Duties
 from rmqstore_conformance.data import groups, topics
@@ -24,7 +24,10 @@ from rmqstore_conformance.stores import Stores, id_of, ids, label, message, plai
 G, H = groups(__name__, 2)
 
 PER_SECOND = 1200
-"""Calls in a second of the clock: more than one step of upkeep takes."""
+"""Pops, acks, timers and marks in a second of the clock: more than one step of upkeep takes."""
+
+ROWS = 50
+"""Messages, and marks, of one send."""
 
 MEMORY_MS = 1_000
 
@@ -47,16 +50,18 @@ def test_p5_what_is_remembered_does_not_grow_with_the_load(stores: Stores) -> No
     """P5: pops, acks, cancels and marks at a rate above every step of upkeep: state is flat once the memory is full."""
     store = stores.open(flush="async", outcome_memory_ms=MEMORY_MS, mark_memory_ms=MEMORY_MS, cancel_memory_ms=MEMORY_MS, default_queues=1)
     half: dict[str, int] = {}
-    for second in range(5):
-        store.send_batch([plain(f"{second}-{n}") for n in range(PER_SECOND)], marks=[b"%d-%d" % (second, n) for n in range(PER_SECOND)])
-        timers = store.send_batch(
-            [plain(f"{second}-t{n}") for n in range(PER_SECOND)],
-            delay=timedelta(milliseconds=500),
-            marks=[b"t%d-%d" % (second, n) for n in range(PER_SECOND)],
-        )
-        store.cancel([each.handle or "" for each in timers])
+    for second in range(4):
+        for call in range(PER_SECOND // ROWS):
+            names = [f"{second}-{call}-{n}" for n in range(ROWS)]
+            store.send_batch([plain(name) for name in names], marks=[name.encode() for name in names])
+            later = [f"t{name}" for name in names]
+            timers = store.send_batch(
+                [plain(name) for name in later], delay=timedelta(milliseconds=500), marks=[name.encode() for name in later]
+            )
+            store.cancel([each.handle or "" for each in timers])
+        held: Sequence[PoppedMessage] = ()
         for _ in range(PER_SECOND):
-            store.ack(store.pop(T, G, max_messages=1, invisible=timedelta(milliseconds=800)))
+            held = store.pop(T, G, max_messages=1, invisible=timedelta(milliseconds=800), acks=held)
         stores.clock.advance(1000)
         Duties(store).tick()
         if second == 2:
@@ -143,8 +148,8 @@ def _longest_revive(stores: Stores, groups: int) -> int:
 @pytest.mark.clause("P3")
 def test_x3_leases_of_many_groups_that_end_together_come_back_in_steps(stores: Stores) -> None:
     """X3: when all consumers of many groups die at once, no call gives back so much that the others wait for it."""
-    few, many = _longest_revive(stores, 30), _longest_revive(stores, 900)
-    assert many < 10 * few, f"the longest call runs {few} lines of Python for 30 groups, and {many} for 900"
+    few, many = _longest_revive(stores, 30), _longest_revive(stores, 450)
+    assert many < 10 * few, f"the longest call runs {few} lines of Python for 30 groups, and {many} for 450"
 
 
 @pytest.mark.needs("fifo")
@@ -153,13 +158,13 @@ def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -
     """X3: a pop that asks for many large messages gets fewer, and the rest by the next pops."""
     store = stores.open(flush="async", default_queues=1)
     body = bytes(3 * MIB)
-    store.send_batch([message(n, body=body) for n in range(30)])
+    store.send_batch([message(n, body=body) for n in range(24)])
     found: list[str] = []
     while popped := store.pop(T, G, max_messages=32, order=order):
         assert sum(len(each.body) for each in popped) <= (64 + 3) * MIB
         found += [label(each) for each in popped]
         store.ack(popped)
-    assert found == [f"m{n}" for n in range(30)]
+    assert found == [f"m{n}" for n in range(24)]
 
 
 @pytest.mark.clause("T10")
@@ -189,8 +194,8 @@ def test_x3_a_page_holds_a_bounded_number_of_bytes(stores: Stores) -> None:
 def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(stores: Stores) -> None:
     """X3: a filter that nothing passes costs as much as there are messages, but not within one call of the engine."""
     store = stores.open(flush="async", default_queues=1)
-    for start in range(0, 12_000, 3000):
-        store.send_batch([message(n, tag="red") for n in range(start, start + 3000)])
+    for _ in range(4):
+        store.send_batch([message("red", tag="red")] * 3000)
     asked = PopRequest(T, G, filter="blue")
     calls = 1
     while store.engine.pops.pop(asked, stores.clock.now_ms())[0].more:
@@ -276,12 +281,12 @@ def test_p14_many_topics(stores: Stores) -> None:
 def test_c1_cancels_of_thousands_are_done_whole(stores: Stores) -> None:
     """C1: by handle, by a key that thousands have, by any key of a message that has twenty, and of what is delivered."""
     store = stores.open()
-    rows = [message(number, keys=("k", *(f"k{number}-{each}" for each in range(20)))) for number in range(3000)]
+    rows = [message(number, keys=("k", *(f"k{number}-{each}" for each in range(20)))) for number in range(2100)]
     sent = store.send_batch(rows, delay_ms=1000)
     assert store.cancel_key(T, "k7-19") == [CancelOutcome.CANCELLED]
-    assert set(store.cancel(sent[8:1508])) == {CancelOutcome.CANCELLED}
-    assert store.cancel_key(T, "k") == [CancelOutcome.CANCELLED] * 1499
-    sent = store.send_batch([message(f"late{number}") for number in range(3000)], delay_ms=1000)
+    assert set(store.cancel(sent[8:1058])) == {CancelOutcome.CANCELLED}
+    assert store.cancel_key(T, "k") == [CancelOutcome.CANCELLED] * 1049
+    sent = store.send_batch([message(f"late{number}") for number in range(2100)], delay_ms=1000)
     stores.tick_after(store, 2000)
     assert set(store.cancel(list(sent))) == {CancelOutcome.ALREADY_DELIVERED}
 
@@ -290,14 +295,14 @@ def test_c1_cancels_of_thousands_are_done_whole(stores: Stores) -> None:
 def test_p8_leases_and_letters_by_the_thousand(stores: Stores) -> None:
     """P8: all leases are told, acked and rejected in one call, and all dead letters told and dropped."""
     store = stores.open(default_queues=1)
-    store.send_batch([message(number) for number in range(3000)])
+    store.send_batch([message(number) for number in range(2100)])
     popped = [each for _ in range(3) for each in store.pop(T, G, max_messages=1024)]
-    assert len(store.leases()) == 3000
-    assert set(store.ack(popped[:1500])) == {AckOutcome.ACKED}
-    assert set(store.reject(popped[1500:])) == {RejectOutcome.REJECTED}
+    assert len(store.leases()) == 2100
+    assert set(store.ack(popped[:1000])) == {AckOutcome.ACKED}
+    assert set(store.reject(popped[1000:])) == {RejectOutcome.REJECTED}
     letters = store.dead_letters.list(G)
-    assert len(letters) == 1500
-    assert store.dead_letters.drop(letters) == 1500
+    assert len(letters) == 1100
+    assert store.dead_letters.drop(letters) == 1100
     assert store.lag(T, G) == Lag(0, 0, 0, 0)
 
 

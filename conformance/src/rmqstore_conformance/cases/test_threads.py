@@ -18,6 +18,7 @@ from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.histories import Event, History, event, restless
 from rmqstore_conformance.states import MarkState, MessageState, QueueState
 from rmqstore_conformance.stores import START_MS, WIRED, Stores, id_of, label, message
+from rmqstore_conformance.targets import Target
 
 (T,) = topics(__name__, 1)
 (G,) = groups(__name__, 1)
@@ -95,8 +96,8 @@ EACH = 100
 
 TICKS = 20
 ROUNDS = 50
-HISTORIES = 50
-"""How many queues are raced for, one after the other."""
+HISTORIES, LEAST_HISTORIES = 50, 10
+"""How many queues are raced for, one after the other; the second however little effort is asked for."""
 
 LONG_MS = 10**9
 SHORT_MS = 1500
@@ -398,10 +399,10 @@ class QueueRacers:
 
 
 @pytest.mark.clause("P1", "P2", "P12", "P14")
-def test_x3_an_order_of_the_calls_explains_how_a_queue_stands(stores: Stores, seed: int) -> None:
+def test_x3_an_order_of_the_calls_explains_how_a_queue_stands(stores: Stores, seed: int, target: Target) -> None:
     """X3: threads send, pop up to a limit of leases, ack, ask for the lag: one order of them explains offsets, leases and counts."""
     store = stores.open(max_in_flight=4)
-    for n in range(HISTORIES):
+    for n in range(max(target.times(HISTORIES), LEAST_HISTORIES)):
         racers = QueueRacers(store, f"{seed}-{n}", 4)
         racers.run()
         faults = racers.history.faults(QueueState(limit=4))
@@ -413,10 +414,10 @@ def test_x3_an_order_of_the_calls_explains_how_a_queue_stands(stores: Stores, se
 
 @pytest.mark.needs("fifo")
 @pytest.mark.clause("P9", "P14")
-def test_x3_an_order_of_the_calls_explains_how_a_run_stands(engine_stores: Stores, seed: int) -> None:
+def test_x3_an_order_of_the_calls_explains_how_a_run_stands(engine_stores: Stores, seed: int, target: Target) -> None:
     """X3: threads send, pop in order, ack, release, and ask for the lag: one order of them explains runs, places and every count."""
     store = engine_stores.open()
-    for n in range(HISTORIES):
+    for n in range(max(target.times(HISTORIES), LEAST_HISTORIES)):
         racers = QueueRacers(store, f"{seed}-{n}", 0)
         racers.run()
         faults = racers.history.faults(QueueState())

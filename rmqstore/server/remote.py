@@ -10,13 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmqstore.errors import (
-    RmqstoreError,
-    StoreClosedError,
-    StoreForkedError,
-    StoreUnavailableError,
-    UnsupportedOperationError,
-)
+from rmqstore.errors import RmqstoreError, StoreClosedError, StoreForkedError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.server.calls import Passing
 from rmqstore.server.connection import Address, Pool
 from rmqstore.server.requests import Ask, Lanes, Underway, asking, ended, patience_s_of, unavailable

@@ -20,13 +20,7 @@ from msgspec import structs
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ChangeResult, RejectOutcome, ReleaseOutcome
-from rmqstore.errors import (
-    IllegalArgumentError,
-    RmqstoreError,
-    StoreClosedError,
-    StoreUnavailableError,
-    UnsupportedOperationError,
-)
+from rmqstore.errors import IllegalArgumentError, RmqstoreError, StoreClosedError, StoreUnavailableError, UnsupportedOperationError
 from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessage
 from rmqstore.server.calls import METHODS, NO_PATHS, OF_PATHS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address

@@ -13,11 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 import rmqstore
-from rmqstore import (
-    ManualClock,
-    Message,
-    Store,
-)
+from rmqstore import ManualClock, Message, Store
 from rmqstore.server.connection import Address, Connection
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack

@@ -15,14 +15,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import (
-    Flow,
-    Message,
-    PoppedMessage,
-    Store,
-    StoreClosedError,
-    StoreUnavailableError,
-)
+from rmqstore import Flow, Message, PoppedMessage, Store, StoreClosedError, StoreUnavailableError
 from rmqstore.errors import AccessDeniedError, FlowControlError, PollingFullError
 from rmqstore.server import connection, requests
 from rmqstore.server.clients import Limits

@@ -119,12 +119,6 @@ def _loaded_into_a_closed_store(stores: Stores, cut: _Cut) -> Path:
     return stores.root / "target"
 
 
-def _loaded_into_an_open_store(stores: Stores, cut: _Cut) -> Path:
-    with stores.open("target", **SETTINGS) as target:
-        load_into(stores.root / "dump", target, progress=cut)
-    return stores.root / "target"
-
-
 def _migrated(stores: Stores, cut: _Cut) -> Path:
     with rmqstore.open(stores.root / "old", read_only=True) as old:
         assert old.engine.config.timer_engine == stores.pair.timers
@@ -142,7 +136,7 @@ def _migrated(stores: Stores, cut: _Cut) -> Path:
     ("stores", "move"),
     [
         *((engine, _migrated) for engine in DURABLE),
-        *((engine, move) for engine in DURABLE[:1] for move in (_loaded_anew, _loaded_into_a_closed_store, _loaded_into_an_open_store)),
+        *((engine, move) for engine in DURABLE[:1] for move in (_loaded_anew, _loaded_into_a_closed_store)),
     ],
     indirect=["stores"],
 )

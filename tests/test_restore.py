@@ -12,62 +12,58 @@ import pytest
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, FormatVersionError, StoreFullError, StoreLockedError, StorePathError
 from rmqstore.engine.kv.directory import EngineHome, copy_file
-from rmqstore_conformance.stores import Pair, Stores, message, read_ids, stores_of
-from tests.pairs import DURABLE_PAIRS
+from rmqstore_conformance.stores import Stores, message, read_ids
 
 
 @pytest.mark.clause("R7")
-@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
-def test_every_call_goes_on_while_a_copy_is_made_durable(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_goes_on_while_a_copy_is_made_durable(durable_stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for the syncs of a snapshot, nor, where both sides are in one log, a tick; what is done meanwhile is not in it."""
-    with stores_of(pair) as stores:
-        store = stores.open(services=False)
-        store.send_batch([message(number) for number in range(4)])
-        done: list[str] = []
+    pair = durable_stores.pair
+    store = durable_stores.open(services=False)
+    store.send_batch([message(number) for number in range(4)])
+    done: list[str] = []
 
-        def calls() -> None:
-            store.send(message("late"))
-            receipt = store.send(message("timer"), delay=timedelta(hours=1))
-            assert store.cancel(str(receipt.handle)) is CancelOutcome.CANCELLED
-            assert store.ack(store.pop("t", "g", max_messages=2)) == [AckOutcome.ACKED] * 2
-            store.groups.set("g", max_retries=3)
-            store.flush()
-            assert store.verify() == []
-            if pair.timers == pair.pops:
-                stores.clock.advance(timedelta(seconds=10))
-                store.tick()
-            done.append("all")
+    def calls() -> None:
+        store.send(message("late"))
+        receipt = store.send(message("timer"), delay=timedelta(hours=1))
+        assert store.cancel(str(receipt.handle)) is CancelOutcome.CANCELLED
+        assert store.ack(store.pop("t", "g", max_messages=2)) == [AckOutcome.ACKED] * 2
+        store.groups.set("g", max_retries=3)
+        store.flush()
+        assert store.verify() == []
+        if pair.timers == pair.pops:
+            durable_stores.clock.advance(timedelta(seconds=10))
+            store.tick()
+        done.append("all")
 
-        def stamp(home: EngineHome, database: Path, real: Callable[[EngineHome, Path], None] = EngineHome.stamp) -> None:
-            thread = threading.Thread(target=calls, daemon=True)
-            thread.start()
-            thread.join(60)
-            real(home, database)
+    def stamp(home: EngineHome, database: Path, real: Callable[[EngineHome, Path], None] = EngineHome.stamp) -> None:
+        thread = threading.Thread(target=calls, daemon=True)
+        thread.start()
+        thread.join(60)
+        real(home, database)
 
-        monkeypatch.setattr(EngineHome, "stamp", stamp)
-        store.snapshot(stores.root / "snapshot")
-        monkeypatch.undo()
-        assert done == ["all"] * len({*pair}), "calls wait for the copy"
-        with stores.open("snapshot") as copy:
-            assert copy.verify() == []
-            if pair.timers == pair.pops:
-                assert read_ids(copy) == ["m0", "m1", "m2", "m3"]
-                assert copy.groups.list() == []
+    monkeypatch.setattr(EngineHome, "stamp", stamp)
+    store.snapshot(durable_stores.root / "snapshot")
+    monkeypatch.undo()
+    assert done == ["all"] * len({*pair}), "calls wait for the copy"
+    with durable_stores.open("snapshot") as copy:
+        assert copy.verify() == []
+        if pair.timers == pair.pops:
+            assert read_ids(copy) == ["m0", "m1", "m2", "m3"]
+            assert copy.groups.list() == []
 
 
-@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
-def test_receipts_and_handles_count_in_the_restored_store(pair: Pair) -> None:
-    with stores_of(pair) as stores:
-        store = stores.open()
-        store.send(message(1))
-        (held,) = store.pop("t", "g")
-        sent = store.send(message(2), delay_ms=60_000)
-        store.snapshot(stores.root / "snapshot")
-        assert store.ack(held) is AckOutcome.ACKED
-        restored = stores.open(rmqstore.restore(stores.root / "snapshot", stores.root / "restored").name)
-        assert restored.ack(held) is AckOutcome.ACKED
-        assert restored.cancel(str(sent.handle)) is CancelOutcome.CANCELLED
-        assert store.pending().total == 1
+def test_receipts_and_handles_count_in_the_restored_store(durable_stores: Stores) -> None:
+    store = durable_stores.open()
+    store.send(message(1))
+    (held,) = store.pop("t", "g")
+    sent = store.send(message(2), delay_ms=60_000)
+    store.snapshot(durable_stores.root / "snapshot")
+    assert store.ack(held) is AckOutcome.ACKED
+    restored = durable_stores.open(rmqstore.restore(durable_stores.root / "snapshot", durable_stores.root / "restored").name)
+    assert restored.ack(held) is AckOutcome.ACKED
+    assert restored.cancel(str(sent.handle)) is CancelOutcome.CANCELLED
+    assert store.pending().total == 1
 
 
 def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

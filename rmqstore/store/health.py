@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rmqstore.contract import Lag
-from rmqstore.store.pauses import pauses_in
+from rmqstore.store.pauses import pauses_of
 
 if TYPE_CHECKING:
     from rmqstore.store.reader import Reader
@@ -52,7 +52,7 @@ def health_of(store: Reader, now_ms: int, failure: Exception | None) -> Health:
     overdue = pending.counts[0]
     lateness_ms = max(now_ms - pending.earliest_ms, 0) if overdue and pending.earliest_ms is not None else 0
     problems = [] if failure is None else [f"the last tick failed, and is tried again: {failure}"]
-    problems += map(str, pauses_in(store.engine.pops))
+    problems += map(str, pauses_of(store.engine.pops.notes()))
     if lateness_ms >= LATE_MS:
         problems.append(f"{overdue:,} timers are overdue, the first one by {lateness_ms / 1000:,.0f} s")
     groups = [GroupHealth(each.group, each.topic, store.lag(each.topic, each.group)) for each in store.groups.subscriptions()]

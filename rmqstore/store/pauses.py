@@ -47,7 +47,7 @@ class Pauses(Part):
     def list(self) -> builtins.list[Pause]:
         """List what is paused."""
         self._store._check_open()
-        return pauses_in(self._store.engine.pops)
+        return pauses_of(self._store.engine.pops.notes())
 
     def begin(self, flow: Flow, *, reason: str = "") -> None:
         """Refuse sends, with :class:`FlowControlError`, or hand nothing over, so that what is due waits and can still be cancelled.
@@ -104,7 +104,7 @@ class Held:
         with self._lock:
             notes = self._pops.notes()
             if notes is not self._seen:
-                found = {each.flow: each for each in _pauses_of(notes)}
+                found = {each.flow: each for each in pauses_of(notes)}
                 self.sends, self.hand_over = found.get(Flow.SENDS), found.get(Flow.HAND_OVER)
                 self.is_moving = self.hand_over is None and not self._is_closing
                 self._seen = notes
@@ -117,12 +117,8 @@ class Held:
             self.is_moving = False
 
 
-def pauses_in(pops: PopStore) -> list[Pause]:
+def pauses_of(notes: Mapping[str, bytes]) -> list[Pause]:
     """Return what is paused, as the notes of a store have it."""
-    return _pauses_of(pops.notes())
-
-
-def _pauses_of(notes: Mapping[str, bytes]) -> list[Pause]:
     return [msgspec.msgpack.decode(value, type=Pause) for name, value in sorted(notes.items()) if name.startswith(_PREFIX)]
 
 

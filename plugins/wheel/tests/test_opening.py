@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from plugins.wheel.tests.stores import meanwhile, noted, opened
+from plugins.wheel.tests.stores import Run, meanwhile, noted, opened
 from rmqstore import CancelOutcome, ManualClock, Message, MessageBatch, Store, StorePathError
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError, FormatVersionError
@@ -18,6 +18,8 @@ from rmqstore.transfer import load_into
 from rmqstore_conformance.stores import HOUR_MS, START_MS
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.formats import timer_log
+from rmqstore_wheel.inspecting import inspect
 from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.journal import State
 from rmqstore_wheel.log.ledger import Ledger, Sizes
@@ -201,3 +203,23 @@ def test_an_open_whose_sync_fails_does_not_try_it_again(tmp_path: Path, monkeypa
         meanwhile(monkeypatch, Disk, "sync_directory", lambda disk, path: fail_once(path))
     with pytest.raises(StorePathError, match="a sync failed: Input/output error"):
         opened(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("units", [1, 100])
+def test_what_a_killed_owner_left_behind_the_timer_log_is_taken_away(run: Run, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    """It may have rolled timers that an open does not roll again; brokers, and an inspection, read as far as there is something."""
+    run.resize(monkeypatch, index_slots=16)
+    run.far("a", "b", "c")
+    killed = run.path.with_name("killed")
+    copy_tree(run.path, killed)
+    end = 3 * timer_log.UNIT_BYTES
+    for file in (killed / "wheel" / "db" / "timerlog").iterdir():
+        with file.open("r+b") as timers:
+            timers.seek(end + timer_log.BLANK_BYTES)
+            timers.write(bytes([7]) * units * timer_log.UNIT_BYTES)
+        file.with_name(f"{64 * timer_log.UNIT_BYTES + timer_log.BLANK_BYTES:020}").write_bytes(bytes([7]) * 99)
+    with run.opened(killed) as store:
+        found = inspect(killed / "wheel")
+        assert found is not None
+        assert found.damage == ()
+        assert store.pending().total == 3

@@ -314,6 +314,12 @@ class UnitLog:
             first, before = self._summed, int(self._crcs[block])
         return crc32(self._raw(first, stop - first).tobytes(), before)
 
+    def cut(self) -> None:
+        """Let nothing be behind the last unit: an owner that was killed may have written there what no log says."""
+        end = self.position(self.count)
+        self.chain.drop_from(-(-end // self.chain.file_bytes) * self.chain.file_bytes)
+        self.chain.clear_from(end)
+
     # ------------------------------------------------------------ reading
 
     def read(self, number: int, count: int) -> Rows:

@@ -104,6 +104,9 @@ class TimerCaches(Protocol):
     def unsaid(self) -> list[Change]:
         """Return what is neither in the state nor follows from messages that are kept."""
 
+    def settle(self) -> None:
+        """Take away what was in the files and does not follow from the log, at the end of an open."""
+
     def reopen(self) -> None:
         """Let go of the files, and forget everything; ``start`` comes next."""
 
@@ -427,6 +430,7 @@ class Ledger(CommittedKV):
                 self.ask_rebuild(RebuildReason.REWRITTEN)
             self.rebuild()
         self._trim_queues()
+        self.timers.settle()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         # Behind an interrupt it is the same session, whatever epoch a load has noted for the next one.
         self.epoch = self._session_epoch = self._session_epoch or max(stored + 1, self._min_epoch, self.epoch)

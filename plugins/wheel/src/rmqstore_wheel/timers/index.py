@@ -517,6 +517,10 @@ class TimerIndex:
         found[found] = (ticks >= self.answered_from) | ~self.is_gone(seqs[found], ticks)
         return found
 
+    def settle(self) -> None:
+        # A broker, and an inspection, take units for what they are up to where they end.
+        self.wheel.units.cut()
+
     def reopen(self) -> None:
         self.close()
         self._open()

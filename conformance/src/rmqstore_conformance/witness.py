@@ -22,8 +22,8 @@ from rmqstore_conformance.fidelity import came_out, differences
 CLAUSE: Final = "H2"
 _MOST_ROWS: Final = 2000
 """Of one batch: those behind them are like them."""
-_POPS_BY_COLUMN: Final = 25
-"""Of an open store, and every 25th of those behind them: the pops of which the columns are compared, which take longer than a pop."""
+_BY_COLUMN: Final = 25
+"""Of so many pops and reads of a case, and of each 25th behind them, the columns are compared, which takes longer than the call."""
 
 
 class UnfaithfulError(AssertionError):
@@ -37,6 +37,7 @@ class Witness:
         self._sent: dict[str, list[Message]] = {}
         self._gave_back = False
         self._of_store: dict[str, set[str]] = {}
+        self._pops, self._reads = count(1), count(1)
 
     def watch(self, name: str, timers: TimerStore, pops: PopStore) -> None:
         """Stand between the store of this name and the two sides of its engine from now on."""
@@ -47,7 +48,7 @@ class Witness:
         _around(timers, "get", self._got)
         _around(pops, "apply", partial(self._applied, own))
         _around(pops, "append", partial(self._put, own))
-        _around(pops, "pop", partial(self._popped, count(1)))
+        _around(pops, "pop", self._popped)
         _around(pops, "read", partial(self._read, own, compared))
 
     # ------------------------------------------------------------ what goes in
@@ -74,12 +75,12 @@ class Witness:
 
     # ------------------------------------------------------------ what comes out
 
-    def _popped(self, pops: Iterator[int], call: Callable[..., Any], request: PopRequest, now_ms: int) -> Any:
+    def _popped(self, call: Callable[..., Any], request: PopRequest, now_ms: int) -> Any:
         answer = call(request, now_ms)
         batch = answer[0].messages
         if 0 < len(batch) <= _MOST_ROWS:
             messages = batch.messages()
-            if (number := next(pops)) <= _POPS_BY_COLUMN or number % _POPS_BY_COLUMN == 0:
+            if _has_its_turn(self._pops):
                 self._compared(MessageBatch(messages=messages, columns=batch.columns().columns), request.topic)
             self.check(messages, f"popped from {request.topic!r}")
         return answer
@@ -99,7 +100,7 @@ class Witness:
             found = [each for each in batch.messages if isinstance(each, PoppedMessage)]
             place = (topic, queue, found[0].queue_offset if found else -1)
             # A queue that is read again and again is compared with its columns when something of it is new.
-            if not found or compared.get(place) != found:
+            if (not found or compared.get(place) != found) and _has_its_turn(self._reads):
                 compared[place] = self._compared(batch, topic)
             for each in found:
                 # What was loaded from another store, or given back from the dead letters, may be in another queue than it was sent to.
@@ -141,6 +142,11 @@ class Witness:
                 raise UnfaithfulError(
                     f"{CLAUSE}: message {each.message_id!r}, {where}, came otherwise than it was sent: {'; '.join(fewest)}"
                 )
+
+
+def _has_its_turn(numbers: Iterator[int]) -> bool:
+    number = next(numbers)
+    return number <= _BY_COLUMN or number % _BY_COLUMN == 0
 
 
 def _differing(sent: Message, seen: Message | PoppedMessage, known: dict[str, Any]) -> list[str]:

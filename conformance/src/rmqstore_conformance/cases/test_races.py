@@ -26,9 +26,14 @@ plays them all."""
 TRIPLES = 12
 
 
+def is_of(kind: type[Arena], calls: tuple[str, ...]) -> bool:
+    """Say whether a race is one of this kind: a call changes something, and no other world has it."""
+    return not set(calls) <= {*kind.READS} and not set(calls) <= {*kind.ELSEWHERE}
+
+
 def pairs_of(kind: type[Arena]) -> list[tuple[str, ...]]:
     """Return the races of two calls: each call against itself, and against the others."""
-    return [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
+    return [each for each in combinations_with_replacement(kind.CALLS, 2) if is_of(kind, each)]
 
 
 def some_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tuple[str, ...]]:
@@ -41,7 +46,7 @@ def some_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tu
 def races_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tuple[str, ...]]:
     """Return the races of one kind; in a fuller run some of three calls, too."""
     pairs = some_of(kind, chance, target)
-    triples = [each for each in combinations(kind.CALLS, 3) if not set(each) & {*kind.READS, "tick"}]
+    triples = [each for each in combinations(kind.CALLS, 3) if is_of(kind, each) and not set(each) & {*kind.READS, "tick"}]
     return pairs if target.level is Level.CORE else pairs + chance.sample(triples, min(len(triples), target.times(TRIPLES)))
 
 

@@ -30,11 +30,13 @@ class Arena:
         CALLS: its calls.
         READS: those that change nothing.
         ALWAYS: races that even a short run plays.
+        ELSEWHERE: those whose races with each other another world has.
     """
 
     CALLS: ClassVar[Calls] = {}
     READS: ClassVar[tuple[str, ...]] = ()
     ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    ELSEWHERE: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, stores: Stores, store: Store, number: int) -> None:
         self.store = store
@@ -293,13 +295,15 @@ class Timers(Arena):
 class KeyedTimers(Timers):
     """The same, with cancels by key."""
 
+    ELSEWHERE: ClassVar[tuple[str, ...]] = ("cancel", "cancel both", "tick", "schedule", "pending")
+    ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (("cancel key", "tick"), ("cancel key", "cancel both"), ("cancel key", "schedule"))
     CALLS: ClassVar[Calls] = {
         "cancel key": lambda world: [each.name for each in world.store.cancel_key(world.topic, "k")],
-        **{name: Timers.CALLS[name] for name in ("cancel", "cancel both", "tick", "schedule", "pending")},
+        **{name: Timers.CALLS[name] for name in ELSEWHERE},
     }
 
     def made(self, call: str) -> object:
-        """What is always played, and what is left, is told by all that timers have."""
+        """What is left is told by all that timers have."""
         return {**Timers.CALLS, **self.CALLS}[call](self)
 
 

@@ -26,7 +26,7 @@ def waits_for_the_disk(player: Player, calls: tuple[str, str], chance: random.Ra
     Raises:
         AssertionError: one answered too early.
     """
-    alone = {call: player.played((call,), Plan((0,)), looks=False).answers[0] for call in calls}
+    alone = {call: player.alone(call) for call in calls}
     for order in orders_of(calls):
         first, second = order
         run = player.played(calls, Plan(order), looks=False)

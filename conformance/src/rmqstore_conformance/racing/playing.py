@@ -77,6 +77,7 @@ class Player:
         self._kind = kind
         self._scope = Scope(store)
         self._number = 0
+        self._alone: dict[str, Answer] = {}
         self.runs = 0
 
     def _arena(self) -> Arena:
@@ -128,6 +129,12 @@ class Player:
         run = Run(arena.outcome(told) if looks else arena.text(told), answers, schedule, turns.steps, turns.calls)
         arena.tear_down()
         return run
+
+    def alone(self, call: str) -> Answer:
+        """Return the answer of a call that races with none; it is played once."""
+        if call not in self._alone:
+            self._alone[call] = self.played((call,), Plan((0,)), looks=False).answers[0]
+        return self._alone[call]
 
     def _durable(self) -> dict[str, int]:
         return {"timers": self._store.engine.timers.durable_position, "pops": self._store.engine.pops.durable_position}

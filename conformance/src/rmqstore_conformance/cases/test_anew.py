@@ -203,7 +203,7 @@ def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_sto
 def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: Stores, after: str) -> None:
     """P5: what groups had may go in steps, but from the first moment none of it shows, counts, comes back or meets a new topic."""
     store = durable_stores.open()
-    groups = [f"g{number}" for number in range(300)]
+    groups = [f"g{number}" for number in range(270)]
     store.send_batch([message(0), message(1, "other")])
     held = {group: store.pop(T, group, invisible_ms=5000)[0] for group in groups}
     store.ack(held["g0"])

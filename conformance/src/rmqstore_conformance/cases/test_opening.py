@@ -116,8 +116,8 @@ def test_r5_an_open_does_no_more_for_a_long_past(durable_stores: Stores) -> None
         store.close()
         return calls
 
-    fill("short", 10)
-    fill("long", 400)
+    fill("short", 5)
+    fill("long", 200)
     short, long = calls_of("short"), calls_of("long")
     assert long < 2 * short, f"{short} calls with a short past, {long} with a long one"
 

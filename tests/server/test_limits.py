@@ -109,7 +109,6 @@ def test_calls_under_way_count_when_their_clients_are_gone(served: Served) -> No
     assert not isinstance(answer(fourth)[1], Exception)
     assert {each.body[:1] for each in served.store.pop("t", "g")} == {b"1", b"4"}
     assert server.refusal(5_000_000) is None
-    fourth.close()
 
 
 @pytest.mark.limits(held_bytes=1_000_000)
@@ -198,7 +197,6 @@ def test_a_request_that_comes_no_further_is_cut_off(served: Served) -> None:
     assert silent._reader.read() == b""
     soon(lambda: not served.thread._server.clients)
     served.connect().send(large)
-    silent.close()
 
 
 def trickle(served: Served, slow: Connection, request: bytes | bytearray, pieces: int) -> Client:
@@ -221,7 +219,6 @@ def test_a_request_that_comes_slowly_is_taken(served: Served, monkeypatch: pytes
     slow._socket.sendall(request[500:])
     assert not isinstance(answer(slow)[1], Exception)
     assert client._cut is None, "a connection may be silent between its requests"
-    slow.close()
 
 
 def test_a_request_that_does_not_come_to_its_end_is_cut_off(served: Served) -> None:
@@ -232,7 +229,6 @@ def test_a_request_that_does_not_come_to_its_end_is_cut_off(served: Served) -> N
     assert slow._reader.read() == b""
     soon(lambda: not served.thread._server.clients)
     assert served.thread._server._asked_bytes == 0
-    slow.close()
 
 
 BATCHES = {"messages": lambda rows: [NOW] * rows, "Arrow": lambda rows: pa.record_batch({"topic": ["t"] * rows, "body": [b"x"] * rows})}

@@ -363,7 +363,8 @@ def test_a_request_that_cannot_be_understood_is_answered_alone(served: Served, c
 
 def test_nothing_is_read_behind_what_cannot_be_understood(served: Served) -> None:
     """Over TLS more may come while the last answers go out; what had been understood was done once more then."""
-    connection, calls = served.raw(), []
+    calls: list[int] = []
+    served.raw()
     (client,) = served.thread._server.clients
     served.thread._server.take = lambda call: calls.append(call.number)  # type: ignore[method-assign]
 
@@ -373,7 +374,6 @@ def test_nothing_is_read_behind_what_cannot_be_understood(served: Served) -> Non
 
     served.thread._done(come())
     assert calls == [7]
-    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -567,7 +567,6 @@ def test_a_call_of_very_many_messages_holds_nobody_up(
     gate.set()
     assert answer(connection) == (1, "done")
     assert was_open == [True]
-    connection.close()
 
 
 def test_calls_of_few_messages_need_no_thread() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from plugins.wheel.tests.stores import WheelStores, index_of, opened
+from plugins.wheel.tests.stores import Run, WheelStores, index_of, opened
 from rmqstore import CancelOutcome, FlowControlError, ManualClock, Message, Store
 from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import DAY_MS, START_MS, directory, message, read_ids
@@ -20,6 +22,7 @@ from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, Sums
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.wheel import Ring
+from rmqstore_wheel.timers import slot_counts
 from rmqstore_wheel.timers.wheel import WheelIndex
 
 SLOTS, WINDOW = 1000, 200
@@ -358,3 +361,50 @@ def test_a_slot_that_was_rolled_takes_no_other_far_timer(tmp_path: Path, is_due_
         assert sorted(came) == [b"far", b"far too", b"seals", b"stays"]
         assert store.pending().total == 0
         assert store.verify() == []
+
+
+def test_t9_timers_that_wait_to_be_rolled_crowd_their_slot(run: Run) -> None:
+    """They wait in other slots, also when their own is so near by now that what is put for it goes there at once."""
+    limit = run.settings["congestion_limit"] = 10
+    run.reopen()
+    due_ms = START_MS + 1_100_000
+    run.far(*(f"far{number}" for number in range(limit)), due_ms=due_ms)
+    for step_ms in (0, 200_000, 890_000):
+        run.clock.advance(step_ms)
+        run.store.tick()
+        run.reopen()
+        rows = [Message("late", b"x", message_id=f"{step_ms}.{number}", deliver_at_ms=due_ms) for number in range(limit)]
+        with pytest.raises(FlowControlError, match=f"slot {due_ms} ms would hold {2 * limit} timers"):
+            run.store.send_batch(rows)
+    assert len(run.take_late()) == limit
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slot_counts_all_timers_that_it_is_to_hand_over(run: Run, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Wherever they wait, whatever becomes of them, and behind an open."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(slot_counts, "_FEW", 3)
+    run.settings["congestion_limit"] = 10**6
+    run.reopen()
+    handles: list[Any] = []
+    dues = [START_MS + 1000 * chance.randrange(5000) for _ in range(30)]
+    for number in range(120):
+        kind = chance.choice(["one", "many", "cancel", "cancel many", "tick", "tick", "back", "reopen"])
+        if kind == "one":
+            handles += [each for each in run.far(f"o{number}", due_ms=chance.choice(dues)) if each is not None]
+        elif kind == "many":
+            rows = [Message("late", b"x", message_id=f"{number}.{at}", deliver_at_ms=chance.choice(dues)) for at in range(9)]
+            handles += [each.handle for each in run.store.send_batch(rows) if each.handle is not None]
+        elif kind.startswith("cancel"):
+            run.store.cancel([handles.pop(chance.randrange(len(handles))) for _ in range(min(len(handles), 1 if kind == "cancel" else 5))])
+        elif kind == "tick":
+            run.clock.advance(chance.choice([1000, 60_000, 300_000]))
+            run.store.tick()
+        elif kind == "back":
+            run.clock.set(run.clock.now_ms() - 50_000)
+        elif chance.random() < 0.3:
+            run.reopen(rebuild=chance.random() < 0.5)
+        index = index_of(run.store)
+        slots = Counter(index.wheel.slot_of(tick) for piece in index.live() for tick in piece.ticks.tolist())
+        assert {slot: index.count_of_tick(index.end_of(slot)) for slot in slots} == slots
+        assert not any(index.count_of_tick(due_ms) for due_ms in dues if index.wheel.slot_of(due_ms) not in slots)

@@ -22,6 +22,7 @@ from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.keys import KeyIndex
 from rmqstore_wheel.timers.records import EncodedTimer, EncodedTimers, read_timers
+from rmqstore_wheel.timers.slot_counts import SlotCounts
 from rmqstore_wheel.timers.table import CANCEL, NOTHING, TIMER, Due, joined
 from rmqstore_wheel.timers.wheel import Placement, WheelIndex
 
@@ -79,6 +80,8 @@ class TimerIndex:
         # Up to this tick, what is the first to be kept stays so.
         self._stays_before = -1
         self.forgotten = EMPTY_CURSOR
+        # How many timers of each slot are elsewhere, to be rolled or aside; None until somebody asks.
+        self._away: SlotCounts | None = None
 
     @property
     def last_seq(self) -> int:
@@ -111,6 +114,8 @@ class TimerIndex:
             self.wheel.publish_one(placed)
             if placed.rolled or placed.aside:
                 self.rolled.set_many(np.array([seq]))
+                if self._away is not None:
+                    self._away.add(self.wheel.slot_of(np.array([found.tick])), 1)
             if placed.aside:
                 self.aside[seq] = found.tick
             self.pending += 1
@@ -146,6 +151,8 @@ class TimerIndex:
             self.pending -= 1
             if is_rolled:
                 self.aside.pop(target, None)
+                if self._away is not None:
+                    self._away.add(self.wheel.slot_of(np.array([tick])), -1)
             else:
                 self.wheel.count_off_one(self.wheel.slot_of(tick))
 
@@ -160,6 +167,10 @@ class TimerIndex:
         if len(placed.aside):
             self.rolled.set_many(seqs[placed.aside])
             self.aside.update(zip(seqs[placed.aside].tolist(), ticks[placed.aside].tolist(), strict=True))
+        if self._away is not None:
+            away = placed.rolled.copy()
+            away[placed.aside] = True
+            self._away.add(self.wheel.slot_of(ticks[away]), 1)
 
     def _reserve_cancels(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Placement:
         """Write cancels behind the timers that are in slots of their own, for a broker."""
@@ -190,6 +201,8 @@ class TimerIndex:
         own = ~rolled
         if True in own:
             self.wheel.count_off(self.wheel.slot_of(ticks[own]))
+        if self._away is not None:
+            self._away.add(self.wheel.slot_of(ticks[rolled]), -1)
         if self.aside:
             for seq in seqs[rolled].tolist():
                 self.aside.pop(seq, None)
@@ -233,7 +246,7 @@ class TimerIndex:
             self.wheel.count_off(owners)
         # The units stay in the chains of these slots, so they must not be rolled a second time.
         self.wheel.note_rolled(slots)
-        self.rolled.set_many(seqs, on=False)
+        self._come_back(seqs, ticks_live)
         self._publish_places(placed, seqs_live, ticks_live, self.write_ms)
 
     def _place_again(self, seqs: Ints, ticks: Ints) -> Placement:
@@ -248,14 +261,25 @@ class TimerIndex:
             placed = self._place_again(seqs, ticks)
             for seq, _ in ahead:
                 del self.aside[seq]
-            self.rolled.set_many(seqs, on=False)
+            self._come_back(seqs, ticks)
             self._publish_places(placed, seqs, ticks, self.write_ms)
 
+    def _come_back(self, seqs: Ints, ticks: Ints) -> None:
+        """Count timers no more among those that are elsewhere; of those that are not gone, the ticks are given."""
+        self.rolled.set_many(seqs, on=False)
+        if self._away is not None:
+            self._away.add(self.wheel.slot_of(ticks), -1)
+
     def count_of_tick(self, tick: int) -> int:
-        """Return how many timers of a tick its slot holds, and none of those that wait in the slot to be rolled."""
+        """Return how many timers the slot of a tick has: those that are in it or elsewhere, and none that wait in it to be rolled."""
+        if self._away is None:
+            away = SlotCounts()
+            for piece in self.live() if self.rolled.any else ():
+                away.add(self.wheel.slot_of(piece.ticks[self.rolled.get_many(piece.seqs)]), 1)
+            self._away = away
         slot = self.wheel.slot_of(tick)
         waiting = len(self._rolling(np.array([slot]))[0]) if self.wheel.has_rolls(slot) else 0
-        return self.wheel.count_in(slot) - waiting + sum(each == tick for each in self.aside.values())
+        return self.wheel.count_in(slot) - waiting + self._away.of(slot)
 
     def queue_units(self, seqs: Ints) -> Rows:
         return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)

@@ -202,10 +202,7 @@ class WheelTimers(TimerSide):
             self._unsealed_tick = min(self._unsealed_tick, (first_roll + 1) * self.precision_ms)
 
     def _count_of_tick(self, tick: int) -> int:
-        slot = self._index.wheel.slot_of(tick)
-        if slot - self._index.write_ms // self.precision_ms < self._index.wheel.window:
-            return self._index.count_of_tick(tick)
-        return sum(int((piece.ticks == tick).sum()) for piece in self._index.live())
+        return self._index.count_of_tick(tick)
 
     # ------------------------------------------------------------ cancel
 

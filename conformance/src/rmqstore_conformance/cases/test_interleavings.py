@@ -25,7 +25,7 @@ from rmqstore_conformance.targets import Target
 
 
 class Racing:
-    """Histories that are played on one store and its oracle, one after the other, each with what is left of none of those before it.
+    """Histories that are played on one store and its oracle, one behind the other; each begins without messages and pending timers.
 
     Attributes:
         now_ms: when the hand-over runs; the clock stands there.

@@ -105,7 +105,10 @@ import rmqstore
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.watching import Watch
 
-logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
+told = threading.Semaphore(0)
+handler = logging.StreamHandler(sys.stdout)
+handler.addFilter(lambda record: told.release() or True)
+logging.getLogger().addHandler(handler)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
 thread = ServerThread(store, lambda entrance: entrance.listen_unix(__import__("pathlib").Path(sys.argv[3])))
@@ -121,6 +124,8 @@ for line in sys.stdin:
         except OSError:
             pass
     if command == "free":
+        for _ in range(2):
+            told.acquire(timeout=30)  # somebody has come, and could not be taken
         for each in taken:
             os.close(each)
     if command == "send":

@@ -29,7 +29,7 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     stores.clock.advance(1000)
     store.send_batch([message(n) for n in range(3, 5)])
     assert len(store.pop(T, G, max_messages=2)) == 2
-    store.ack(store.pop(T, G, max_messages=0 + 1))
+    store.ack(store.pop(T, G, max_messages=1))
     stores.tick_after(store, HOUR_MS - 1000)
     assert kept(store) == (0,), "not older than the retention yet"
     stores.tick_after(store, 1)

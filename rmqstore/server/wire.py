@@ -112,12 +112,15 @@ _EXTENSIONS: Final = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))
 _FIXED: Final = 0xD4
 _BLOBS: Final = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
 _DICTS: Final = frozenset((*range(0x81, 0x90), 0xDE, 0xDF))
-_LIGHT: Final = bytes((*range(0x80), 0xC0, 0xC2, 0xC3))
+_LIGHT: Final = frozenset((*range(0x80), 0xC0, 0xC2, 0xC3))
 """First bytes in MessagePack: of extensions, those from ``_FIXED`` on of 1, 2, 4 … bytes; of bytes and texts with their lengths; of dicts;
 and of what Python has ready, so that it takes but its place."""
 
 _NO_VALUES: Final = frozenset((_INT, _TEXT, _DATETIME, _BATCH, _ARROW, 0xFF))
 """Extensions whose data are no MessagePack; the last one is a time of MessagePack's own."""
+
+_HEAVY: Final = bytes(n not in _LIGHT for n in range(256))
+"""By its first byte, whether a value takes more than that."""
 
 _PLACE_BYTES, _VALUE_BYTES, _DICT_BYTES, _TYPE_BYTES = 8, 80, 240, 3000
 """What a value takes in memory at most: its place, most values, a small dict, and the type that each stranger has besides (measured)."""
@@ -128,7 +131,7 @@ _HEADS: Final = bytes(
 _TAKEN_BYTES: Final = tuple(_PLACE_BYTES if n in _LIGHT else _DICT_BYTES if n in _DICTS else _VALUE_BYTES for n in range(256))
 """By its first byte, how long a value is, without what comes behind a length; and what it takes."""
 
-_STEPS, _SMALL_BYTES = 64, 128
+_STEPS, _SMALL_BYTES = 64, 512
 """A frame has many values when there are more than so many, and one for each so many bytes of it."""
 
 _Packable: TypeAlias = object
@@ -302,13 +305,13 @@ def decoded_bytes(data: bytes, most_bytes: int) -> int:
     at = found = steps = 0
     with suppress(IndexError):  # the end
         while found <= most_bytes:
+            kind = data[at]
             steps += 1
             if steps == _STEPS + len(data) // _SMALL_BYTES:
-                left = data[at:]
-                heavy = len(left.translate(None, _LIGHT))
-                if found + heavy * _DICT_BYTES + left.count(_STRANGER) * _TYPE_BYTES + len(left) * _PLACE_BYTES <= most_bytes:
+                left = np.frombuffer(data, np.uint8, offset=at)
+                heavy, strangers = (int(np.count_nonzero(each)) for each in (np.frombuffer(_HEAVY, np.bool_)[left], left == _STRANGER))
+                if found + heavy * _DICT_BYTES + strangers * _TYPE_BYTES + len(left) * _PLACE_BYTES <= most_bytes:
                     return found + heavy * _VALUE_BYTES
-            kind = data[at]
             found += _TAKEN_BYTES[kind]
             head, at = at + 1, at + _HEADS[kind]
             if kind in _BLOBS:

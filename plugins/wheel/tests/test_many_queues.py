@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from plugins.wheel.tests.stores import START_MS, WheelStores, ledger_of, meanwhi
 from rmqstore import ManualClock, Message, ReadStore, Store
 from rmqstore_conformance.stores import read_ids
 from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.log import check_point, consume_queues
 from rmqstore_wheel.log.ledger import Ledger
@@ -184,6 +187,47 @@ def test_units_that_were_rewritten_wait_for_the_check_point(tmp_path: Path, sync
         ledger.make_check_point()
         assert "t0" in synced
         assert _held(tmp_path) == {}
+        expected = read_ids(store, "t0")
+    with opened(tmp_path) as store:
+        assert read_ids(store, "t0") == expected
+
+
+def test_units_whose_sync_failed_halfway_are_synced_by_the_next_check_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their file has other bytes by then, for which there are no sums yet."""
+    with opened(tmp_path) as store:
+        _fill(store, "a", ["t0"], each=3)
+        sync_queues(store)
+    with opened(tmp_path) as store:
+        ledger = ledger_of(store)
+        log = ledger.queues.of("t0", 0)
+        units = log.read(0, 3).copy()
+        units["tags_code"] += 1
+        log.reserve(np.arange(3), units)()
+        with monkeypatch.context() as failing:
+            failing.setattr(UnitLog, "_sum_of", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+            with pytest.raises(rmqstore.StoreFullError):
+                ledger.make_check_point()
+        assert log.read(0, 3).tolist() == units.tolist()
+        ledger.make_check_point()
+        assert not (tmp_path / "wheel" / "db" / "rmqstore" / "rebuild").exists()
+        _fill(store, "b", ["t0"])
+        expected = read_ids(store, "t0")
+    with opened(tmp_path) as store:
+        assert read_ids(store, "t0") == expected
+        assert store.verify() == []
+
+
+def test_a_tick_ends_where_a_check_point_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when queues are to be synced behind it."""
+    monkeypatch.setattr(consume_queues, "_LONG", 20)
+    with opened(tmp_path) as store:
+        _fill(store, "a", ["t0"], each=20)
+        with monkeypatch.context() as full:
+            full.setattr(Ledger, "is_long", lambda _: True)
+            full.setattr(check_point, "write", write := Mock(side_effect=[OSError(errno.ENOSPC, "no space left")] * 5))
+            store.tick()
+            assert 1 <= write.call_count < 5
+        assert ledger_of(store).queues.due == []
         expected = read_ids(store, "t0")
     with opened(tmp_path) as store:
         assert read_ids(store, "t0") == expected

@@ -59,6 +59,9 @@ Numbers = TypeVar("Numbers", int, Ints)
 class UnitLog:
     """Units in files; ``blank_bytes`` at the end of every file hold none.
 
+    Attributes:
+        is_rewritten: whether units that a check point may vouch for are others since the last sync that came to its end.
+
     Args:
         unit: the layout of one. per_file: how many a file holds. fill: the unit that stands where nothing was written; zeros when it is not
         given. ask_rebuild: called before units are rewritten, and when some are not what was written: the next open rebuilds everything,
@@ -96,6 +99,7 @@ class UnitLog:
         # What was rewritten since the last sync: numbers that rise, and their units.
         self._new_numbers: Ints = np.zeros(0, np.int64)
         self._new_units: Rows = np.zeros(0, unit)
+        self.is_rewritten = False
 
     # ------------------------------------------------------------ numbers and places
 
@@ -128,6 +132,7 @@ class UnitLog:
         """
         self.first, self.count = sums.first, sums.count
         self._forget_replaced()
+        self.is_rewritten = False
         self._stale.clear()
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
@@ -276,6 +281,7 @@ class UnitLog:
         self._new_units = np.insert(changed.view(block), rows[~known], new.view(block)).view(self.unit)
         self._new_numbers = np.insert(self._new_numbers, rows[~known], numbers[~known])
         self._stale.update(blocks)
+        self.is_rewritten = True
 
     def _write_replaced(self) -> None:
         """Write what was replaced, what is near by in one piece."""
@@ -415,11 +421,6 @@ class UnitLog:
 
     # ------------------------------------------------------------ durability and the end
 
-    @property
-    def is_rewritten(self) -> bool:
-        """Whether a sync changes units that a check point may vouch for."""
-        return bool(len(self._new_numbers))
-
     def unsynced(self) -> list[tuple[int, bytes]]:
         """Return the units that came behind those of the last sync, as (number of the first, units); between them nothing was written."""
         return [(first, self._raw(first, behind - first).tobytes()) for first, behind in self.held(self._summed)]
@@ -439,6 +440,7 @@ class UnitLog:
         self._crcs = crcs  # all of them at once: a block may not be summed a second time
         self._stale.clear()
         self._summed = self.count
+        self.is_rewritten = False
         return Sums(self.first, self.count, self._crcs.astype("<u4").tobytes(), self._absent_files())
 
     def trim(self, number: int) -> None:

@@ -546,6 +546,7 @@ class Ledger(CommittedKV):
                     self.queues.sync_next()
             return is_due
         except StoreFullError:
+            self.queues.due.clear()  # the next check point says anew which are long; until there is room, nothing more can be done
             return False
 
     def make_check_point(self) -> None:

@@ -144,7 +144,7 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
     if magic != _MAGIC or len(body) != length or crc32(body) != crc:
         return None
     if version not in _READ:
-        raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {VERSION}")
+        raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {' and '.join(map(str, _READ))}")
     try:
         return msgspec.msgpack.decode(body, type=CheckPoint)
     except msgspec.DecodeError:

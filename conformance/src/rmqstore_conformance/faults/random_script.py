@@ -90,7 +90,7 @@ class RandomScript(Script):
 
     def _ms_of(self, step: str) -> int:
         """Return a time near that of a step; all of its draws are made before the first call is."""
-        return int(step.rpartition("-")[2]) * _LONGEST_MS // _STEPS // 2
+        return _number_of(step) * _LONGEST_MS // _STEPS // 2
 
     def _add_send(self, step: str, operation: str, send: Callable[[], Sequence[Any]], marks: Sequence[bytes]) -> None:
         """Add a send; one with marks can be made again, at once or by a later step."""
@@ -163,7 +163,8 @@ class RandomScript(Script):
         self.add(step, "pop in order", make)
 
     def _settle(self, step: str, operation: str, chance: Chance) -> None:
-        invisible_ms, reason = chance.pick(_INVISIBLE_MS), chance.pick(("", "no answer"))
+        # No lease ends at that moment already, so a change shows, and who was killed in it knows whether it was made.
+        invisible_ms, reason = chance.pick(_INVISIBLE_MS) + _number_of(step), chance.pick(("", "no answer"))
 
         def make() -> object:
             held = [text for text in self._given_before(step) if Receipt.parse(text) is not None]
@@ -230,3 +231,7 @@ class RandomScript(Script):
 
 def _needs(operation: str) -> tuple[str, ...]:
     return (_NEEDS[operation],) if operation in _NEEDS else ()
+
+
+def _number_of(step: str) -> int:
+    return int(step.rpartition("-")[2])

@@ -1,7 +1,8 @@
 """``ConsumeQueues``: for every queue of a topic, where its messages are in the commit log (``ConsumeQueue``).
 
-A check point waits for no file of a queue, however many queues were written to since the last one. It says of each queue how far its
-files were synced, and holds the units behind that itself. Where that is much, files are synced for the next one, one a step of upkeep.
+A check point waits for no file of a queue to which units were only added since the last one, however many queues there are. It says of each
+how far its files were synced, and holds the units behind that itself. Where that is much, files are synced for the next one, one a step of
+upkeep.
 
 Why no crash point loses or doubles a unit here. A check point says which units a queue has, and of these:
 

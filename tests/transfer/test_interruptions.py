@@ -21,7 +21,7 @@ from rmqstore.transfer import dump, dumps, load, load_into, migrate, replacing, 
 from rmqstore_conformance.cases.test_moving import shown, used
 from rmqstore_conformance.stores import Pair, Stores, ids, message, pop_all, stores_of
 from tests.pairs import ENGINES
-from tests.transfer.cutting import CutShortError, cut, cut_at
+from tests.transfer.conftest import CutShortError, cut, cut_at
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
 SETTINGS: dict[str, Any] = {"max_retries": 1, "default_queues": 2}

@@ -12,7 +12,7 @@ import rmqstore
 from rmqstore import TransferError
 from rmqstore.transfer import dump, load, loading, migrate, replacing
 from tests.pairs import DURABLE_PAIRS
-from tests.transfer.cutting import CutShortError, cut, cut_at
+from tests.transfer.conftest import CutShortError, cut, cut_at
 
 ENGINES = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops]
 ENGINE, OTHER_ENGINE = ENGINES[:2] if len(ENGINES) > 1 else ("", "")

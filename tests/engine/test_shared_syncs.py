@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 from unittest.mock import patch
 
@@ -62,3 +63,68 @@ def test_what_is_durable_is_not_refused() -> None:
     kv.sync(1)
     with pytest.raises(StoreFullError):
         kv.sync(2)
+
+
+def test_a_call_does_not_wait_for_the_sync_behind_its_own() -> None:
+    """Else threads that send one a call wait for most syncs twice."""
+    kv = MemoryKV("a database", 1)
+    kv.position = 2
+    returned = threading.Event()
+
+    def follow() -> None:
+        kv.sync(1)
+        returned.set()
+
+    follower = threading.Thread(target=follow)
+    began: list[int] = []
+
+    def to_disk() -> int:
+        began.append(kv.position)
+        if len(began) == 1:
+            follower.start()
+            until_in_sync(follower)
+        else:
+            # The leader begins another sync at once, while the follower of its first is on its way out.
+            assert returned.wait(20)
+        return began[-1]
+
+    with patch.object(kv, "_sync_to_disk", to_disk):
+        kv.sync(2)
+        kv.position = 3
+        kv.sync(3)
+    follower.join(20)
+    assert began == [2, 3]
+
+
+def test_those_who_wait_for_an_interrupted_sync_lead_one_themselves() -> None:
+    kv = MemoryKV("a database", 1)
+    kv.position = 3
+    # One is covered by the sync that is interrupted; one waits for the sync behind it, and one beside that one.
+    waiting = [threading.Thread(target=kv.sync, args=(position,)) for position in (1, 4, 5)]
+    began: list[int] = []
+
+    def to_disk() -> int:
+        began.append(kv.position)
+        if len(began) == 1:
+            kv.position = 5
+            for each in waiting:
+                each.start()
+                until_in_sync(each)
+            raise KeyboardInterrupt
+        return began[-1]
+
+    with patch.object(kv, "_sync_to_disk", to_disk):
+        with pytest.raises(KeyboardInterrupt):
+            kv.sync(3)
+        for each in waiting:
+            each.join(20)
+    assert not any(each.is_alive() for each in waiting)
+    assert (kv.durable_position, began[0]) == (5, 3)
+    assert len(began) in (2, 3)
+
+
+def until_in_sync(thread: threading.Thread) -> None:
+    """Let other threads run until one is in a call of ``sync``."""
+    pause = threading.Event()
+    while (frame := sys._current_frames().get(thread.ident or 0)) is None or frame.f_code.co_name != "sync":
+        pause.wait(0.001)

@@ -6,6 +6,13 @@ database is full, poisoned, closed, or seen from a forked child. Refusal is one 
 Threads wait for one another at locks, taken by ``with``, and at nothing else: a thread that a signal handler interrupts anywhere lets go
 of them, so none of the others waits for ever.
 
+**Who waits where.** One sync is under way at a time, whose thread holds ``leading``. It began with all that was written up to a position;
+who wrote that waits at the gate of this sync, a lock that the leader holds, and is through as soon as the sync is. Who wrote later waits at
+the next gate, whose first holder waits for ``leading`` and takes the others with it. With one lock for both, who is through would wait
+behind the sync that its leader, or another, begins meanwhile: with 16 threads that send one a call, a sync served two or three of them.
+Who comes through a gate and finds its write not durable, since the leader was interrupted, leads itself. What is at stake is only who waits
+for how long: whether a write is durable is asked of ``durable_position`` alone, at whatever gate.
+
 **A close** is four steps: it makes durable what is not, refuses calls, lets go of everything, and notes that nothing is left to close. Why
 one that is interrupted anywhere (F4) loses nothing, and is made whole by the next:
 
@@ -69,6 +76,8 @@ class CommittedKV(OrderedKV):
         self._keeps_written = keeps_written
         self.lock = Lock()
         self.leading = Lock()
+        # Up to which position the sync under way reaches, where threads wait for it, and where they wait for the one behind it.
+        self._gates: tuple[int, Lock, Lock] = (0, Lock(), Lock())
         # (kept, last): writes behind the first position up to the second are gone. Rising, and only replaced as a whole.
         self._lost: list[tuple[int, int]] = []
         _open_databases.add(self)
@@ -164,23 +173,31 @@ class CommittedKV(OrderedKV):
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
         reached = -1
         while reached < target:
-            # Those that come meanwhile wait here; the first of them leads for all that was written until then.
-            with self.leading:
-                with self.lock:
-                    if self._lost and position is not None:
+            covered, gate, later = self._gates
+            mine = gate if target <= covered else later
+            with mine:
+                # Asked before the next sync is waited for, which this write does not need.
+                if position is not None and position <= self.durable_position:
+                    if self._lost:
                         self._check_kept(position)
-                    if self.refusal is not None and (target > self.durable_position or position is None):
-                        self._check_sync(position)
-                    if target <= self.durable_position:
-                        return
-                try:
-                    reached = self._sync_to_disk()
-                except Exception as error:
-                    if (refused := self._refused_by(error)) is None:
-                        raise
-                    raise refused from error
-                with self.lock:
-                    self.durable_position = max(self.durable_position, reached)
+                    return
+                with self.leading:
+                    with self.lock:
+                        if self._lost and position is not None:
+                            self._check_kept(position)
+                        if self.refusal is not None and (target > self.durable_position or position is None):
+                            self._check_sync(position)
+                        if target <= self.durable_position:
+                            return
+                        self._gates = (self.position, mine, Lock())
+                    try:
+                        reached = self._sync_to_disk()
+                    except Exception as error:
+                        if (refused := self._refused_by(error)) is None:
+                            raise
+                        raise refused from error
+                    with self.lock:
+                        self.durable_position = max(self.durable_position, reached)
 
     # ------------------------------------------------------------ the end
 

@@ -198,7 +198,7 @@ def _directory(path: Path) -> Iterator[Finding]:
         return
     if manifest is None:
         what = "is no store" if path.exists() else "does not exist"
-        yield Finding("store", Level.PROBLEM, f"{path} {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
+        yield Finding("store", Level.PROBLEM, f"{path} {what}; `rmqstore send` and `rmqstore serve` make one with --create")
         return
     engines = " + ".join(engines_in(manifest))
     yield Finding("store", Level.OK, f"format {manifest['format']}, store id {manifest['store_id']:08x}, engine {engines}")

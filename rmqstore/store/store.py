@@ -59,6 +59,7 @@ from rmqstore.message import (
 from rmqstore.store.handlers import refuse_within
 from rmqstore.store.handover import HandOver
 from rmqstore.store.health import Health, health_of
+from rmqstore.store.joint import JointCalls
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.pauses import Held
 from rmqstore.store.placing import Placing
@@ -127,6 +128,8 @@ class Store(Reader):
         self._in_steps: set[int] = set()
         self._waiting: set[int] = set()
         self._round: Round | None = None
+        self._main_thread = threading.main_thread().ident
+        self._joint = JointCalls(self)
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
         self._held = Held(self._pops)
@@ -255,7 +258,8 @@ class Store(Reader):
         """
         self._check_open()
         given = handles_of(handle)
-        outcomes, ticket = self._timers.cancel(given.names, self._clock.now_ms())
+        cancel = functools.partial(self._timers.cancel, given.names, self._clock.now_ms())
+        outcomes, ticket = cancel() if threading.get_ident() == self._main_thread else self._joint.make(self._timers, cancel)
         self._settle(self._timers, ticket)
         self._waits.made_room()
         return given.answer(outcomes, CancelOutcome.UNKNOWN)
@@ -358,7 +362,8 @@ class Store(Reader):
         """
         self._check_open()
         given = receipts_of(leased)
-        result, ticket = self._pops.apply(PopTxn(acks=given.names), self._clock.now_ms())
+        ack = functools.partial(self._pops.apply, PopTxn(acks=given.names), self._clock.now_ms())
+        result, ticket = ack() if threading.get_ident() == self._main_thread else self._joint.make(self._pops, ack)
         self._settle(self._pops, ticket)
         self._waits.acked(map(_topic_of, given.names))
         return given.answer(result.acks, AckOutcome.UNKNOWN)
@@ -660,6 +665,7 @@ class Store(Reader):
             if (held := self._round) is not None and held.note(side, ticket):
                 return
             waiting, me = self._waiting, threading.get_ident()
+            is_leader = me in waiting  # of joint calls, and stays there
             try:
                 waiting.add(me)
                 side.sync(ticket)
@@ -667,7 +673,8 @@ class Store(Reader):
                 self._poisoned(error)
                 raise
             finally:
-                waiting.discard(me)
+                if not is_leader:
+                    waiting.discard(me)
 
     def _synced(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
         """Do what waits for the disk."""

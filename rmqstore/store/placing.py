@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rmqstore.batch import MessageBatch, topics_in
@@ -53,7 +52,6 @@ class Placing:
         the timers: either it is there already, from when the message was due later; or no copy of the call can store a timer any more.
         ``groups``: the topics of messages with a message group.
         """
-        store = self._store
         if self._held.sends is not None:
             raise FlowControlError(f"{self._held.sends}; pauses.end or `rmqstore resume` lets them in again")
         group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
@@ -64,12 +62,11 @@ class Placing:
             is_later = True
             if is_named:
                 receipts, ticket = self._timers.put(_NO_MESSAGES, now_ms, marks)
-                store._settle(self._timers, ticket)
+                self._store._settle(self._timers, ticket)
                 is_later = len(receipts) > 0
         if is_later:
-            put = partial(self._timers.put, batch, now_ms, marks)
-            receipts, ticket = put() if threading.get_ident() == store._main_thread else store._joint.make(self._timers, put)
-            store._settle(self._timers, ticket)
+            receipts, ticket = self._timers.put(batch, now_ms, marks)
+            self._store._settle(self._timers, ticket)
             repeated = receipts.status is WriteStatus.REPEATED
             if not repeated or len(receipts) == len(batch):
                 return batch, receipts, repeated
@@ -78,12 +75,11 @@ class Placing:
                     f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
                     "carries the same messages; give another call other marks"
                 )
-        append = partial(self._pops.append, batch, now_ms, marks, group_queues)
-        result, ticket = append() if threading.get_ident() == store._main_thread else store._joint.make(self._pops, append)
+        result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
         if result.status is WriteStatus.MOVED:
             # Another first message with a group came in between: its number of queues holds.
             return self.put(given, groups, deliver_ms, latest_ms, marks, now_ms)
-        store._settle(self._pops, ticket)
+        self._store._settle(self._pops, ticket)
         self._waits.arrived(topics_in(batch))
         return batch, None, result.status is WriteStatus.REPEATED
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -121,9 +120,8 @@ class Popping:
 
     def step(self, request: PopRequest) -> PopResult:
         """Pop once."""
-        store, pop = self._store, partial(self._pops.pop, request, self._clock.now_ms())
-        result, ticket = pop() if threading.get_ident() == store._main_thread else store._joint.make(self._pops, pop)
-        store._settle(self._pops, ticket)
+        result, ticket = self._pops.pop(request, self._clock.now_ms())
+        self._store._settle(self._pops, ticket)
         if request.acks:
             self._waits.acked(map(_topic_of, request.acks))
         return result

@@ -59,7 +59,6 @@ from rmqstore.message import (
 from rmqstore.store.handlers import refuse_within
 from rmqstore.store.handover import HandOver
 from rmqstore.store.health import Health, health_of
-from rmqstore.store.joint import JointCalls
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.pauses import Held
 from rmqstore.store.placing import Placing
@@ -128,8 +127,6 @@ class Store(Reader):
         self._in_steps: set[int] = set()
         self._waiting: set[int] = set()
         self._round: Round | None = None
-        self._main_thread = threading.main_thread().ident
-        self._joint = JointCalls(self)
         self._tick_lock = threading.RLock()
         self._snapshot_lock = threading.RLock()
         self._held = Held(self._pops)
@@ -258,8 +255,7 @@ class Store(Reader):
         """
         self._check_open()
         given = handles_of(handle)
-        cancel = functools.partial(self._timers.cancel, given.names, self._clock.now_ms())
-        outcomes, ticket = cancel() if threading.get_ident() == self._main_thread else self._joint.make(self._timers, cancel)
+        outcomes, ticket = self._timers.cancel(given.names, self._clock.now_ms())
         self._settle(self._timers, ticket)
         self._waits.made_room()
         return given.answer(outcomes, CancelOutcome.UNKNOWN)
@@ -362,8 +358,7 @@ class Store(Reader):
         """
         self._check_open()
         given = receipts_of(leased)
-        ack = functools.partial(self._pops.apply, PopTxn(acks=given.names), self._clock.now_ms())
-        result, ticket = ack() if threading.get_ident() == self._main_thread else self._joint.make(self._pops, ack)
+        result, ticket = self._pops.apply(PopTxn(acks=given.names), self._clock.now_ms())
         self._settle(self._pops, ticket)
         self._waits.acked(map(_topic_of, given.names))
         return given.answer(result.acks, AckOutcome.UNKNOWN)
@@ -665,7 +660,6 @@ class Store(Reader):
             if (held := self._round) is not None and held.note(side, ticket):
                 return
             waiting, me = self._waiting, threading.get_ident()
-            is_leader = me in waiting  # of joint calls, and stays there
             try:
                 waiting.add(me)
                 side.sync(ticket)
@@ -673,8 +667,7 @@ class Store(Reader):
                 self._poisoned(error)
                 raise
             finally:
-                if not is_leader:
-                    waiting.discard(me)
+                waiting.discard(me)
 
     def _synced(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
         """Do what waits for the disk."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, permutations
 from typing import NamedTuple, TypeVar
-from unittest.mock import patch
 
 from rmqstore import Store
 from rmqstore.plugins import get_plugins
@@ -263,8 +262,6 @@ def player(stores: Stores, kind: type[Arena]) -> Iterator[Player]:
     packages = {type(get_plugins().load_engine(name)[1]).__module__.partition(".")[0] for name in stores.pair}
     with turn_locks(lambda name: _is_engine(name, packages)):
         store = stores.open(f"races {kind.__name__}", max_in_flight=3, reclaim="age")
-        # Each thread makes its calls itself, as the main one and the ticker do: an engine has to stand that.
-        with patch.object(store._joint, "make", lambda _, call: call()):
-            yield Player(stores, store, kind)
+        yield Player(stores, store, kind)
         assert store.verify() == []
         store.close()

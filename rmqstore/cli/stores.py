@@ -99,7 +99,9 @@ def require(path: Path) -> None:
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise StorePathError(f"{path} is no store, and something else is there; name the directory of a store")
         what = "is empty" if path.exists() else "does not exist"
-        raise StorePathError(f"there is no store in {path}, the directory {what}; `rmqstore send` and `rmqstore serve` make one with --create")
+        raise StorePathError(
+            f"there is no store in {path}, the directory {what}; `rmqstore send` and `rmqstore serve` make one with --create"
+        )
 
 
 def shards_at(path: Path) -> list[Path]:

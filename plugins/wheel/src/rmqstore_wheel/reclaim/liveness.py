@@ -82,8 +82,9 @@ class Liveness:
         if topic != WHEEL_TOPIC:
             return LiveRows(topic, queue, rows, offsets, units, np.zeros(len(rows), np.bool_))
         answered = self._index.is_answered(offsets + 1)
-        rows, offsets = rows[answered], offsets[answered]
-        return LiveRows(topic, queue, rows, offsets, units.compress(answered), self._index.cancelled.get_many(offsets + 1))
+        if not answered.all():
+            rows, offsets, units = rows[answered], offsets[answered], units.compress(answered)
+        return LiveRows(topic, queue, rows, offsets, units, self._index.cancelled.get_many(offsets + 1))
 
     def pages(self, begin: int, end: int, count: int) -> Iterator[tuple[int, LiveRows]]:
         """Yield what ``count`` places of a queue lead to between two offsets of the log, and is live, and how many bytes say so.
@@ -106,7 +107,8 @@ class Liveness:
                         units = units[: max(at + wanted - start, 0)]
                         places = units["log_offset"]
                         rows = np.flatnonzero(consume_queue.is_message(units) & (places >= begin) & (places < end))
-                        yield max(units.nbytes, _LEAST_PAGE_BYTES), self._live(*name, rows, start + rows, units[rows])
+                        looked_at = max(units.nbytes, _LEAST_PAGE_BYTES)
+                        yield looked_at, self._live(*name, rows, start + rows, units if len(rows) == len(units) else units[rows])
 
 
 class Look(ABC):

@@ -381,9 +381,8 @@ class TimerIndex:
         found: Ints = ticks[(facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)]
         return found
 
-    def live(self, handed: TimerCursor = EMPTY_CURSOR) -> list[Due]:
-        """Return every pending timer that ``handed`` does not cover, by seq, in pieces."""
-        pieces = []
+    def live(self, handed: TimerCursor = EMPTY_CURSOR) -> Iterator[Due]:
+        """Yield every pending timer that ``handed`` does not cover, by seq, in pieces."""
         for first, facts in timer_table.pages(self.facts, self.first_kept):
             seqs = np.arange(first + 1, first + 1 + len(facts))
             ticks = facts["tick"]
@@ -391,8 +390,7 @@ class TimerIndex:
             keep &= ~self.forgotten.covers_each(ticks, seqs) & ~handed.covers_each(ticks, seqs)
             rows = np.flatnonzero(keep)
             if len(rows):
-                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], timer_table.dues_of(facts.take(rows))))
-        return pieces
+                yield Due(ticks[rows].astype(np.int64), seqs[rows], timer_table.dues_of(facts.take(rows)))
 
     # ------------------------------------------------------------ forgetting
 
@@ -536,9 +534,15 @@ class TimerIndex:
 
     def is_answered(self, seqs: Ints) -> Flags:
         """Say which messages are timers that are pending, or gone and still answered for."""
-        found: Flags = self._kinds(seqs) == TIMER
-        ticks = self.facts.gather(seqs[found] - 1)["tick"].astype(np.int64)
-        found[found] = (ticks >= self.answered_from) | ~self.is_gone(seqs[found], ticks)
+        known = (seqs > self.facts.first) & (seqs <= self.facts.count)
+        if not known.all():
+            known[known] = self.is_answered(seqs[known])
+            return known
+        facts = self.facts.gather(seqs - 1)
+        ticks = facts["tick"]
+        found: Flags = facts["kind"] == TIMER
+        if (gone := found & (ticks < self.answered_from)).any():
+            found[gone] = ~self.is_gone(seqs[gone], ticks[gone])
         return found
 
     def settle(self) -> None:

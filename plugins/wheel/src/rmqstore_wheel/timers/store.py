@@ -460,10 +460,9 @@ class WheelTimers(TimerSide):
         if len(cursor.corners) <= MAX_CORNERS or (durable and self._forget_position > self._ledger.durable_position):
             return cursor
         corners = list(cursor.corners)
-        live = self._index.live()
         while len(corners) > MAX_CORNERS:
             tick, seq = corners[0]
-            if any(((piece.ticks <= tick) & (piece.seqs <= seq)).any() for piece in live):
+            if any(((piece.ticks <= tick) & (piece.seqs <= seq)).any() for piece in self._index.live()):
                 break
             corners.pop(0)
         return TimerCursor(tuple(corners))

@@ -93,7 +93,7 @@ class TimerExport:
         # A reader has no calls of its own: what it sees grows with the log.
         state = (self._ledger.position, self._ledger.log.tail, self._index.forgotten)
         if self._sorted is None or self._sorted[0] != state:
-            self._sorted = (state, joined(self._index.live()).in_order())
+            self._sorted = (state, joined(list(self._index.live())).in_order())
         return self._sorted[1]
 
     def _columns(self, seqs: Ints) -> dict[str, pa.Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,7 +23,7 @@ from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, Sums
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.wheel import Ring
-from rmqstore_wheel.timers import slot_counts
+from rmqstore_wheel.timers import slot_counts, table as timer_table
 from rmqstore_wheel.timers.wheel import WheelIndex
 
 SLOTS, WINDOW = 1000, 200
@@ -408,3 +409,19 @@ def test_a_slot_counts_all_timers_that_it_is_to_hand_over(run: Run, monkeypatch:
         slots = Counter(index.wheel.slot_of(tick) for piece in index.live() for tick in piece.ticks.tolist())
         assert {slot: index.count_of_tick(index.end_of(slot)) for slot in slots} == slots
         assert not any(index.count_of_tick(due_ms) for due_ms in dues if index.wheel.slot_of(due_ms) not in slots)
+
+
+def test_what_is_pending_is_gone_through_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T8: an open behind a hand-over that was cut short goes through all of it, however many millions that are."""
+    monkeypatch.setattr(timer_table, "_PAGE", 512)
+    count = 40_000
+    with opened(tmp_path / "store") as store:
+        for _ in range(4):
+            store.send_batch([Message("t", b"x", deliver_at_ms=START_MS + 60_000)] * (count // 4))
+        index = index_of(store)
+        tracemalloc.start()
+        try:
+            assert sum(len(piece) for piece in index.live()) == count
+            assert tracemalloc.get_traced_memory()[1] < 24 * count / 4, "tick, seq and due time of a timer are 24 bytes"
+        finally:
+            tracemalloc.stop()

@@ -8,21 +8,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import rmqstore
 from rmqstore import ManualClock, Message, MessageBatch, Store
-from rmqstore_benchmarks.grid.recording import every
+from rmqstore_benchmarks.grid.recording import anon_bytes, every
 from rmqstore_benchmarks.machine import measure_engines
 
 _BODY = b"x" * 256
 _BATCH = 10_000
 
 
-def calls_beside(store: Store, work: Callable[[], object]) -> list[str]:
-    """Return the median and p99 of sends, and those of pops, while ``work`` was done, in ms."""
-    taken_s = []
+def calls_beside(store: Store, work: Callable[[], object]) -> dict[str, Any]:
+    """Return the median and p99 of sends, and those of pops, while ``work`` was done, in ms.
+
+    And how long it took until a first message of the slot could be popped, in ms, and the most anonymous memory meanwhile.
+    """
+    taken_s: list[tuple[float, float]] = []
+    first_s: list[float] = []
+    memory = [anon_bytes() or 0]
+    started_s = time.perf_counter()
 
     def call() -> None:
         begun_s = time.perf_counter()
@@ -30,10 +37,14 @@ def calls_beside(store: Store, work: Callable[[], object]) -> list[str]:
         sent_s = time.perf_counter()
         store.pop("other", "g", max_messages=1)
         taken_s.append((sent_s - begun_s, time.perf_counter() - sent_s))
+        if not first_s and store.pop("burst", "g", max_messages=1):
+            first_s.append(time.perf_counter() - started_s)
+        memory.append(anon_bytes() or 0)
 
     with every(0.001, call, "bench-beside"):
         work()
-    return ["{:.1f}, {:.1f}".format(*each) for each in 1000 * np.quantile(taken_s, (0.5, 0.99), axis=0).T]
+    sends, pops = ("{:.1f}, {:.1f}".format(*each) for each in 1000 * np.quantile(taken_s, (0.5, 0.99), axis=0).T)
+    return {"sends": sends, "pops": pops, "first": f"{1000 * first_s[0]:.0f}" if first_s else "-", "memory": max(memory)}
 
 
 def measure(engine: str, root: Path, timers: int) -> None:
@@ -43,19 +54,24 @@ def measure(engine: str, root: Path, timers: int) -> None:
         columns = MessageBatch.of([Message("burst", _BODY)] * _BATCH).columns
         for _ in range(timers // _BATCH):
             store.send_batch(columns, delay_ms=60_000)
-        quiet, _ = calls_beside(store, lambda: time.sleep(2))
+        quiet = calls_beside(store, lambda: time.sleep(2))
         clock.advance(61_000)
         begun_s = time.perf_counter()
         told = calls_beside(store, store.tick)
         rate = timers / (time.perf_counter() - begun_s)
         assert store.pending().total == 0
-    print(f"| {engine} | {rate / 1000:.0f} k | {' | '.join([quiet, *told])} |", flush=True)
+    grown = (told["memory"] - quiet["memory"]) / 2**20
+    print(
+        f"| {engine} | {rate / 1000:.0f} k | {told['first']} | {grown:.0f} MiB | {quiet['sends']} | {told['sends']} | {told['pops']} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
     measure_engines(
         __doc__,
-        "| | handed over, msgs/s | a send before it, p50, p99, ms | a send meanwhile | a pop meanwhile |\n|---|---:|---:|---:|---:|",
+        "| | handed over, msgs/s | the first one after, ms | memory | a send before, p50, p99, ms | a send meanwhile | a pop meanwhile |\n"
+        "|---|---:|---:|---:|---:|---:|---:|",
         measure,
         timers=10_000_000,
     )

@@ -10,7 +10,7 @@ of them, so none of the others waits for ever.
 who wrote that waits at the gate of this sync, a lock that the leader holds, and is through when the sync is. Who wrote later, or wants
 everything durable, waits at the next gate, whose first holder waits for ``leading`` and takes the others with it. With one lock for both,
 who is through would wait behind the sync that its leader, or another, begins meanwhile: of 16 threads that send one a call, a sync served
-four or five on ``lmdb``, and serves eight. Who comes through a gate and finds its write not durable, since the leader was interrupted,
+four or five where it serves eight. Who comes through a gate and finds its write not durable, since the leader was interrupted,
 leads itself. What is at stake is only who waits for how long: whether a write is durable is asked of ``durable_position`` alone, at
 whatever gate.
 

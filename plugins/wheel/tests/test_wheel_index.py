@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from plugins.wheel.tests.stores import Run, WheelStores, index_of, opened
 from rmqstore import CancelOutcome, FlowControlError, ManualClock, Message, Store
+from rmqstore.contract import TimerCursor
 from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import DAY_MS, START_MS, directory, message, read_ids
 from rmqstore_wheel.files.disk import Disk
@@ -425,3 +426,26 @@ def test_what_is_pending_is_gone_through_a_piece_at_a_time(tmp_path: Path, monke
             assert tracemalloc.get_traced_memory()[1] < 24 * count / 4, "tick, seq and due time of a timer are 24 bytes"
         finally:
             tracemalloc.stop()
+
+
+def test_a_page_that_cannot_be_read_leaves_what_is_pending_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F3: a call that an error of rmqstore ends has changed nothing."""
+    monkeypatch.setattr(timer_table, "_PAGE", 512)
+    with opened(tmp_path / "store") as store:
+        store.send_batch([Message("t", b"x", deliver_at_ms=START_MS + 60_000)] * 2000)
+        timers, facts = store.engine.timers, index_of(store).facts
+        read = facts.read
+
+        def broken(number: int, count: int) -> Any:
+            if number >= 1024:
+                raise CorruptStoreError("a page is damaged")
+            return read(number, count)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(facts, "read", broken)
+            with pytest.raises(CorruptStoreError):
+                timers.forget(TimerCursor(((START_MS + 60_000, 1500),)))
+        assert index_of(store).pending == 2000
+        assert store.verify() == []
+        timers.forget(TimerCursor(((START_MS + 60_000, 1500),)))
+        assert index_of(store).pending == 500

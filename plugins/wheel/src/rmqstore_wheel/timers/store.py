@@ -504,11 +504,11 @@ class WheelTimers(TimerSide):
 
     def _forget_all(self, upto: TimerCursor) -> None:
         """Forget what a cursor covers, wherever it is; what was handed out beyond it is still to be counted off."""
+        # All of them before one is forgotten: a page that cannot be read ends this with nothing changed.
+        pieces = [piece.select(covered) for piece in self._index.live() if (covered := upto.covers_each(piece.ticks, piece.seqs)).any()]
         self._handed = deque(each for each in self._handed if upto.join(each[0].corners) != upto)
-        for piece in self._index.live():
-            covered = upto.covers_each(piece.ticks, piece.seqs)
-            if covered.any():
-                self._forget(piece.select(covered))
+        for piece in pieces:
+            self._forget(piece)
         self._index.forgotten = self._index.forgotten.join(upto.corners)
         self._restart()
 

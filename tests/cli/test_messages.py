@@ -35,7 +35,7 @@ def popped(cli: Command, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_a_directory_of_something_else_is_left_alone(cli: Command) -> None:
-    assert "--create` makes one" in cli.bad(1, "send", "data", "orders", "hi")
+    assert "make one with --create" in cli.bad(1, "send", "data", "orders", "hi")
     cli.data.mkdir()
     assert "the directory is empty" in cli.bad(1, "send", "data", "orders", "hi")
     cli.file("data/other", "x")

@@ -380,7 +380,7 @@ class UnitLog:
         if not len(numbers):
             return np.zeros(0, self.unit)
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
-        if high - low + 1 == len(numbers) and (numbers[1:] > numbers[:-1]).all():
+        if len(numbers) >= BLOCK and high - low + 1 == len(numbers) and (numbers[1:] > numbers[:-1]).all():
             return self.read(low, len(numbers)).copy()
         if False in self._trusted[low // BLOCK : high // BLOCK + 1]:
             for block in np.unique(numbers // BLOCK).tolist():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,23 @@ _BODY = b"x" * 256
 _BATCH = 10_000
 
 
-def calls_beside(store: Store, work: Callable[[], object]) -> dict[str, Any]:
-    """Return the median and p99 of sends, and those of pops, while ``work`` was done, in ms.
+class Beside(NamedTuple):
+    """What another thread saw while some work was done.
 
-    And how long it took until a first message of the slot could be popped, in ms, and the most anonymous memory meanwhile.
+    Attributes:
+        sends, pops: the median and the p99 of its calls, in ms.
+        first_ms: when a first message of the slot could be popped; empty when none could.
+        memory_bytes: the most anonymous memory.
     """
+
+    sends: str
+    pops: str
+    first_ms: str
+    memory_bytes: int
+
+
+def calls_beside(store: Store, work: Callable[[], object]) -> Beside:
+    """Send and pop in another thread while ``work`` is done."""
     taken_s: list[tuple[float, float]] = []
     first_s: list[float] = []
     memory = [anon_bytes() or 0]
@@ -44,7 +56,7 @@ def calls_beside(store: Store, work: Callable[[], object]) -> dict[str, Any]:
     with every(0.001, call, "bench-beside"):
         work()
     sends, pops = ("{:.1f}, {:.1f}".format(*each) for each in 1000 * np.quantile(taken_s, (0.5, 0.99), axis=0).T)
-    return {"sends": sends, "pops": pops, "first": f"{1000 * first_s[0]:.0f}" if first_s else "-", "memory": max(memory)}
+    return Beside(sends, pops, f"{1000 * first_s[0]:.0f}" if first_s else "", max(memory))
 
 
 def measure(engine: str, root: Path, timers: int) -> None:
@@ -60,10 +72,9 @@ def measure(engine: str, root: Path, timers: int) -> None:
         told = calls_beside(store, store.tick)
         rate = timers / (time.perf_counter() - begun_s)
         assert store.pending().total == 0
-    grown = (told["memory"] - quiet["memory"]) / 2**20
+    grown = (told.memory_bytes - quiet.memory_bytes) / 2**20
     print(
-        f"| {engine} | {rate / 1000:.0f} k | {told['first']} | {grown:.0f} MiB | {quiet['sends']} | {told['sends']} | {told['pops']} |",
-        flush=True,
+        f"| {engine} | {rate / 1000:.0f} k | {told.first_ms} | {grown:.0f} MiB | {quiet.sends} | {told.sends} | {told.pops} |", flush=True
     )
 
 

@@ -365,6 +365,30 @@ def test_files_that_are_cut_off_go_one_by_one_durably(path: Path, monkeypatch: p
     assert events == ["removed", "synced"] * 4
 
 
+def test_a_large_write_is_written_once_and_small_ones_go_into_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros ahead make the syncs of small calls short; of a large one, they would make it twice as much to write."""
+    chain = FileChain(Disk(), path, 1 << 22, 1 << 20)
+    written: list[int] = []
+    noted(monkeypatch, DiskFile, "write_at", lambda _, __, ___, data: written.append(len(data)))
+    large = b"large" * 100_000
+    chain.write_at(0, large)
+    assert written == [len(large)]
+    chain.write_at(len(large), b"small")
+    assert sum(written) >= len(large) + 1024
+    assert bytes(chain.read(0, len(large) + 10)) == large + b"small" + bytes(5)
+
+
+@pytest.mark.parametrize("why", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_no_room_can_be_set_aside_without_a_write_zeros_are_written(path: Path, why: int) -> None:
+    chain = FileChain(Disk(), path, 1 << 22, 1 << 20)
+    with patch("os.posix_fallocate", side_effect=OSError(why, "not here")):
+        chain.reserve(1 << 19)
+    assert chain.read(0, 1 << 19) == bytes(1 << 19)
+    assert (path / ("0" * 20)).stat().st_blocks * 512 >= 1 << 19
+    with patch("os.posix_fallocate", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        chain.reserve(1 << 20)
+
+
 def test_a_file_that_found_no_room_is_made_anew(path: Path) -> None:
     """F1: what was begun of it does not count as there."""
     chain = FileChain(Disk(), path, FILE_BYTES, FILE_BYTES)

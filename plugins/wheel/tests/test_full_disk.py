@@ -202,6 +202,26 @@ def test_what_is_lent_is_not_for_messages(disk: SmallDisk) -> None:
     full.store.close()
 
 
+def test_a_large_call_that_finds_no_room_leaves_nothing_of_itself(disk: SmallDisk) -> None:
+    """F1: its room is set aside in one piece."""
+    many = [Message("t", bytes(1000), deliver_at_ms=START_MS + 1000)] * 1000
+    with opened(disk.store) as store:
+        store.send_batch(many)
+        log = ledger_of(store).log
+        tail = log.tail
+        disk.fill()
+        disk.leave(600_000)
+        with pytest.raises(StoreFullError):
+            store.send_batch(many)
+        assert (log.tail, store.pending().total) == (tail, 1000)
+        store.send_batch(many[:100])
+        disk.free()
+        store.send_batch(many)
+    with opened(disk.store) as store:
+        assert store.pending().total == 2100
+        assert store.verify() == []
+
+
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EMFILE])
 def test_upkeep_goes_on_where_nothing_can_be_set_aside(run: Run, monkeypatch: pytest.MonkeyPatch, why: int) -> None:
     """What it takes away makes room, on the disk and among the open files, and what comes behind it in a tick is done."""

@@ -19,6 +19,7 @@ from plugins.wheel.tests.power.playing import Reclaiming
 from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
 from rmqstore_wheel import engine
+from rmqstore_wheel.files import chain
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.log import check_point, consume_queues, journal
 from rmqstore_wheel.log.ledger import Sizes
@@ -54,6 +55,7 @@ def make_small(patch: Patch, sizes: Sizes = SIZES, *, slots: int = 256, roll_win
     patch.setattr(journal, "PIECE_BYTES", min(journal.PIECE_BYTES, sizes.log_file_bytes // 4))
     patch.setattr(timer_table, "PER_FILE", 16)
     patch.setattr(consume_queues, "_LONG", 8)
+    patch.setattr(chain, "_LARGE", 512)
     patch.setattr(timer_index, "SLOTS", slots)
     patch.setattr(timer_index, "WheelIndex", functools.partial(WheelIndex, roll_window=roll_window))
     patch.setattr(reclaim, "AGAIN_MS", again_ms)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 SYNCS: Final = ("sync", "sync_directory")
 NAMES: Final = ("create", "open", "rename", "remove", "remove_tree", "make_directory")
-FILES: Final = ("write_at", "truncate")
+FILES: Final = ("write_at", "set_aside", "truncate")
 FAILURES: Final = {
     "no room": (errno.ENOSPC, (*NAMES, *FILES), Failure("no room", (), "", "StoreFullError")),
     "broken": (errno.EIO, (*NAMES, *FILES, *SYNCS), Failure("broken", (), "")),

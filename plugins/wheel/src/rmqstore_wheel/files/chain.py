@@ -21,6 +21,10 @@ class FailedSyncError(OSError):
 _FILL_PARTS: Final = 64
 """A new chain sets this part of its usual room aside first, and then twice as much each time, so that many small ones take little."""
 
+_LARGE: Final = 256 * 1024
+"""Room for so much at once is set aside without zeros. A small write that fills zeros needs the shorter sync, as the system has nothing to
+note of where the bytes are; of a large one, all would be written twice."""
+
 _SHARE_OF_DESCRIPTORS: Final = 32
 """A chain keeps as many files open as this part of what the process may open; each takes two descriptors once it is mapped."""
 
@@ -158,8 +162,9 @@ class FileChain:
             start = self._start_of(self._filled)
             if not self.has(start):
                 self._make(start)
-            stop = min(max(upto, self._filled + self._next_fill), start + self.file_bytes)
-            self.file(start).zero_fill(self._filled - start, stop - self._filled)
+            file, is_large = self.file(start), upto - self._filled >= _LARGE
+            stop = min(max(upto, self._filled + (0 if is_large else self._next_fill)), start + self.file_bytes)
+            (file.set_aside if is_large else file.zero_fill)(self._filled - start, stop - self._filled)
             self._unsynced.add(start)
             self._filled = stop
             self._next_fill = min(2 * self._next_fill, self._fill_bytes)

@@ -1,7 +1,8 @@
 """The seam between the engine and the disk: everything that the engine ever does to its files goes through here.
 
-Writes are positioned writes into space that was filled with zeros before, so that only :meth:`DiskFile.zero_fill` can find no room and
-make a file longer; reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which refuses the n-th call.
+Writes are positioned writes into space that was set aside before, so that only :meth:`DiskFile.zero_fill` and :meth:`DiskFile.set_aside`
+can find no room and make a file longer; reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which refuses
+the n-th call.
 
 What a crash leaves, as the engine counts on it: of a file, all that was written before its last :meth:`DiskFile.sync`, and any part of what
 was written since; of a directory, all names of before its last :meth:`Disk.sync_directory`, and any of the changes since, a rename whole.
@@ -76,6 +77,15 @@ class DiskFile:
             step = min(length, len(_ZEROS))
             self.write_at(offset, memoryview(_ZEROS)[:step])
             offset, length = offset + step, length - step
+
+    def set_aside(self, offset: int, length: int) -> None:
+        """Have the disk set room aside, which reads as zeros, without a write; by :meth:`zero_fill` where its file system cannot."""
+        try:
+            os.posix_fallocate(self._fd, offset, length)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            self.zero_fill(offset, length)
 
     def truncate(self, length: int) -> None:
         """Give the file this length; what is new is a hole, which reads as zeros."""

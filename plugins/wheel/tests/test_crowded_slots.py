@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from plugins.wheel.tests.stores import WheelStores, index_of, noted
+from rmqstore.batch import MessageBatch
 from rmqstore.contract import PopTxn
 from rmqstore_conformance.stores import START_MS, message, pop_all
 from rmqstore_wheel.files.units import UnitLog
@@ -42,6 +43,22 @@ def test_a_tick_looks_at_no_slot_that_is_to_come(stores: WheelStores, gathered: 
         assert store.tick().handed_over == 1
         assert sum(gathered) < 10
     assert store.engine.timers.next_tick_ms() == START_MS + 3_600_000
+
+
+def test_a_tick_within_a_slot_does_not_read_it(stores: WheelStores, gathered: list[int]) -> None:
+    """Its timers are due at its end, unless one came late."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(COUNT)], delay=timedelta(seconds=10))
+    store.send(message("before"), delay=timedelta(seconds=9))
+    gathered.clear()
+    for due in (1, 0, 0):
+        stores.clock.advance(9000 if due else 300)
+        assert store.tick().handed_over == due
+    assert sum(gathered) < 10
+    store.engine.timers.put(MessageBatch([message("late", deliver_at_ms=START_MS)]), stores.clock.now_ms())
+    assert store.tick().handed_over == 1
+    stores.clock.advance(400)
+    assert store.tick().handed_over == COUNT
 
 
 def test_a_tick_looks_at_nothing_that_was_handed_over(stores: WheelStores, gathered: list[int]) -> None:

@@ -292,6 +292,9 @@ class TimerIndex:
         About ``limit`` timers, whole slots, in the order of their hand-over; cancelled ones are left out, forgotten ones may be there.
         """
         slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), self.wheel.slot_of(until_ms))
+        if len(slots) and self.end_of(last := int(slots[-1])) > until_ms and self.wheel.is_even(last):
+            # It is under way, and all that is in it is due at its end.
+            slots = slots[:-1]
         bound: int | None = None
         if len(slots) > 1 and len(first := self.wheel.first_of(slots, limit)) < len(slots):
             slots, bound = first, self.end_of(int(first[-1]))

@@ -21,9 +21,11 @@ from rmqstore.contract import TimerCursor
 from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import DAY_MS, START_MS, directory, message, read_ids
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import RebuildReason, Sums
+from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.wheel import Ring
+from rmqstore_wheel.reader.log import ReadDisk
+from rmqstore_wheel.reader.units import ReadUnits
 from rmqstore_wheel.timers import slot_counts, table as timer_table
 from rmqstore_wheel.timers.wheel import WheelIndex
 
@@ -31,8 +33,15 @@ SLOTS, WINDOW = 1000, 200
 NOW_MS = START_MS
 
 
-def new_index(path: Path, per_file: int = 64, asked: Callable[[RebuildReason], None] = lambda why: None, slots: int = SLOTS) -> WheelIndex:
-    return WheelIndex(Disk(), path, Ring(1000, slots), per_file, asked, WINDOW)
+def new_index(
+    path: Path,
+    per_file: int = 64,
+    asked: Callable[[RebuildReason], None] = lambda why: None,
+    slots: int = SLOTS,
+    unit_log: type[UnitLog] = UnitLog,
+) -> WheelIndex:
+    disk = ReadDisk() if unit_log is ReadUnits else Disk()
+    return WheelIndex(disk, path, Ring(1000, slots), per_file, asked, WINDOW, unit_log=unit_log)
 
 
 def index(path: Path, slots: int = SLOTS) -> WheelIndex:
@@ -200,8 +209,8 @@ class Slots:
         self.wheel.units.start(Sums())
         self.base = self.wheel.slot_of(NOW_MS + 1000)
 
-    def _new(self) -> WheelIndex:
-        return new_index(self._path, 5000, self.asked.append)  # no multiple of a block of sums
+    def _new(self, unit_log: type[UnitLog] = UnitLog) -> WheelIndex:
+        return new_index(self._path, 5000, self.asked.append, unit_log=unit_log)  # no multiple of a block of sums
 
     def put(self, slots: list[int]) -> None:
         seqs = 1 + self.wheel.units.count + np.arange(len(slots))
@@ -209,10 +218,10 @@ class Slots:
         for slot, seq in zip(slots, seqs.tolist(), strict=True):
             self.put_in.setdefault(slot, []).append(seq)
 
-    def reopen(self) -> None:
+    def reopen(self, unit_log: type[UnitLog] = UnitLog) -> None:
         sums, crc = self.wheel.check_point()
         self.wheel.close()
-        self.wheel = self._new()
+        self.wheel = self._new(unit_log)
         self.wheel.start(sums, crc)
 
     def found_in(self, slots: list[int]) -> dict[int, list[int]]:
@@ -267,10 +276,10 @@ def test_a_walk_finds_each_unit_once(calls: list[list[int]], again: bool) -> Non
         made.wheel.close()
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_chains_of_all_kinds_are_walked_together(slots: Slots, again: bool) -> None:
-    if again:
-        slots.reopen()
+@pytest.mark.parametrize("again", [None, UnitLog, ReadUnits], ids=["at once", "opened again", "by a reader"])
+def test_chains_of_all_kinds_are_walked_together(slots: Slots, again: type[UnitLog] | None) -> None:
+    if again is not None:
+        slots.reopen(again)
     for looked in ([0, 1, 2, 3], [4], [0, 4, 10], ALL):
         assert slots.found_in(looked) == {slot: slots.put_in[slot] for slot in looked}
 

@@ -29,6 +29,9 @@ _STRAIGHT: Final = 16
 _RUN: Final = 64
 _LONGEST_RUN: Final = 65_536
 
+_NOWHERE: Final = -1
+"""No unit is at this byte."""
+
 
 def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints, Ints]:
     """Return (units by number, owner of each) of some chains, in no order.
@@ -81,20 +84,28 @@ def _follow(units: UnitLog, number: int, first: int) -> tuple[Ints, int]:
     """Return the units of a chain from ``number`` back, link by link, up to its first one or to where they stand side by side, and the next
     one.
     """
+    size, file_bytes = units.unit.itemsize, units.chain.file_bytes
+    position, oldest = units.position(number), units.position(first)
     found: list[int] = []
-    size, begin, behind, straight = units.unit.itemsize, 0, 0, 0
+    begin = behind = straight = 0
     data = memoryview(b"")
-    while number > first and straight < _STRAIGHT:
-        if not begin <= number < behind:
-            begin, data = units.around(number)
-            behind = begin + len(data) // size
-        found.append(number)
-        before = units.number(link_in(data, (number - begin) * size)[0])
-        if not first <= before < number:
-            _refuse(units, number)
-        straight = straight + 1 if before == number - 1 else 0
-        number = before
-    return np.array(found), number
+    while position > oldest and straight < _STRAIGHT:
+        if not begin <= position < behind:
+            if (number := units.number(position)) < 0:
+                break
+            start, data = units.around(number)
+            base = position - (number - start) * size
+            file = position - position % file_bytes
+            # Up to where a whole unit begins at the latest; what is at hand may go on in the next file, whose places are others.
+            begin, behind = max(base, file), min(base + len(data), file + units.per_file * size) - size + 1
+        found.append(position)
+        before = link_in(data, position - base)[0]
+        straight = straight + 1 if position - before == size else 0
+        position = before if oldest <= before < position else _NOWHERE
+    numbers = units.numbers(np.array([*found, position]))
+    if (wrong := numbers < 0).any():
+        _refuse(units, int(numbers[wrong.argmax() - 1]))
+    return numbers[:-1], int(numbers[-1])
 
 
 def _read_back(units: UnitLog, number: int, first: int) -> tuple[Ints, int]:

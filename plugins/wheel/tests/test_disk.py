@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,9 +96,9 @@ class Recorder(DiskFile):
         self.told: list[tuple[int, int]] = []
         self.view()
 
-    def announce(self, offset: int, size: int) -> None:
-        self.told.append((offset, size))
-        super().announce(offset, size)
+    def announce(self, parts: Sequence[tuple[int, int]]) -> None:
+        self.told += parts
+        super().announce(parts)
 
 
 def test_places_are_announced_while_reads_wait_for_the_disk(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_places_are_announced_while_reads_wait_for_the_disk(tmp_path: Path) -> N
             # Only what nobody announced is waited for.
             waited += 0 if file.told else 3
         announced.append(list(file.told))
-    pages = [(3 * PAGE, PAGE), (9 * PAGE, PAGE), (40 * PAGE, PAGE)]
+    pages = [(at * PAGE, (at + 1) * PAGE) for at in (3, 9, 40)]
     assert announced == ([[]] + [pages] * 15) * 2 + [[]] + [pages] * 3
 
 
@@ -128,10 +128,9 @@ def test_nothing_is_announced_of_what_is_in_memory(tmp_path: Path) -> None:
 
 def test_what_ends_behind_the_file_or_was_never_mapped_does_no_harm(tmp_path: Path) -> None:
     file = Recorder(tmp_path / "f", 2)
-    file.announce(PAGE, 5 * PAGE)
-    file.announce(9 * PAGE, PAGE)
+    file.announce([(PAGE, 6 * PAGE), (9 * PAGE, 10 * PAGE)])
     unmapped = Disk().open(tmp_path / "f")
-    unmapped.announce(0, PAGE)
+    unmapped.announce([(0, PAGE)])
     with unmapped.unordered():
         pass
     file.close()

@@ -17,7 +17,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -163,11 +163,18 @@ class DiskFile:
         finally:
             _advise(mapped, mmap.MADV_NORMAL)
 
-    def announce(self, offset: int, size: int) -> None:
-        """Have a part of the view read in the background, as far as it is not in memory; it begins with a page."""
-        mapped = self._map
-        if mapped is not None and offset < len(mapped):
-            _advise(mapped, mmap.MADV_WILLNEED, offset, min(size, len(mapped) - offset))
+    def announce(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Have parts of the view read in the background, as far as they are not in memory.
+
+        Args:
+            parts: (first byte, byte behind the last) of each; it begins with a page.
+        """
+        if (mapped := self._map) is not None:
+            length = len(mapped)
+            with suppress(OSError):
+                for begin, stop in parts:
+                    if begin < length:
+                        mapped.madvise(mmap.MADV_WILLNEED, begin, min(stop, length) - begin)
 
     def close(self) -> None:
         """Let go of the file; idempotent."""
@@ -190,11 +197,11 @@ def room_to_read(path: Path) -> Iterator[None]:
         raise StoreFullError(f"{path} cannot be read ({error.strerror}); make room and try again") from error
 
 
-def _advise(mapped: mmap.mmap | None, *advice: int) -> None:
+def _advise(mapped: mmap.mmap | None, advice: int) -> None:
     """Tell the system how a map is going to be read; it may be out of memory for that, and then reads only take longer."""
     if mapped is not None:
         with suppress(OSError):
-            mapped.madvise(*advice)
+            mapped.madvise(advice)
 
 
 class Left(NamedTuple):
@@ -311,8 +318,7 @@ class ScatteredReads:
         with file.unordered():
             if is_announced:
                 self._announced_left -= 1
-                for start, stop in stretches(starts, stops):
-                    file.announce(start, stop - start)
+                file.announce(stretches(starts, stops))
             yield
         if not is_announced and (self._waits() - before) * _FEW > len(starts):
             self._announced_left = _UNTIL_ASKED_AGAIN

@@ -318,7 +318,7 @@ class UnitLog:
         before = 0
         if block < len(self._trusted) and not self._trusted[block]:
             first, before = self._summed, int(self._crcs[block])
-        return crc32(self._raw(first, stop - first).tobytes(), before)
+        return crc32(self._raw(first, stop - first).view(np.uint8).data, before)
 
     def cut(self) -> None:
         """Let nothing be behind the last unit: an owner that was killed may have written there what no log says."""
@@ -376,12 +376,12 @@ class UnitLog:
         return self._with_replaced(units, np.arange(number, number + count)) if len(self._new_numbers) else units
 
     def gather(self, numbers: Ints) -> Rows:
-        """Return units of any numbers, in their order; see :meth:`read`."""
+        """Return units of any numbers, in their order, not to be changed; see :meth:`read`."""
         if not len(numbers):
             return np.zeros(0, self.unit)
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
         if len(numbers) >= BLOCK and high - low + 1 == len(numbers) and (numbers[1:] > numbers[:-1]).all():
-            return self.read(low, len(numbers)).copy()
+            return self.read(low, len(numbers))
         if False in self._trusted[low // BLOCK : high // BLOCK + 1]:
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
@@ -410,7 +410,7 @@ class UnitLog:
         first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
         for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self._summed)
-            if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
+            if crc32(self._raw(begin, end - begin).view(np.uint8).data) != self._crcs[block]:
                 self._refuse(begin, end)
             self._trusted[block] = True
 

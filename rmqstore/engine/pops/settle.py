@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from enum import Enum
 from itertools import groupby
 from operator import attrgetter
 
@@ -39,31 +38,23 @@ _CHECK_POINT_OF = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "grou
 _ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
 
 
-class NoLease(Enum):
-    """Why a receipt has no running lease: it was acked, it had one once, or none that is known. The names are those of the outcomes."""
-
-    ALREADY_ACKED = "ALREADY_ACKED"
-    STALE = "STALE"
-    UNKNOWN = "UNKNOWN"
-
-
 class Leasing(Part):
     """Ends leases."""
 
-    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | NoLease:
-        """Find the check point of a receipt."""
-        last_epoch, missing = self._shared.epoch, NoLease.STALE if receipt.epoch < self._shared.epoch else NoLease.UNKNOWN
+    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | AckOutcome:
+        """Find the check point of a receipt, or why there is none: it had one once, or none that is known."""
+        last_epoch, missing = self._shared.epoch, AckOutcome.STALE if receipt.epoch < self._shared.epoch else AckOutcome.UNKNOWN
         granter = self._options.store_tag
         if receipt.broker != self._options.broker:
             record = next((each for each in self._adopted.values() if each.broker == receipt.broker), None)
             if record is None:
-                return NoLease.UNKNOWN
+                return AckOutcome.UNKNOWN
             # What another store gave is as old as a receipt of an earlier open.
-            last_epoch, granter, missing = record.epoch, record.store_tag, NoLease.STALE
+            last_epoch, granter, missing = record.epoch, record.store_tag, AckOutcome.STALE
         if receipt.epoch > last_epoch:
-            return NoLease.UNKNOWN
+            return AckOutcome.UNKNOWN
         if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
-            return NoLease.UNKNOWN
+            return AckOutcome.UNKNOWN
         group_id = self._state.groups.get(receipt.group)
         topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
         if group_id is None or topic is None:
@@ -73,16 +64,16 @@ class Leasing(Part):
         # A loaded store may have had the same readers by name, so a lease is known by who gave it as well.
         return missing if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
 
-    def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | NoLease:
-        """Find the running lease of a receipt, and its message in that."""
+    def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | AckOutcome:
+        """Find the running lease of a receipt and its message in that, or why there is none."""
         lease = self._check_point(transaction, receipt)
-        if isinstance(lease, NoLease):
+        if isinstance(lease, AckOutcome):
             return lease
         index = lease.index_of(receipt.queue_offset)
         if index is None:
-            return NoLease.UNKNOWN
+            return AckOutcome.UNKNOWN
         if lease.states[index] != LEASED:
-            return NoLease.ALREADY_ACKED if lease.states[index] == ACKED else NoLease.STALE
+            return AckOutcome.ALREADY_ACKED if lease.states[index] == ACKED else AckOutcome.STALE
         return lease, index
 
     def ack(self, transaction: Transaction, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
@@ -103,8 +94,8 @@ class Leasing(Part):
     def _ack_run(self, transaction: Transaction, receipt: Receipt, offsets: Sequence[int]) -> list[AckOutcome]:
         """Ack messages of one check point, that of a receipt."""
         lease = self._check_point(transaction, receipt)
-        if isinstance(lease, NoLease):
-            return [AckOutcome[lease.name]] * len(offsets)
+        if isinstance(lease, AckOutcome):
+            return [lease] * len(offsets)
         if lease.offsets == offsets and lease.states.count(LEASED) == len(offsets):
             transaction.end(lease, range(len(offsets)), ACKED)
             return [AckOutcome.ACKED] * len(offsets)
@@ -127,7 +118,7 @@ class Leasing(Part):
         """Put a new lease in the place of one (P6)."""
         receipt = change.receipt
         found = self._find(transaction, receipt)
-        if isinstance(found, NoLease):
+        if isinstance(found, AckOutcome):
             return ChangeResult(ChangeOutcome[found.name])
         lease, index = found
         transaction.end(lease, [index], MOVED)
@@ -142,7 +133,7 @@ class Leasing(Part):
     def release(self, transaction: Transaction, receipt: Receipt) -> ReleaseOutcome:
         """Give a lease back at once, the attempt not counted (P7)."""
         found = self._find(transaction, receipt)
-        if isinstance(found, NoLease):
+        if isinstance(found, AckOutcome):
             return ReleaseOutcome[found.name]
         self._give_back(transaction, *found, receipt.group, receipt.topic, counted=False)
         return ReleaseOutcome.RELEASED
@@ -151,7 +142,7 @@ class Leasing(Part):
         """Make a leased message a dead letter at once (P7)."""
         receipt = reject.receipt
         found = self._find(transaction, receipt)
-        if isinstance(found, NoLease):
+        if isinstance(found, AckOutcome):
             return RejectOutcome[found.name]
         self._give_back(transaction, *found, receipt.group, receipt.topic, counted=True, rejected=reject.reason or "rejected")
         return RejectOutcome.REJECTED

@@ -268,16 +268,6 @@ def load_fifo(kv: OrderedKV) -> dict[GroupQueue, FifoRun]:
     return _table(kv, FIFO, _reader_of, decode_fifo, LEASES)
 
 
-def _load_registered(kv: OrderedKV) -> dict[tuple[int, int], Registered]:
-    """Read which groups have popped which topics: by (group id, topic id); the first version did not count what expired."""
-    return _table(kv, REGISTERED, QUEUE_PREFIX.unpack, lambda value: Registered(*_REGISTERED.unpack(value.ljust(_REGISTERED.size, b"\0"))))
-
-
-def _load_dead(kv: OrderedKV) -> dict[tuple[int, int], Dead]:
-    """Read the counts of dead letters by (group id, topic id); the first version kept no ``since``."""
-    return _table(kv, DEAD, QUEUE_PREFIX.unpack, lambda value: Dead(*_DEAD.unpack(value.ljust(_DEAD.size, b"\0"))))
-
-
 def _load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[Gap]]:
     """Read the gaps in queues by (topic id, queue), each queue's by their first offset."""
     gaps: dict[tuple[int, int], list[Gap]] = {}
@@ -322,11 +312,14 @@ class PopState:
         )
         self.notes: dict[str, bytes] = _table(kv, NOTE, bytes.decode, bytes)
         self.all_progress: dict[GroupQueue, Progress] = load_progress(kv)
-        self.dead: dict[tuple[int, int], Dead] = _load_dead(kv)
+        self.dead: dict[tuple[int, int], Dead] = _table(kv, DEAD, QUEUE_PREFIX.unpack, lambda value: Dead(*_DEAD.unpack(value)))
+        registered: dict[tuple[int, int], Registered] = _table(
+            kv, REGISTERED, QUEUE_PREFIX.unpack, lambda value: Registered(*_REGISTERED.unpack(value))
+        )
         self.registered: dict[tuple[int, int], Registered] = {}
         # Dicts, as one of plain numbers is nothing to Python's garbage collector, which would walk thousands of sets while all calls wait.
         self.groups_of: dict[int, dict[int, None]] = {}
-        for place, how in _load_registered(kv).items():
+        for place, how in registered.items():
             self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
         self.gaps: dict[tuple[int, int], list[Gap]] = _load_gaps(kv)

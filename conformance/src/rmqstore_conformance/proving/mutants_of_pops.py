@@ -168,7 +168,7 @@ a_second_ack_says_acked = mutant(
 _LEASE = "self._check_point(transaction, receipt)"
 
 
-_IN_TIME = f"found if getattr(found := {_LEASE}, 'expiry_ms', 2**63) > transaction.now_ms else NoLease.STALE"
+_IN_TIME = f"found if getattr(found := {_LEASE}, 'expiry_ms', 2**63) > transaction.now_ms else AckOutcome.STALE"
 ended_leases_cannot_be_acked = mutant("P5", "P5.outcomes_are_true")(
     "An ack that comes when the time of its lease has ended is STALE, though nobody has revived it.",
     edit(Leasing._ack_run, _LEASE, _IN_TIME),
@@ -212,7 +212,7 @@ leases_only_get_longer = mutant("P6", "P6.change_longer_and_shorter")(
 _ENDED = "isinstance(found := self._find(transaction, receipt), tuple) and found[0].expiry_ms <= transaction.now_ms"
 ended_leases_cannot_change = mutant("P6", CORE_HISTORY)(
     "A change of a lease whose time has ended is STALE, though nobody has revived it.",
-    edit(Leasing.change, "self._find(transaction, receipt)", f"NoLease.STALE if {_ENDED} else found"),
+    edit(Leasing.change, "self._find(transaction, receipt)", f"AckOutcome.STALE if {_ENDED} else found"),
 )
 sends_have_no_marks = mutant("I1", "I1.a_repeated_mark_stores_nothing")(
     "A send for now with a mark is stored every time.", asks(Pops, "apply")(lambda txn: but(txn, marks=()))

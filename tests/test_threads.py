@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, Message, RmqstoreError, Store, StoreClosedError, SystemClock
+from rmqstore import AckOutcome, Message, Store, StoreClosedError, StoreLockedError, SystemClock
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -22,36 +23,6 @@ pytestmark = pytest.mark.timeout(90)
 def store(tmp_path: Path, engine: str) -> Iterator[Store]:
     with rmqstore.open(tmp_path / "store", engine=engine, precision_ms=100, default_queues=4, revive_interval_ms=100) as found:
         yield found
-
-
-class Together:
-    """Threads whose exceptions come out in the end."""
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-        self.errors: list[BaseException] = []
-
-    def start(self, act: Callable[..., object], *arguments: object) -> None:
-        """Run ``act`` in a thread."""
-
-        def run() -> None:
-            try:
-                act(*arguments)
-            except BaseException as error:
-                self.errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def join(self, within_s: float = 60.0) -> None:
-        """Wait for all; raise what one of them raised."""
-        until = time.monotonic() + within_s
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        assert not any(thread.is_alive() for thread in self._threads), "a thread hangs"
-        if self.errors:
-            raise self.errors[0]
 
 
 def test_a_waiting_pop_never_sleeps_through_an_arrival(store: Store) -> None:
@@ -69,17 +40,17 @@ def test_a_waiting_pop_never_sleeps_through_an_arrival(store: Store) -> None:
             assert store.ack(popped) == [AckOutcome.ACKED]
             taken.release()
 
-    together = Together()
-    together.start(consume)
-    for number in range(rounds):
-        # Near the moment at which the consumer looks for the last time before it waits.
-        until = time.perf_counter() + chance.random() * 0.0008
-        while time.perf_counter() < until:
-            pass
-        sent_s[0] = time.monotonic()
-        store.send(Message("t", b"%d" % number))
-        assert taken.acquire(timeout=15), f"round {number}: the consumer slept through the arrival"
-    together.join()
+    with ThreadPoolExecutor() as pool:
+        consumer = pool.submit(consume)
+        for number in range(rounds):
+            # Near the moment at which the consumer looks for the last time before it waits.
+            until = time.perf_counter() + chance.random() * 0.0008
+            while time.perf_counter() < until:
+                pass
+            sent_s[0] = time.monotonic()
+            store.send(Message("t", b"%d" % number))
+            assert taken.acquire(timeout=15), f"round {number}: the consumer slept through the arrival"
+        consumer.result(60)
     assert slowest_s[0] < 10
 
 
@@ -123,38 +94,28 @@ def test_what_is_due_or_expires_sooner_than_what_was_there_is_not_slept_through(
 def test_close_ends_every_wait(tmp_path: Path, engine: str) -> None:
     for round_number in range(5):
         store = rmqstore.open(tmp_path / f"store-{round_number}", engine=engine)
-        together = Together()
-        ended: list[str] = []
         waiting = threading.Barrier(7)
 
-        def consume(number: int, store: Store = store, ended: list[str] = ended, waiting: threading.Barrier = waiting) -> None:
+        def consume(number: int, store: Store = store, waiting: threading.Barrier = waiting) -> None:
             waiting.wait()
-            try:
-                ended.append(repr(store.pop("t", f"g{number}", wait_ms=60_000)))
-            except StoreClosedError as error:
-                ended.append(str(error))
+            store.pop("t", f"g{number}", wait_ms=60_000)
 
-        def busy(store: Store = store, ended: list[str] = ended, waiting: threading.Barrier = waiting) -> None:
+        def busy(store: Store = store, waiting: threading.Barrier = waiting) -> None:
             waiting.wait()
-            try:
-                while True:
-                    store.send(Message("u", b"x"), delay_ms=50)
-                    store.ack(store.pop("u", "g"))
-                    store.pending()
-                    store.lag("u", "g")
-            except StoreClosedError as error:
-                ended.append(str(error))
+            while True:
+                store.send(Message("u", b"x"), delay_ms=50)
+                store.ack(store.pop("u", "g"))
+                store.pending()
+                store.lag("u", "g")
 
-        for number in range(4):
-            together.start(consume, number)
-        together.start(busy)
-        together.start(busy)
-        waiting.wait()
-        time.sleep(0.05 * round_number)
-        store.close()
-        together.join(20)
-        assert len(ended) == 6
-        assert all("closed" in text for text in ended), ended
+        with ThreadPoolExecutor() as pool:
+            calls = [*(pool.submit(consume, number) for number in range(4)), pool.submit(busy), pool.submit(busy)]
+            waiting.wait()
+            time.sleep(0.05 * round_number)
+            store.close()
+            for call in calls:
+                with pytest.raises(StoreClosedError, match="closed"):
+                    call.result(20)
         if engine != "memory":
             with rmqstore.open(tmp_path / f"store-{round_number}", engine=engine, services=False) as again:
                 assert again.verify() == []
@@ -172,9 +133,9 @@ def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, eng
         nonlocal steps
         steps += 1
         if steps == 3:
-            before, sender = stood_back, Together()
-            sender.start(store.send, Message("other", b"y"))
-            sender.join()
+            before = stood_back
+            with ThreadPoolExecutor() as pool:
+                pool.submit(store.send, Message("other", b"y")).result(60)
             assert stood_back == before + 1, "the send did not stand back"
         return pop_of_engine(*arguments)
 
@@ -192,24 +153,16 @@ def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, eng
 
 def test_two_opens_at_once_give_one_owner(tmp_path: Path, engine: str) -> None:
     for round_number in range(5):
-        together = Together()
-        opened: list[Store] = []
-        refused: list[RmqstoreError] = []
-        path = tmp_path / f"store-{round_number}"
-        start = threading.Barrier(4)
+        path, start = tmp_path / f"store-{round_number}", threading.Barrier(4)
 
-        def open_it(
-            path: Path = path, opened: list[Store] = opened, refused: list[RmqstoreError] = refused, start: threading.Barrier = start
-        ) -> None:
+        def open_it(_: int, path: Path = path, start: threading.Barrier = start) -> Store | None:
             start.wait()
             try:
-                opened.append(rmqstore.open(path, engine=engine, services=False))
-            except rmqstore.StoreLockedError as error:
-                refused.append(error)
+                return rmqstore.open(path, engine=engine, services=False)
+            except StoreLockedError:
+                return None
 
-        for _ in range(4):
-            together.start(open_it)
-        together.join(20)
-        assert (len(opened), len(refused)) == (1, 3)
-        opened[0].send(Message("t", b"x"))
-        opened[0].close()
+        with ThreadPoolExecutor() as pool:
+            (opened,) = filter(None, pool.map(open_it, range(4), timeout=20))
+        opened.send(Message("t", b"x"))
+        opened.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
@@ -48,43 +49,19 @@ class Held:
 
 
 @pytest.fixture
-def in_thread() -> Iterator[Callable[[Callable[[], object]], Callable[[], BaseException | None]]]:
-    """Start a call in a thread; the returned function joins it and gives what it raised."""
-    threads: list[threading.Thread] = []
-
-    def start(call: Callable[[], object]) -> Callable[[], BaseException | None]:
-        raised: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                call()
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=run)
-        threads.append(thread)
-        thread.start()
-
-        def join() -> BaseException | None:
-            thread.join(30)
-            assert not thread.is_alive()
-            return raised[0] if raised else None
-
-        return join
-
-    yield start
-    for thread in threads:
-        thread.join(30)
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as made:
+        yield made
 
 
 # ---------------------------------------------------------------- reads and writes beside a commit
 
 
-def test_reads_and_writes_go_on_beside_a_commit(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+def test_reads_and_writes_go_on_beside_a_commit(base: FakeBase, kv: BufferedKV, pool: ThreadPoolExecutor) -> None:
     held = Held(base)
     put(kv, b"a", b"1")
     put(kv, b"b", b"1")
-    join = in_thread(kv.sync)
+    call = pool.submit(kv.sync)
     assert held.reached.wait(30)
     put(kv, b"b", b"2")
     batch = WriteBatch()
@@ -95,7 +72,7 @@ def test_reads_and_writes_go_on_beside_a_commit(base: FakeBase, kv: BufferedKV, 
     assert (kv.get(0, b"a"), kv.get(0, b"b")) == (None, b"2")
     assert base.state[0] == {}
     held.release()
-    assert join() is None
+    call.result(30)
     assert base.state[0] == {b"a": b"1", b"b": b"1"}
     assert (kv.position, kv.durable_position) == (4, 2)
     assert kv.scan(0, b"", None, 10) == [(b"b", b"2"), (b"c", b"2")]
@@ -114,20 +91,20 @@ def test_a_durable_position_needs_no_commit(base: FakeBase, kv: BufferedKV) -> N
         kv.sync(position + 1)
 
 
-def test_a_sync_of_what_is_durable_does_not_disturb_the_leader(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+def test_a_sync_of_what_is_durable_does_not_disturb_the_leader(base: FakeBase, kv: BufferedKV, pool: ThreadPoolExecutor) -> None:
     """Otherwise a second leader would commit beside the first."""
     durable = put(kv, b"a", b"")
     kv.sync(durable)
     held = Held(base)
     second = put(kv, b"b", b"")
-    joins = [in_thread(lambda: kv.sync(second))]
+    calls = [pool.submit(kv.sync, second)]
     assert held.reached.wait(30)
     kv.sync(durable)
     assert kv.leading.locked()
     third = put(kv, b"c", b"")
-    joins.append(in_thread(lambda: kv.sync(third)))
+    calls.append(pool.submit(kv.sync, third))
     held.release()
-    assert [join() for join in joins] == [None, None]
+    assert [call.exception(30) for call in calls] == [None, None]
     assert len(base.commits) == 3
 
 
@@ -170,17 +147,17 @@ def test_a_large_overlay_is_committed_by_the_next_write(base: FakeBase, kv: Buff
 # ---------------------------------------------------------------- failures
 
 
-def test_full_disk_refuses_until_reopened_and_drops_what_was_not_durable(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+def test_full_disk_refuses_until_reopened_and_drops_what_was_not_durable(base: FakeBase, kv: BufferedKV, pool: ThreadPoolExecutor) -> None:
     kept = put(kv, b"kept", b"1")
     kv.sync(kept)
     held = Held(base, then=raiser(StoreFullError("no room")))
     gone = put(kv, b"gone", b"1")
-    joins = [in_thread(lambda: kv.sync(gone))]
+    calls = [pool.submit(kv.sync, gone)]
     assert held.reached.wait(30)
     later = put(kv, b"later", b"1")
-    joins += [in_thread(lambda: kv.sync(later)) for _ in range(3)]
+    calls += [pool.submit(kv.sync, later) for _ in range(3)]
     held.release()
-    errors = [join() for join in joins]
+    errors = [call.exception(30) for call in calls]
     assert all(isinstance(error, StoreFullError) for error in errors), errors
     for call in (lambda: kv.get(0, b"kept"), lambda: kv.scan(0, b"", None, 1), lambda: put(kv, b"x", b""), kv.sync):
         with pytest.raises(StoreFullError):

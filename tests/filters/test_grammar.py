@@ -184,23 +184,3 @@ def test_a_parser_is_complete_before_threads_share_it(monkeypatch: pytest.Monkey
     _, names, _ = grammar.parse("NOT a IS NULL")
     assert names == {"a"}
     assert len(made) == complete
-
-
-def test_the_first_parse_may_be_in_many_threads() -> None:
-    code = """
-import sys, threading
-sys.setswitchinterval(1e-6)
-from rmqstore.filters import parse_filter
-start, failed = threading.Barrier(8), []
-def parse(number):
-    start.wait()
-    try:
-        assert parse_filter(f"NOT a{number} IS NULL AND TRUE").names == {f"a{number}"}
-    except BaseException as error:
-        failed.append(error)
-threads = [threading.Thread(target=parse, args=(number,)) for number in range(8)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-assert not failed, failed
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

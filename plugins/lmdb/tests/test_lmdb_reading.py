@@ -18,19 +18,6 @@ from rmqstore_lmdb import kv as owning, reading
 from rmqstore_lmdb.kv import FORMAT_VERSION, open_lmdb
 from rmqstore_lmdb.reading import view_lmdb
 
-_READER = """
-import sys
-from pathlib import Path
-from rmqstore.engine.schema import SPACES
-from rmqstore_lmdb.reading import view_lmdb
-
-kv = view_lmdb(Path(sys.argv[1]), 1, SPACES)
-for line in sys.stdin:
-    if line == "refresh\\n":
-        kv.reopen()
-    print(len(kv.scan(0, b"", None, 10**6, page_bytes=2**40)), flush=True)
-"""
-
 _CROWD = """
 import sys
 from contextlib import suppress
@@ -97,29 +84,6 @@ def test_a_view_that_got_no_copy_is_lost_and_can_be_renewed(tmp_path: Path, monk
     view.reopen()
     assert _count(view) == 10
     view.close()
-
-
-def test_a_reader_in_another_process_follows_a_growing_map(tmp_path: Path) -> None:
-    kv = open_lmdb(tmp_path, SPACES, map_bytes=1 << 20)
-    _write(kv, 0, 100)
-    command = [sys.executable, "-c", _READER, str(tmp_path)]
-    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(what: str) -> int:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
-        reader.stdin.write(f"{what}\n")
-        reader.stdin.flush()
-        return int(reader.stdout.readline())
-
-    assert ask("count") == 100
-    for step in range(1, 4):
-        _write(kv, 1000 * step, 1000, size=2000)
-        assert ask("count") == 100 + 1000 * (step - 1)
-        assert ask("refresh") == 100 + 1000 * step
-    reader.kill()
-    reader.communicate()
-    kv.close()
 
 
 def test_a_map_beyond_the_readers_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "fifo": (lambda stores, store: store.pop("elsewhere", "g2", order=True),),
     "sql92_filter": (lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),),
     "read_only_open": (lambda stores, store: rmqstore.open(stores.root / "store", read_only=True, clock=stores.clock).close(),),
-    "retention": (_open_fresh(retention_ms=HOUR_MS),),
+    "retention": (_open_fresh(retention_ms=HOUR_MS), _open_fresh(reclaim="consumed")),
     "import_state": (lambda stores, store: store.transfer.dump(stores.root / "dump"), lambda stores, store: store.transfer.digest()),
     "snapshot": (lambda stores, store: store.snapshot(stores.root / "copy"),),
     "pop_buffer": (_open_fresh(pop__buffer=True),),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmqstore.contract import Expired, Flush, Ticket
-from rmqstore.errors import ClockStepError, LostCallsError, RmqstoreError, StoreFullError
+from rmqstore.errors import ClockStepError, LostCallsError, RmqstoreError, StoreClosedError, StoreFullError, StorePoisonedError
 
 if TYPE_CHECKING:
     from rmqstore.store.store import Store
@@ -69,6 +69,7 @@ class Ticking:
         self.report = TickReport()
         self._has_more = False
         self._last_ms: int | None = None
+        self._failed: list[RmqstoreError] = []
 
     def run(self, now_ms: int, *, always: bool) -> TickReport:
         """Do a tick; ``always``: revive and upkeep too, whether it is their turn or not.
@@ -76,18 +77,25 @@ class Ticking:
         Raises:
             ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
             IllegalArgumentError: the times of a schedule cannot be told on this machine; all else was done.
+            RmqstoreError: a part of it failed; the others were done.
         """
         self.made_room = False
         self.report = TickReport()
         self._hand_over.moved = self._scheduler.sent = 0
+        self._failed.clear()
         if self._max_step_ms:  # most stores save the call
             self.check_step(now_ms)
+        self._last_ms = now_ms
         if self._held.look() is not self._scheduler.seen:
             self._scheduler.look()
-        full: StoreFullError | None = None
+        ticket: Ticket | None = None
         try:
-            moved, ticket = self._hand_over.run(now_ms) if self._held.is_moving else (0, None)
-            self.report = TickReport(moved)
+            if self._held.is_moving:
+                moved, ticket = self._hand_over.run(now_ms)
+                self.report = TickReport(moved)
+        except RmqstoreError as error:
+            self._go_on_behind(error)
+        try:
             if self._revive_turn.take(now_ms) or always:
                 ticket = self._revive(now_ms, ticket)
             if ticket is not None:
@@ -98,35 +106,43 @@ class Ticking:
                 self._timers.forget(durable := self._pops.durable_cursor())
                 self._keeps_handed_over = durable != self._pops.timer_cursor()
                 self.made_room = not self._keeps_handed_over
-        except LostCallsError:
-            raise
-        except StoreFullError as error:
-            # What upkeep takes away makes room, for which all that moves waits.
-            full = error
-        if self._upkeep_turn.take(now_ms) or self._has_more or always:
-            expired: list[Expired] = []
-            try:
-                expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
-            except RmqstoreError as error:
-                if full is None:
-                    raise
-                if type(error) is not StoreFullError:  # worse than that
-                    error.add_note(f"the hand-over before it failed, too: {full}")
-                    raise
-                full.add_note(f"upkeep behind it failed, too: {error}")
-            if expired:
-                _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
-                self.report = msgspec.structs.replace(self.report, expired=sum(each.messages for each in expired))
-        if full is not None:
-            raise full
-        self._last_ms = now_ms
+        except RmqstoreError as error:
+            self._go_on_behind(error)
+        if (self._upkeep_turn.take(now_ms) or self._has_more or always) and (
+            expired := self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
+        ):
+            _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
+            self.report = msgspec.structs.replace(self.report, expired=sum(each.messages for each in expired))
         if (due_ms := self._scheduler.next_ms) is not None and due_ms <= now_ms and self._held.is_moving:
-            scheduled, ticket, failed = self._scheduler.run(now_ms)
-            self._settle(self._pops, ticket)
-            self.report = msgspec.structs.replace(self.report, scheduled=scheduled)
-            if failed is not None:
-                raise failed
+            try:
+                scheduled, ticket, failed = self._scheduler.run(now_ms)
+                self._settle(self._pops, ticket)
+                self.report = msgspec.structs.replace(self.report, scheduled=scheduled)
+                if failed is not None:
+                    raise failed
+            except RmqstoreError as error:
+                self._go_on_behind(error)
+        if self._failed:
+            # More than a want of room goes first.
+            raise self._with_the_others(next((each for each in self._failed if type(each) is not StoreFullError), self._failed[0]))
         return self.report
+
+    def _go_on_behind(self, error: RmqstoreError) -> None:
+        """Keep an error for the end of the tick: one part that fails must not keep the others from leases, room and schedules (F1).
+
+        What ends the store, or takes calls back that were answered, is raised at once.
+        """
+        self._failed.append(error)
+        if isinstance(error, LostCallsError | StorePoisonedError | StoreClosedError):
+            raise self._with_the_others(error)
+
+    def _with_the_others(self, worst: RmqstoreError) -> RmqstoreError:
+        """Return an error of this tick, with notes of the others."""
+        for other in self._failed:
+            if other is not worst:
+                worst.add_note(f"another part of the same tick failed, too: {other}")
+        self._failed.clear()  # their frames hold the store
+        return worst
 
     @property
     def done(self) -> TickReport:
@@ -168,14 +184,17 @@ class Ticking:
         expired: list[Expired] = []
         self._has_more = False
         for side in (self._timers, self._pops):
-            for step in itertools.count(1):
-                report = side.maintain(now_ms, _MAINTAIN_BUDGET)
-                expired += report.expired
-                if not report.more:
-                    break
-                if step == steps:
-                    self._has_more = True
-                    break
+            try:
+                for step in itertools.count(1):
+                    report = side.maintain(now_ms, _MAINTAIN_BUDGET)
+                    expired += report.expired
+                    if not report.more:
+                        break
+                    if step == steps:
+                        self._has_more = True
+                        break
+            except RmqstoreError as error:
+                self._go_on_behind(error)
         return expired
 
     def check_step(self, now_ms: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import rmqstore
 from rmqstore import ClockStepError, ManualClock, Message, RmqstoreError, StoreFullError, StorePoisonedError
-from rmqstore.errors import LostCallsError
+from rmqstore.errors import CorruptStoreError, LostCallsError
 from rmqstore.store.tick import TickReport
 from rmqstore.store.ticker import Duties, Ticker
 from rmqstore.store.waits import Signal
@@ -117,6 +117,31 @@ def test_of_two_errors_of_a_tick_the_worse_one_is_told_with_the_other(tmp_path: 
             store._ticking.run(clock.now_ms(), always=True)
         (note,) = raised.value.__notes__
         assert {told, note.partition(": ")[2]} == {"no room for messages", str(of_upkeep)}
+        assert store.tick().handed_over == 1
+
+
+def test_one_part_of_a_tick_that_fails_keeps_no_other_from_its_work(tmp_path: Path) -> None:
+    """F1: leases end, upkeep makes room and schedules send, whatever else finds no room or meets damage."""
+    clock = ManualClock(1_700_000_000_000)
+    with rmqstore.open(tmp_path / "s", engine=ENGINES[0], services=False, clock=clock, clock__max_step_ms=3000) as store:
+        store.send(Message("t", b"due"), delay=timedelta(seconds=1))
+        store.send(Message("u", b"leased"))
+        assert len(store.pop("u", "g", invisible=timedelta(seconds=1))) == 1
+        store.schedules.put("s", timedelta(seconds=1), Message("v", b"x"))
+        engine = store.engine
+        with (
+            patch.object(engine.timers, "due", side_effect=StoreFullError("no room for messages")),
+            patch.object(engine.timers, "maintain", side_effect=CorruptStoreError("damaged", file="f")),
+            patch.object(engine.pops, "maintain", wraps=engine.pops.maintain) as upkeep,
+        ):
+            for number in range(1, 4):
+                clock.advance(2000)
+                with pytest.raises(CorruptStoreError, match="damaged") as raised:
+                    store.tick()
+                assert raised.value.__notes__ == ["another part of the same tick failed, too: no room for messages"]
+                assert store.lag("u", "g").retry == 1
+                assert store.lag("v", "g").ready == 2 * number
+                assert upkeep.call_count == number
         assert store.tick().handed_over == 1
 
 

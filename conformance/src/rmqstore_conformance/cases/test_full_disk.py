@@ -118,6 +118,25 @@ def test_behind_a_full_disk_a_cursor_that_is_not_durable_is_not_called_so(disk: 
         assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
 
 
+@pytest.mark.clause("F1", "K2")
+def test_a_disk_that_is_full_for_long_is_no_step_of_the_clock(disk: Disk) -> None:
+    """F1: ticks that find no room are ticks: once there is room they go on, however long that took."""
+    with disk.open(clock__max_step_ms=3000) as store:
+        store.send_batch([Message("t", os.urandom(500_000)) for _ in range(20)], delay_ms=1000)
+        store.tick()
+        full = 0
+        with disk.full():
+            for _ in range(5):
+                disk.clock.advance(2000)
+                try:
+                    store.tick()
+                except StoreFullError:
+                    full += 1
+        assert full, "the disk was never full"
+        store.tick()
+        assert store.lag("t", "g").ready == 20
+
+
 @pytest.mark.clause("F1", "R3")
 def test_a_store_is_opened_or_made_on_a_full_disk(disk: Disk) -> None:
     """F1: a store that finds no room when it is made or opened says so, and loses nothing by it."""

@@ -54,6 +54,7 @@ class HandOver:
         self._in_steps = store._in_steps
         self._held = store._held
         self._synced = store._synced
+        self._arrived = store._arrived
         self.moved = 0
         self.meets_others = False
         self._gives_way = False  # to the end of the tick: who called long ago may still wait for the lock
@@ -111,6 +112,8 @@ class HandOver:
             _, ticket = pops.apply(PopTxn(appends=batch.messages, timer_cursor=batch.cursor), now_ms)
             moved += count
             batches += 1
+            if batch.more:  # behind the last one, the tick tells all
+                self._arrived()
             yield moved, ticket
             if self._sync and batches % _UNSYNCED_BATCHES == 0:
                 self._synced(pops.sync, ticket)

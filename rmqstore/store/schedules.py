@@ -124,6 +124,7 @@ class Schedules(Part):
         made, ticket = store._scheduler.put(made, now_ms)
         store._settle(store.engine.pops, ticket)
         store._ticker_wake.notify()
+        store._arrived()  # what was due of the times before
         return made
 
     def delete(self, name: str) -> bool:

@@ -133,6 +133,8 @@ class Store(Reader):
         completer = Completer(self._pops, config)
         self._placing = Placing(self, completer)
         self._popping = Popping(self)
+        # Wakes those who wait for messages that came to their topics from within the store.
+        self._arrived = functools.partial(self._waits.moved, self._popping.ends_of)
         self._hand_over = HandOver(self)
         self._scheduler = Scheduler(self._pops, completer, self._held, config.hand_over_limit)
         self._ticking = Ticking(self)
@@ -547,7 +549,7 @@ class Store(Reader):
         if report.retried or report.dead or report.parked:
             self._waits.anything()  # a retry topic, or the place in a queue that comes free
         elif report.handed_over or report.scheduled:
-            self._waits.moved(self._popping.ends_of)
+            self._arrived()
         elif made_room:
             self._waits.made_room()
         return report

@@ -60,6 +60,7 @@ class Ticking:
         self._scheduler = store._scheduler
         self._held = store._held
         self._settle = store._settle
+        self._wake = store._waits.anything
         self._max_step_ms = config.clock_max_step_ms
         self._revive_turn = Turn(config.revive_interval_ms)
         self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
@@ -175,6 +176,8 @@ class Ticking:
             )
             if not revived.more:
                 return ticket
+            if before.retried + before.dead + before.parked == 0:  # the others are told behind the last page
+                self._wake()
 
     def _maintain(self, now_ms: int, steps: int | None) -> list[Expired]:
         """Let each side forget all that it need not remember any more, in up to ``steps`` steps, between which other calls have their turn.

@@ -138,7 +138,7 @@ def test_one_part_of_a_tick_that_fails_keeps_no_other_from_its_work(tmp_path: Pa
                 clock.advance(2000)
                 with pytest.raises(CorruptStoreError, match="damaged") as raised:
                     store.tick()
-                assert raised.value.__notes__ == ["another part of the same tick failed, too: no room for messages"]
+                assert raised.value.__notes__[-1] == "another part of the same tick failed, too: no room for messages"
                 assert store.lag("u", "g").retry == 1
                 assert store.lag("v", "g").ready == 2 * number
                 assert upkeep.call_count == number

@@ -157,6 +157,43 @@ def test_what_is_loaded_wakes_who_waits(store: Store, clock: ManualClock) -> Non
     assert waiting.result() == ["loaded"]
 
 
+def test_who_waits_gets_the_first_of_a_large_hand_over_before_the_last_is_moved(tmp_path: Path, clock: ManualClock) -> None:
+    with rmqstore.open(tmp_path / "limited", engine="memory", clock=clock, services=False, hand_over_limit=1) as store:
+        store.send_batch([Message("t", b"%d" % number) for number in range(3)], delay=timedelta(seconds=1))
+        clock.advance(2000)
+        waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+        steps = store._hand_over.steps(clock.now_ms())
+        next(step for step in steps if isinstance(step, tuple))
+        assert waiting.result() == ["0"]
+        assert list(steps)
+
+
+def test_who_waits_gets_the_first_of_many_leases_that_ended_before_the_last_is_given_back(store: Store, clock: ManualClock) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(2)])
+    assert len(store.pop("t", "g", invisible=timedelta(seconds=1))) == 2
+    clock.advance(2000)
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    revive, given = store.engine.pops.revive, []
+
+    def looked_at(*arguments: Any) -> Any:
+        if given:
+            assert waiting.result() == ["0"]
+        given.append(revive(*arguments))
+        return given[-1]
+
+    with patch("rmqstore.store.tick._REVIVE_PAGE", 1), patch.object(store.engine.pops, "revive", looked_at):
+        store.tick()
+    assert len(given) >= 2
+
+
+def test_what_a_change_of_a_schedule_sends_wakes_who_waits(store: Store, clock: ManualClock) -> None:
+    store.schedules.put("s", timedelta(seconds=1), Message("t", b"due"))
+    clock.advance(1000)
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    store.schedules.put("s", timedelta(seconds=2), Message("t", b"later"))
+    assert waiting.result() == ["due"]
+
+
 def test_a_close_that_fails_ends_every_wait(store: Store) -> None:
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
     with patch.object(OwnedEngines, "close", side_effect=OSError("the disk is gone")), pytest.raises(OSError, match="the disk is gone"):

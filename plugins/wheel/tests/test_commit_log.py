@@ -378,15 +378,16 @@ def test_a_large_write_is_written_once_and_small_ones_go_into_zeros(path: Path, 
     assert bytes(chain.read(0, len(large) + 10)) == large + b"small" + bytes(5)
 
 
-@pytest.mark.parametrize("why", [errno.EOPNOTSUPP, errno.EINVAL])
+@pytest.mark.parametrize("why", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENOMEM])
 def test_where_no_room_can_be_set_aside_without_a_write_zeros_are_written(path: Path, why: int) -> None:
     chain = FileChain(Disk(), path, 1 << 22, 1 << 20)
     with patch("os.posix_fallocate", side_effect=OSError(why, "not here")):
         chain.reserve(1 << 19)
     assert chain.read(0, 1 << 19) == bytes(1 << 19)
     assert (path / ("0" * 20)).stat().st_blocks * 512 >= 1 << 19
-    with patch("os.posix_fallocate", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        chain.reserve(1 << 20)
+    for broken in (OSError(errno.EIO, "broken"), OSError(errno.ENOSPC, "broken")):
+        with patch("os.posix_fallocate", side_effect=broken), pytest.raises(OSError, match="broken"):
+            chain.reserve(1 << 20)
 
 
 def test_a_file_that_found_no_room_is_made_anew(path: Path) -> None:

@@ -27,7 +27,10 @@ import numpy as np
 from rmqstore.errors import NO_ROOM, StoreFullError
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 
-_ZEROS = bytes(1024 * 1024)
+_PIECE_BYTES: Final = 1024 * 1024
+"""So much goes to the system at a time: larger writes cost more a byte, as they ask for larger pages, and no signal is handled within."""
+
+_ZEROS: Final = bytes(_PIECE_BYTES)
 
 
 class DiskFile:
@@ -68,7 +71,7 @@ class DiskFile:
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``; raises ``OSError`` when that fails, and then any part of it may have been written."""
         view = memoryview(data).cast("B")
-        while (written := os.pwrite(self._fd, view, offset)) < len(view):
+        while (written := os.pwrite(self._fd, view[:_PIECE_BYTES], offset)) < len(view):
             view, offset = view[written:], offset + written
 
     def zero_fill(self, offset: int, length: int) -> None:
@@ -79,13 +82,16 @@ class DiskFile:
             offset, length = offset + step, length - step
 
     def set_aside(self, offset: int, length: int) -> None:
-        """Have the disk set room aside, which reads as zeros, without a write; by :meth:`zero_fill` where its file system cannot."""
-        try:
-            os.posix_fallocate(self._fd, offset, length)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-            self.zero_fill(offset, length)
+        """Have the disk set room aside, which reads as zeros, without a write; by :meth:`zero_fill` where it cannot do that."""
+        while length > 0:
+            step = min(length, _PIECE_BYTES)
+            try:
+                os.posix_fallocate(self._fd, offset, step)
+            except OSError as error:
+                if error.errno in NO_ROOM or error.errno == errno.EIO:
+                    raise
+                self.zero_fill(offset, step)
+            offset, length = offset + step, length - step
 
     def truncate(self, length: int) -> None:
         """Give the file this length; what is new is a hole, which reads as zeros."""

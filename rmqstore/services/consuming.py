@@ -58,6 +58,9 @@ ACK_S: Final = 1.0
 
 MOST_AT_ONCE: Final = 1024
 
+_EXTENDED_AT_ONCE: Final = 500
+"""Leases in one call: one of many more is a long one at a server, and may wait there behind those of others until the leases have ended."""
+
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
 
@@ -413,8 +416,12 @@ class Consumer:
         yield from self._find(due)
         for batch, place in due:
             batch.unsure.add(place)
-        results: Sequence[ChangeResult] = yield lambda store: store.change_invisible(_receipts(due), self._invisible)
-        for batch, place in due:
+        results: list[ChangeResult] = []
+        for begin in range(0, len(due), _EXTENDED_AT_ONCE):
+            receipts = _receipts(due[begin : begin + _EXTENDED_AT_ONCE])
+            changed: Sequence[ChangeResult] = yield operator.methodcaller("change_invisible", receipts, self._invisible)
+            results += changed
+        for batch, place in due:  # all of them behind the last part: where one fails, nobody has the results of those before
             batch.unsure.discard(place)
         return results
 

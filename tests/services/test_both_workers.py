@@ -17,7 +17,8 @@ MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture(params=["threads", "tasks"])
-def consume(request: pytest.FixtureRequest, served: Served) -> Consumers:
+def consume(request: pytest.FixtureRequest, served: Served, monkeypatch: pytest.MonkeyPatch) -> Consumers:
+    monkeypatch.setattr("rmqstore.services.consuming._EXTENDED_AT_ONCE", 2)  # so that those of three take two calls
     return Consumers(served, request.param)
 
 
@@ -61,10 +62,12 @@ def test_leases_are_extended_while_a_handler_runs(served: Served, consume: Consu
     served.store.send_batch(bodies(3))
     with consume(gate, invisible=MINUTE) as worker:
         gate.wait_for_begin()
-        for _ in range(5):
-            served.clock.advance(40_000)
-            worker.keep(ahead_s=1000)
-            served.store.tick()
+        with patch.object(served.store, "change_invisible", wraps=served.store.change_invisible) as extend:
+            for _ in range(5):
+                served.clock.advance(40_000)
+                worker.keep(ahead_s=1000)
+                served.store.tick()
+        assert [len(each.args[0]) for each in extend.call_args_list] == [2, 1] * 5
         assert served.store.lag("t", "g").in_flight == 3
         gate.go_on.set()
         soon(lambda: nothing_left(served.store))

@@ -24,7 +24,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -38,7 +37,7 @@ from rmqstore.server.requests import Ask, Lanes, Underway, asking, ended, patien
 from rmqstore.server.sharing import SharedStore
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
 from rmqstore.store import Store
-from rmqstore.store.opening import checked_clock, checked_path
+from rmqstore.store.opening import absolute_path, checked_clock
 from rmqstore.store.receipts import PoppedMessages, receipts_of
 
 if TYPE_CHECKING:
@@ -600,5 +599,5 @@ def open(  # noqa: A001 - as rmqstore.open
 ) -> AsyncStore:
     """Open a store, shared; to be awaited, or entered with ``async with``. As :func:`rmqstore.open` with ``share=True``."""
     settings |= {"engine": engine}
-    opener = functools.partial(SharedStore, checked_path(path), settings, checked_clock(clock), services=services, patience=PATIENCE)
-    return AsyncStore(Address.parse(Path(path).absolute()), token=None, tls=None, patience=PATIENCE, opener=opener)
+    opener = functools.partial(SharedStore, absolute_path(path), settings, checked_clock(clock), services=services, patience=PATIENCE)
+    return AsyncStore(Address.parse(absolute_path(path)), token=None, tls=None, patience=PATIENCE, opener=opener)

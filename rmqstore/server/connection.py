@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rmqstore.errors import AccessDeniedError, IllegalArgumentError
+from rmqstore.errors import AccessDeniedError, IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
 from rmqstore.store.directory import SOCKET_NAME
+from rmqstore.store.opening import absolute_path
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", re.ASCII)
 
@@ -54,9 +55,15 @@ class Address(msgspec.Struct, frozen=True):
         Raises:
             IllegalArgumentError: it is none of these; or ``tls`` was given for one that has no TLS.
         """
-        address = cls._parsed(os.fspath(where))
+        try:
+            text = os.fspath(where)
+        except TypeError:
+            text = ""
+        if not isinstance(text, str) or not text:
+            raise IllegalArgumentTypeError(f"where must be the address of a server or the directory of a store, not {where!r}")
+        address = cls._parsed(text)
         if tls is not None and not address.is_tls:
-            raise IllegalArgumentError(f"tls is for an address of the form rmqstores://host:port, which {os.fspath(where)!r} is not")
+            raise IllegalArgumentError(f"tls is for an address of the form rmqstores://host:port, which {text!r} is not")
         return address
 
     @classmethod
@@ -64,9 +71,9 @@ class Address(msgspec.Struct, frozen=True):
         if _HOST_AND_PORT.fullmatch(text):
             raise IllegalArgumentError(f"{text!r} could be a directory or a port; write rmqstore://{text}, or ./{text}")
         if text.startswith("unix:"):
-            return cls(Path(text.removeprefix("unix:").removeprefix("//")))
+            return cls(absolute_path(text.removeprefix("unix:").removeprefix("//")))
         if "://" not in text:
-            return cls(Path(text) / SOCKET_NAME)
+            return cls(absolute_path(text) / SOCKET_NAME)
         with suppress(ValueError):  # as of a port that is no number, or of a host that is no name
             parts = urlsplit(text)
             if parts.scheme in ("rmqstore", "rmqstores") and parts.hostname and parts.hostname.encode("idna") and parts.port:

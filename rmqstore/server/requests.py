@@ -25,7 +25,7 @@ from rmqstore.message import CALL_NAME, CALL_NAME_BYTES, LANE_BYTES, PoppedMessa
 from rmqstore.server.calls import METHODS, NO_PATHS, OF_PATHS, POPS, REPEATABLE, SENDS, called_ms
 from rmqstore.server.connection import Address
 from rmqstore.store import Store
-from rmqstore.store.opening import checked_path
+from rmqstore.store.opening import absolute_path
 from rmqstore.store.receipts import NO_RECEIPTS, handles_of, popped_in, receipts_of, renewed
 from rmqstore.store.sending import CallName, new_batch
 from rmqstore.when import duration_ms, timedelta_ms
@@ -143,7 +143,7 @@ def _reject(leased, *, reason=""):  # type: ignore[no-untyped-def]
 
 
 def _snapshot(path):  # type: ignore[no-untyped-def]
-    return Path((yield Ask("snapshot", (str(checked_path(path).absolute()),))))
+    return Path((yield Ask("snapshot", (str(absolute_path(path)),))))
 
 
 def _dump(path, *, progress=None):  # type: ignore[no-untyped-def]
@@ -151,7 +151,7 @@ def _dump(path, *, progress=None):  # type: ignore[no-untyped-def]
         raise UnsupportedOperationError("a dump over a connection shows no progress; leave progress out, or dump the directory")
     from rmqstore.transfer.dumps import DumpReport  # it brings Parquet along
 
-    there, *counts = yield Ask("transfer.dump", (str(checked_path(path).absolute()),))
+    there, *counts = yield Ask("transfer.dump", (str(absolute_path(path)),))
     return DumpReport(Path(there), *counts)
 
 
@@ -290,7 +290,7 @@ class Underway:
     def come_late(self) -> None:
         """Tell the server of the time that has passed since it was called: it waits so much shorter, and its delay counts from then."""
         if self._wait_until_s is not None:
-            left_ms = int(self.left_s * 1000)
+            left_ms = min(int(self.left_s * 1000), timedelta.max // timedelta(milliseconds=1))  # a float may be more than there was
             self.named |= {"wait": None, "wait_ms": left_ms} if self.call in POPS else {"timeout": timedelta(milliseconds=left_ms)}
         if self.call in SENDS:
             self.arguments = (self.arguments[0], self._ago_ms(time.monotonic()))

@@ -32,6 +32,7 @@ from rmqstore.store import open as open_store
 from rmqstore.store.administration import Part
 from rmqstore.store.directory import SOCKET_NAME, HeldDirectory, read_manifest
 from rmqstore.store.handlers import is_closed_around
+from rmqstore.store.opening import absolute_path
 from rmqstore.store.store import Store
 
 _Part = TypeVar("_Part", bound=Part)
@@ -88,7 +89,7 @@ class SharedStore(Passing):
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], clock: Clock | None, *, services: bool, patience: timedelta) -> None:
-        self._path = path.absolute()
+        self._path = absolute_path(path)
         self._home: HeldDirectory | None = None
         self._name = self._path  # of the home, when it was found
         self._open_it: Callable[[Path], Store] = lambda place: open_store(place, clock=clock, services=services, **settings)

@@ -274,12 +274,18 @@ _careful = _Packer(_PLAIN - {int, str}, _HANDLERS | {int: _pack_int, str: _pack_
 
 
 def frame(value: object) -> bytearray:
-    """Return a value as a frame."""
+    """Return a value as a frame.
+
+    Raises:
+        IllegalArgumentError: it holds itself.
+    """
     made = bytearray()
     try:
         _encoder.encode_into(_quick(value), made, HEAD.size)
     except (OverflowError, UnicodeEncodeError):  # an int beyond 64 bits, a text that is no Unicode: only an error's cause
         _encoder.encode_into(_careful(value), made, HEAD.size)
+    except RecursionError:
+        raise IllegalArgumentError("what is given holds itself, or is nested too deep to be sent") from None
     HEAD.pack_into(made, 0, len(made) - HEAD.size)
     return made
 

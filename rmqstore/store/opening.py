@@ -277,3 +277,17 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     if text == ":memory:":
         raise IllegalArgumentError('":memory:" is no directory; with engine="memory" a store keeps nothing when it is closed')
     return Path(text)
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """Return the store path, the same wherever the process goes: nothing changes when its working directory does (X5).
+
+    Raises:
+        IllegalArgumentError: it is no path.
+        StorePathError: it is relative, and the working directory is gone.
+    """
+    place = checked_path(path)
+    try:
+        return place.absolute()
+    except FileNotFoundError:
+        raise StorePathError(f"path {str(place)!r} is relative, and the working directory was removed; give an absolute one") from None

@@ -515,6 +515,33 @@ def test_what_no_connection_can_be_made_with(connect: Callable[..., object], whe
         connect(where, **named)
 
 
+def test_a_client_keeps_its_store_wherever_its_process_goes(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X5: a new connection, as a second thread needs one, leads to the same store."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(served.socket.parent)
+    with rmqstore.connect(f"unix:{served.socket.name}") as client:
+        waiting_pop = served.waits(client.pop, "t", "g", wait=10 * SECOND)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        client.send(NOW)
+        assert len(waiting_pop.result(20)) == 1
+    assert Address.parse("data").path == tmp_path / "elsewhere" / "data" / "rmqstore.sock"
+
+
+@pytest.mark.parametrize("where", [5, None, b"abc", "", "\ud800", "rmqstore://\ud800"])
+@pytest.mark.parametrize("connect", [rmqstore.connect, aio.connect])
+def test_what_is_no_address_is_named(connect: Callable[..., object], where: Any) -> None:
+    with pytest.raises(IllegalArgumentError):
+        connect(where)
+
+
+def test_what_holds_itself_is_not_sent(client: Store) -> None:
+    properties: dict[str, Any] = {}
+    properties["p"] = properties
+    with pytest.raises(IllegalArgumentError, match="holds itself"):
+        client.send(Message("t", b"x", properties=properties))
+    client.send(NOW)
+
+
 def test_an_address_of_the_sixth_version() -> None:
     assert str(Address.parse("rmqstore://[::1]:7450")) == "rmqstore://[::1]:7450"
 

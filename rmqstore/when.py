@@ -55,10 +55,10 @@ def duration_ms(what: str, value: timedelta | None, value_ms: int | None, minimu
 
 
 def timedelta_ms(what: str, value: timedelta, minimum: int = 0, way_out: str = "") -> int:
-    """Return a ``timedelta`` in ms, a part of one rounded up; ``way_out`` ends the error about anything else."""
+    """Return a ``timedelta`` in ms, a part of one rounded up, so far as it stays one; ``way_out`` ends the error about anything else."""
     if not isinstance(value, timedelta):
         raise IllegalArgumentTypeError(f"{what} must be a timedelta, such as timedelta(seconds=30), not {value!r}{way_out}")
-    milliseconds = -(value // -_MS)
+    milliseconds = min(-(value // -_MS), timedelta.max // _MS)
     check_time_ms(what, milliseconds, minimum)
     return milliseconds
 

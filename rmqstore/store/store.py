@@ -449,15 +449,16 @@ class Store(Reader):
         if wait_ms is not None:
             table = [wait_ms]
         why = reason_text(reason)
-        receipts = receipts_of(messages).names
+        given = receipts_of(messages)
+        known = [each for place, each in enumerate(messages) if place not in given.unknown]
         own = {} if table else {name: each.backoff_ms for name, each in self._pops.group_settings().items()}
         changes = [
             Change(receipt, backoff_ms(each.attempt, table or own.get(receipt.group) or RETRY_BACKOFF_MS), True, why)
-            for receipt, each in zip(receipts, messages, strict=True)
+            for receipt, each in zip(given.names, known, strict=True)
         ]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
-        answers = renewed(messages, results)
+        answers = renewed(messages, given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN)))
         return answers[0] if isinstance(leased, PoppedMessage | ChangeResult) else answers
 
     @overload

@@ -60,7 +60,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 def test_several_topics(store: Store) -> None:
     store.send_batch([*bodies(3), *bodies(3, "u")])
     handled = Handled()
-    with store.consume(["t", "u"], "g", handled):
+    with store.consume(["t", "u"], "g", handled, invisible=timedelta.max):
         soon(lambda: nothing_left(store) and nothing_left(store, "u"))
     assert {each.topic for each in handled.messages} == {"t", "u"}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -52,6 +52,9 @@ from rmqstore.message import (
 )
 
 _SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
+
+_LAST_MS: Final = 2**63 - 1
+"""No lease ends later, which is when the latest one that may be asked for is granted at the latest time that there is."""
 
 
 class Beneath(NamedTuple):
@@ -374,7 +377,7 @@ class Transaction:
         # The progress of a loaded store knows nothing of what was deleted here before.
         pop_ms = max(self.now_ms, progress.last_pop_ms + 1, self._state.pop_floor_ms + 1)
         key = LEASE_KEY.pack(reader.group_id, reader.topic_id, reader.queue, offsets[0], pop_ms)
-        ends_ms, states, granter = self.now_ms + invisible_ms, bytearray(count), self.options.store_tag
+        ends_ms, states, granter = min(self.now_ms + invisible_ms, _LAST_MS), bytearray(count), self.options.store_tag
         lease = Lease(key, ends_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, states, first_pop_ms, granter)
         self._leases[key] = lease
         self._touched[key] = (lease, True)

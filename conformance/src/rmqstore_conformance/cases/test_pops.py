@@ -6,9 +6,20 @@ import random
 import zlib
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, IllegalArgumentTypeError, Lag, PoppedMessage, Receipt, ReleaseOutcome
+from rmqstore import (
+    AckOutcome,
+    ChangeOutcome,
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    Lag,
+    MessageBatch,
+    PoppedMessage,
+    Receipt,
+    ReleaseOutcome,
+)
 from rmqstore.message import dlq_topic, retry_topic
 from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
@@ -165,6 +176,11 @@ def test_p5_garbage_or_forged_is_unknown(stores: Stores) -> None:
     assert store.ack(texts) == [UNKNOWN] * len(texts)
     assert {each.outcome for each in store.change_invisible(texts, invisible_ms=1)} == {ChangeOutcome.UNKNOWN}
     assert set(store.release(texts)) == {ReleaseOutcome.UNKNOWN}
+    columns = store.pop_batch(T, H).columns
+    column = columns.schema.get_field_index("receipt")
+    for each in garbage:
+        unreadable: Any = MessageBatch(columns=columns.set_column(column, "receipt", pa.array([each] * len(columns)))).messages
+        assert {each.outcome for each in store.retry_later(unreadable, delay_ms=1)} == {ChangeOutcome.UNKNOWN}
     assert store.lag(T, G).in_flight == 2
     parsed = Receipt.parse(text)
     assert parsed is not None
@@ -182,6 +198,17 @@ def test_p5_wrong_types_are_errors(engine_stores: Stores) -> None:
                 call(wrong)
     assert store.lag(T, G).in_flight == 1
     assert store.ack([]) == []
+
+
+def test_p6_the_longest_lease_at_the_latest_time(stores: Stores) -> None:
+    """P6: a lease may be as long as a time is late; the sum of both is more than 63 bits hold."""
+    store = filled(stores, 2)
+    stores.clock.set(2**62)
+    popped = store.pop(T, G, invisible_ms=2**62)
+    assert [each.outcome for each in store.change_invisible(popped, invisible_ms=2**62)] == [ChangeOutcome.CHANGED] * 2
+    assert store.pop(T, H, attempt_id="a", invisible_ms=2**62) == store.pop(T, H, attempt_id="a", invisible_ms=2**62)
+    store.tick()
+    assert [store.lag(T, group).in_flight for group in (G, H)] == [2, 2]
 
 
 def test_p6_change_longer_and_shorter(stores: Stores) -> None:

@@ -246,12 +246,16 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class ReviveReport(msgspec.Struct, frozen=True):
-    """What a revive did: leases back to a retry topic, to a dead letter queue, or parked; ``more`` when the limit cut it short."""
+    """What a revive did: leases back to a retry topic, to a dead letter queue, or parked; ``more`` when the limit cut it short.
+
+    ``gone`` are leases of messages that were removed meanwhile, as a dead letter that was dropped.
+    """
 
     retried: int
     dead: int
     parked: int
     more: bool
+    gone: int = 0
 
 
 class TopicInfo(msgspec.Struct, frozen=True):

@@ -174,6 +174,8 @@ class Ticking:
             self.report = TickReport(
                 before.handed_over, before.retried + revived.retried, before.dead + revived.dead, before.parked + revived.parked
             )
+            if revived.gone:  # which frees the queue of an ordered group, and is in no report
+                self._wake()
             if not revived.more:
                 return ticket
             if before.retried + before.dead + before.parked == 0:  # the others are told behind the last page

@@ -186,6 +186,17 @@ def test_who_waits_gets_the_first_of_many_leases_that_ended_before_the_last_is_g
     assert len(given) >= 2
 
 
+def test_the_end_of_a_lease_of_a_dropped_dead_letter_wakes_who_waits_behind_it(store: Store, clock: ManualClock) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(2)])
+    store.reject(store.pop("t", "g", max_messages=2))
+    assert len(store.pop("%DLQ%g", "ops", order=True, max_messages=1, invisible=timedelta(seconds=5))) == 1
+    store.dead_letters.drop([store.dead_letters.list("g")[0]])
+    clock.advance(5000)
+    waiting = Waiting(lambda: store.pop("%DLQ%g", "ops", order=True, wait=LONG))
+    store.tick()
+    assert waiting.result() == ["1"]
+
+
 def test_what_a_change_of_a_schedule_sends_wakes_who_waits(store: Store, clock: ManualClock) -> None:
     store.schedules.put("s", timedelta(seconds=1), Message("t", b"due"))
     clock.advance(1000)

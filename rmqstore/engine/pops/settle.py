@@ -249,4 +249,4 @@ def _unacked(attempts: int, reason: str) -> str:
 
 
 def _report(counts: Counter[str], *, more: bool) -> ReviveReport:
-    return ReviveReport(counts["retried"], counts["dead"], counts["parked"], more)
+    return ReviveReport(counts["retried"], counts["dead"], counts["parked"], more, counts["gone"])

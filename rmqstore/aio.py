@@ -52,7 +52,9 @@ _RELEASE_S: Final = 5.0
 
 _WAITING_CALLS: Final = 900
 _OTHER_CALLS: Final = 100
-"""So many calls are under way on a connection, those that may wait at the server and the others, so that no pop that waits holds up a send.
+_EXTENSIONS: Final = 8
+"""So many calls are under way on a connection, those that may wait at the server, the others, and those that change leases. So no pop that
+waits holds up a send, and no lease ends while its extension waits behind what a program asks.
 
 A server takes 1024. What is left is for releases that have no place of their own.
 """
@@ -94,6 +96,7 @@ class _Connection:
         self._asked: dict[int, _Asked] = {}
         self._waiting = asyncio.Semaphore(_WAITING_CALLS)
         self._others = asyncio.Semaphore(_OTHER_CALLS)
+        self._extensions = asyncio.Semaphore(_EXTENSIONS)
         self.lost: Callable[[Underway], None] | None = None
         self._is_closing = False
         self._reading: asyncio.Task[None] | None = None
@@ -176,7 +179,7 @@ class _Connection:
     async def _place_for(self, call: Underway) -> asyncio.Semaphore:
         """Wait until the server takes one call more. One that may wait there waits so long in all, and then is made once."""
         left_s = call.left_s or None
-        place = self._waiting if left_s else self._others
+        place = self._extensions if call.call == "change_invisible" else self._waiting if left_s else self._others
         if not place.locked():
             await place.acquire()
             return place

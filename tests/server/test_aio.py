@@ -17,6 +17,7 @@ import pytest
 import rmqstore
 from rmqstore import (
     AckOutcome,
+    ChangeOutcome,
     Flow,
     IllegalArgumentTypeError,
     ManualClock,
@@ -142,6 +143,20 @@ async def test_a_cancelled_read_leaves_the_connection_to_the_others(served: Serv
     read.cancel()
     assert await store.verify() == []
     assert store._connection is connection
+
+
+async def test_an_extension_waits_behind_no_call_of_the_program(served: Served, store: AsyncStore) -> None:
+    """Else a lease ends while its handler asks the store for much."""
+    await store.send(NOW)
+    (leased,) = await store.pop("t", "g")
+    gate = served.hold("where")
+    looks = [asyncio.create_task(store.where(id="m")) for _ in range(aio._OTHER_CALLS + 1)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        assert (await store.change_invisible(leased, MINUTE)).outcome is ChangeOutcome.CHANGED
+    assert not any(each.done() for each in looks)
+    gate.set()
+    await asyncio.gather(*looks)
 
 
 @pytest.mark.parametrize("ends", ["awaited", "not awaited", "not cancelled"])

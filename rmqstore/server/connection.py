@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rmqstore.errors import AccessDeniedError, IllegalArgumentError, IllegalArgumentTypeError
+from rmqstore.errors import AccessDeniedError, IllegalArgumentError
 from rmqstore.server.wire import HEAD, MAX_FRAME_BYTES, PROTOCOL, frame, unpack
 from rmqstore.store.directory import SOCKET_NAME
-from rmqstore.store.opening import absolute_path
+from rmqstore.store.opening import absolute_path, text_of
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", re.ASCII)
 
@@ -55,12 +55,7 @@ class Address(msgspec.Struct, frozen=True):
         Raises:
             IllegalArgumentError: it is none of these; or ``tls`` was given for one that has no TLS.
         """
-        try:
-            text = os.fspath(where)
-        except TypeError:
-            text = ""
-        if not isinstance(text, str) or not text:
-            raise IllegalArgumentTypeError(f"where must be the address of a server or the directory of a store, not {where!r}")
+        text = text_of(where, "where must be the address of a server or the directory of a store")
         address = cls._parsed(text)
         if tls is not None and not address.is_tls:
             raise IllegalArgumentError(f"tls is for an address of the form rmqstores://host:port, which {text!r} is not")

@@ -256,18 +256,31 @@ def checked_clock(clock: Clock | None) -> Clock:
     return clock
 
 
+def text_of(where: str | os.PathLike[str], wanted: str) -> str:
+    """Return a path, or an address, as text.
+
+    Args:
+        wanted: begins the error: what it must be.
+
+    Raises:
+        IllegalArgumentTypeError: it is neither a text nor a path, or empty.
+    """
+    try:
+        text = os.fspath(where)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text:
+        raise IllegalArgumentTypeError(f"{wanted}, not {where!r}")
+    return text
+
+
 def checked_path(path: str | os.PathLike[str]) -> Path:
     """Return the store path.
 
     Raises:
         IllegalArgumentError: it is no path.
     """
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        text = ""
-    if not isinstance(text, str) or not text:
-        raise IllegalArgumentTypeError(f"path must be a directory's name, not {path!r}")
+    text = text_of(path, "path must be a directory's name")
     try:
         legal = b"\x00" not in os.fsencode(text)
     except UnicodeEncodeError:

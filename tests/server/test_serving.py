@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ from rmqstore import (
     MessageBatch,
     PollingFullError,
     Store,
+    StorePathError,
     UnsupportedOperationError,
     aio,
 )
 from rmqstore.server.calls import is_quick
 from rmqstore.server.connection import Address, short_name
 from rmqstore.server.listening import Entrance
-from rmqstore.server.requests import Ask
+from rmqstore.server.requests import Ask, Underway
 from rmqstore.server.serving import ServerThread
 from rmqstore.server.wire import HEAD, frame, unpack
 from tests.pairs import DURABLE_PAIRS
@@ -525,6 +527,32 @@ def test_a_client_keeps_its_store_wherever_its_process_goes(served: Served, tmp_
         client.send(NOW)
         assert len(waiting_pop.result(20)) == 1
     assert Address.parse("data").path == tmp_path / "elsewhere" / "data" / "rmqstore.sock"
+
+
+def test_a_relative_name_in_a_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    shared = partial(rmqstore.open, engine=ENGINE, share=True)
+    for leads_to in (rmqstore.connect, aio.connect, shared, partial(aio.open, engine=ENGINE)):
+        with pytest.raises(StorePathError, match="'data' is relative, and the working directory was removed"):
+            leads_to("data")
+
+
+def test_a_send_that_may_wait_for_ever_goes_on_when_the_server_is_back(
+    served: Served, client: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a float, what is left of the longest ``timedelta`` is more than one can hold."""
+    late, come_late = threading.Event(), Underway.come_late
+    monkeypatch.setattr(Underway, "come_late", lambda call: (come_late(call), late.set()))
+    served.thread.stop()
+    sent = served.threads.submit(client.send, NOW, timeout=timedelta.max)
+    soon(lambda: late.is_set() or sent.done())
+    served.start()
+    assert sent.result(20).timer is None
+    assert late.is_set()
+    assert served.store.lag("t", "g").ready == 1
 
 
 @pytest.mark.parametrize("where", [5, None, b"abc", "", "\ud800", "rmqstore://\ud800"])

@@ -21,6 +21,9 @@ from rmqstore.late import np
 
 MINUTE_MS: Final = 60_000
 
+_FEW: Final = 32
+"""So few rows are placed one by one, which takes less than the first array."""
+
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Entries: TypeAlias = "list[tuple[bytes, bytes]]"
 
@@ -48,10 +51,22 @@ def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms:
         tick, due = tick_and_due(delivers[0], now_ms, precision_ms)
         run = (PAIR.pack(tick, first_seq), encode_run(epoch, now_ms, records))
         return Placed([tick], [run], {due // MINUTE_MS: 1})
-    ticks, dues = ticks_and_dues(np.asarray(delivers, np.int64), now_ms, precision_ms)
-    minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
-    by_minute = dict(zip(minutes.tolist(), counts.tolist(), strict=True))
-    return Placed(ticks.tolist(), _runs_of(records, ticks, first_seq, now_ms, epoch), by_minute)
+    if len(records) > _FEW:
+        ticks, dues = ticks_and_dues(np.asarray(delivers, np.int64), now_ms, precision_ms)
+        minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
+        by_minute = dict(zip(minutes.tolist(), counts.tolist(), strict=True))
+        return Placed(ticks.tolist(), _runs_of(records, ticks, first_seq, now_ms, epoch), by_minute)
+    placed = Placed([], [], {})
+    rows: dict[int, list[int]] = {}
+    for row, deliver in enumerate(delivers):
+        tick, due = tick_and_due(deliver, now_ms, precision_ms)
+        placed.ticks.append(tick)
+        minute = due // MINUTE_MS
+        placed.by_minute[minute] = placed.by_minute.get(minute, 0) + 1
+        rows.setdefault(tick, []).append(row)
+    for tick, group in rows.items():
+        placed.entries.extend(_runs_of_tick(records, tick, group, first_seq, now_ms, epoch))
+    return placed
 
 
 def check_horizon(delivers: Sequence[int] | Times, now_ms: int, limit_ms: int) -> None:
@@ -97,11 +112,17 @@ def _runs_of(records: list[bytes], ticks: Times, first_seq: int, now_ms: int, ep
         zip([keys[16 * at : 16 * at + 16] for at in alone], encode_singles(epoch, now_ms, [records[rows[at]] for at in alone]), strict=True)
     )
     for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
-        group = rows[start : start + count]
-        for begin, end in run_lengths([len(records[row]) for row in group]):
-            part = group[begin:end]
-            run = encode_run(epoch, now_ms, [records[row] for row in part], [row - part[0] for row in part])
-            entries.append((keys[16 * (start + begin) : 16 * (start + begin) + 16], run))
+        entries.extend(_runs_of_tick(records, int(in_order[start]), rows[start : start + count], first_seq, now_ms, epoch))
+    return entries
+
+
+def _runs_of_tick(records: list[bytes], tick: int, rows: list[int], first_seq: int, now_ms: int, epoch: int) -> Entries:
+    """Return the entries of records that are due at one tick, by their rows."""
+    entries: Entries = []
+    for begin, end in run_lengths([len(records[row]) for row in rows]):
+        part = rows[begin:end]
+        run = encode_run(epoch, now_ms, [records[row] for row in part], [row - part[0] for row in part])
+        entries.append((PAIR.pack(tick, first_seq + part[0]), run))
     return entries
 
 

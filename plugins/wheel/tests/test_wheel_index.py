@@ -27,6 +27,7 @@ from rmqstore_wheel.formats.wheel import Ring
 from rmqstore_wheel.reader.log import ReadDisk
 from rmqstore_wheel.reader.units import ReadUnits
 from rmqstore_wheel.timers import slot_counts, table as timer_table
+from rmqstore_wheel.timers.records import EncodedTimer
 from rmqstore_wheel.timers.wheel import WheelIndex
 
 SLOTS, WINDOW = 1000, 200
@@ -57,37 +58,59 @@ def put(wheel: WheelIndex, seqs: list[int], ticks: list[int], now_ms: int = NOW_
     return placing
 
 
-@given(st.lists(st.tuples(st.integers(-2 * SLOTS, 3 * WINDOW), st.integers(0, 3000), st.booleans()), min_size=1, max_size=40))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_timer_goes_where_a_batch_of_one_does(
-    tmp_path_factory: pytest.TempPathFactory, timers: list[tuple[int, int, bool]]
-) -> None:  # fmt: skip
-    one, many = (index(tmp_path_factory.mktemp("wheel")) for _ in range(2))
-    now_ms = NOW_MS
-    for seq, (delay, later_ms, leaves) in enumerate(timers, 1):
+DELAYS_AND_LEAVES = st.tuples(st.integers(-2 * SLOTS, 3 * WINDOW) | st.integers(0, 3) | st.just(2 * WINDOW), st.booleans())
+
+
+@given(st.lists(st.tuples(st.lists(DELAYS_AND_LEAVES, min_size=1, max_size=5), st.integers(0, 3000)), min_size=1, max_size=20))
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_few_timers_go_where_a_batch_of_them_does(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[list[tuple[int, bool]], int]]
+) -> None:
+    few, many = (index(tmp_path_factory.mktemp("wheel")) for _ in range(2))
+    now_ms, seq = NOW_MS, 1
+    for timers, later_ms in calls:
         now_ms += later_ms
-        tick = now_ms + 1000 * delay
-        alone = one.reserve_one(seq, tick, now_ms, seq * 100, 100, 7)
-        batch = many.reserve(np.array([seq]), np.array([tick]), now_ms, np.array([seq * 100]), np.array([100]), 7)
-        assert (alone.rolled, alone.aside) == (bool(batch.rolled[0]), bool(len(batch.aside)))
-        one.publish_one(alone)
+        ticks = [now_ms + 1000 * delay for delay, _ in timers]
+        seqs = np.arange(seq, seq + len(timers))
+        places, sizes = seqs * 100, np.full(len(timers), 100)
+        encoded = [EncodedTimer(b"", tick, tick, 7, [], 0) for tick in ticks]
+        alone = few.reserve_few(seq, encoded, now_ms, places.tolist(), sizes.tolist())
+        batch = many.reserve(seqs, np.array(ticks), now_ms, places, sizes, 7)
+        is_aside = np.isin(np.arange(len(timers)), batch.aside)
+        assert [*alone.aside] == batch.aside.tolist()
+        assert [*alone.elsewhere] == np.flatnonzero(batch.rolled | is_aside).tolist()
+        few.publish_few(alone)
         many.publish(batch)
-        if leaves and not alone.rolled:
-            # A cancel, whose timer may have found no place.
-            cancel = one.reserve_cancel(100 + seq, tick, now_ms, 7, 50)
-            batch = many.reserve_cancels(np.array([100 + seq]), np.array([tick]), now_ms, np.array([7]), np.array([50]))
-            assert (cancel is None) == (batch.units is None)
-            if cancel is not None:
-                one.publish_one(cancel)
-            many.publish(batch)
-            one.count_off_one(one.slot_of(tick))
-            many.count_off(np.array([many.slot_of(tick)]))
-        assert (one.slots == many.slots).all()
-        assert one.first_roll == many.first_roll
-    assert one.check_point() == many.check_point()
-    assert (one.units.read(0, one.units.count) == many.units.read(0, many.units.count)).all()
-    for wheel in (one, many):
+        stay = [at for at in range(len(timers)) if not is_aside[at]]
+        if stay:
+            assert few.units.read_one(few.units.count - 1)[-1] == seq + stay[-1], "a broker takes its cursor from the last unit"
+        for at, (_, leaves) in enumerate(timers):
+            if leaves and not batch.rolled[at]:
+                # A cancel, whose timer may have found no place.
+                cancel = few.reserve_cancel(1000 + seq + at, ticks[at], now_ms, 7, 50)
+                cancels = many.reserve_cancels(np.array([1000 + seq + at]), np.array([ticks[at]]), now_ms, np.array([7]), np.array([50]))
+                assert (cancel is None) == (cancels.units is None)
+                if cancel is not None:
+                    few.publish_few(cancel)
+                many.publish(cancels)
+                few.count_off_one(few.slot_of(ticks[at]))
+                many.count_off(np.array([many.slot_of(ticks[at])]))
+        seq += len(timers)
+        assert all((few.slots[name] == many.slots[name]).all() for name in ("tick", "timers", "magic"))
+        assert few.first_roll == many.first_roll
+        for slot in many.live_slots(0, 2**40).tolist():
+            assert _chain(few, slot) == _chain(many, slot)
+    if all(len(timers) == 1 for timers, _ in calls):
+        assert few.check_point() == many.check_point()
+        assert (few.units.read(0, few.units.count) == many.units.read(0, many.units.count)).all()
+    for wheel in (few, many):
         wheel.close()
+
+
+def _chain(wheel: WheelIndex, slot: int) -> list[int]:
+    """Return the seqs of what is in the chain of a slot."""
+    numbers, _ = wheel.walk(np.array([slot]))
+    return sorted(wheel.units.gather(numbers)["reserved"].tolist())
 
 
 def test_a_place_that_another_lap_holds_is_not_taken(tmp_path: Path) -> None:

@@ -70,9 +70,10 @@ class DiskFile:
 
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``; raises ``OSError`` when that fails, and then any part of it may have been written."""
-        view = memoryview(data).cast("B")
-        while (written := os.pwrite(self._fd, view[:_PIECE_BYTES], offset)) < len(view):
-            view, offset = view[written:], offset + written
+        written = os.pwrite(self._fd, data, offset) if len(data) <= _PIECE_BYTES else 0
+        while written < len(data):
+            data, offset = memoryview(data)[written:], offset + written
+            written = os.pwrite(self._fd, data[:_PIECE_BYTES], offset)
 
     def zero_fill(self, offset: int, length: int) -> None:
         """Write zeros, so that the disk has set room aside and later writes there need none."""

@@ -193,10 +193,14 @@ class UnitLog:
 
     def write_ahead(self, data: Bytes, number: int | None = None) -> None:
         """Write units, with room for them, behind the last one or from a later number on; no reader sees them before :meth:`advance`."""
-        view = memoryview(data).cast("B")
         size, blank = self.unit.itemsize, len(self._blank)
         first = at = self.count if number is None else number
-        behind = first + len(view) // size
+        file, row = divmod(at, self.per_file)
+        behind = first + len(data) // size
+        if row + behind - first < self.per_file:
+            self.chain.write_at(file * self.chain.file_bytes + row * size, data, blank)
+            return
+        view = memoryview(data).cast("B")
         while at < behind:
             file, row = divmod(at, self.per_file)
             stop = min(behind, at - row + self.per_file)
@@ -208,7 +212,7 @@ class UnitLog:
 
     def advance(self, data: Bytes) -> None:
         """Count in what was written ahead."""
-        first, self.count = self.count, self.count + memoryview(data).nbytes // self.unit.itemsize
+        first, self.count = self.count, self.count + len(data) // self.unit.itemsize
         self._stale.update(range(first // BLOCK, -(-self.count // BLOCK)))
 
     def reserve(self, numbers: Ints, units: Rows) -> Callable[[], None]:
@@ -236,11 +240,13 @@ class UnitLog:
 
         return publish
 
-    def reserve_one(self, number: int, data: bytes) -> Callable[[], None]:
-        """As :meth:`reserve`, of one unit given as bytes, in files without a blank end."""
-        if number != self.count:
-            return self.reserve(np.array([number]), np.frombuffer(data, self.unit))
-        self.chain.write_at(number // self.per_file * self.chain.file_bytes + number % self.per_file * self.unit.itemsize, data)
+    def reserve_few(self, number: int, data: bytes) -> Callable[[], None]:
+        """As :meth:`reserve`, of a few units from ``number`` on, given as bytes, in files without a blank end."""
+        row, size = number % self.per_file, self.unit.itemsize
+        if number != self.count or row * size + len(data) > self.chain.file_bytes:
+            units = np.frombuffer(data, self.unit)
+            return self.reserve(np.arange(number, number + len(units)), units)
+        self.chain.write_at(number // self.per_file * self.chain.file_bytes + row * size, data)
         return partial(self.advance, data)
 
     def _follow(self, numbers: Ints) -> bool:

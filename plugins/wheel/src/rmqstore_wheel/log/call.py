@@ -7,7 +7,8 @@ cannot fail; see ``ledger`` for why that loses nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -23,7 +24,8 @@ from rmqstore_wheel.log.journal import Change, ClearOffsets, DropQueue
 from rmqstore_wheel.records import message_records, parts as record_parts
 from rmqstore_wheel.records.addressing import placed, placed_one
 
-_FEW = 32
+FEW: Final = 96
+"""So many messages of a call go without arrays, which take longer than their rows."""
 
 _WITH_BODIES = 4
 """Records are searched bodies and all where they are not more than so many times their properties."""
@@ -33,8 +35,8 @@ Entries = Callable[[Ints, Ints], Callable[[], None]]
 
 It returns what counts that in once the call is written, which cannot fail; raises ``OSError``."""
 
-Entry = Callable[[int, int], Callable[[], None]]
-"""As :data:`Entries`, of one message."""
+FewEntries = Callable[[Sequence[int], Sequence[int]], Callable[[], None]]
+"""As :data:`Entries`, of a few messages."""
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -61,38 +63,41 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
         return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
 
 
-class One(msgspec.Struct, frozen=True, gc=False):
-    """One message of a queue, as :class:`Messages`; its queue offset is in its record.
+class Few(msgspec.Struct, frozen=True, gc=False):
+    """A few messages of a queue at offsets that follow one another, as :class:`Messages`; their queue offsets are in their records.
 
-    ``text_at`` is where in the record the length of the properties is; -1 when that is to be looked up.
+    ``text_at`` is where in the last record the length of the properties is; -1 when that is to be looked up.
     """
 
     topic: str
     queue: int
     offset: int
-    record: Bytes
+    records: Sequence[Bytes]
     store_ms: int
-    code: int = 0
-    entry: Entry | None = None
+    codes: Sequence[int]
+    entries: FewEntries | None = None
     text_at: int = -1
 
     def many(self) -> Messages:
-        entry = self.entry
-        entries: Entries | None = None if entry is None else lambda offsets, sizes: entry(int(offsets[0]), int(sizes[0]))
-        return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, entries)
+        few = self.entries
+        entries: Entries | None = None if few is None else lambda offsets, sizes: few(offsets.tolist(), sizes.tolist())
+        return Messages(self.topic, self.queue, self.offset, joined(self.records), self.store_ms, np.array(self.codes, np.int64), entries)
 
 
-def appended(topic: str, queue: int, offset: int, records: Sequence[bytes], store_ms: int) -> Messages | One:
+def appended(topic: str, queue: int, offset: int, records: Sequence[bytes], store_ms: int) -> Messages | Few:
     """Return records, whatever topics they name, as messages of one queue from ``offset`` on."""
-    if len(records) > 1:
-        made = placed(records, topic.encode(), queue, offset, store_ms)
-        return Messages(topic, queue, offset, made, store_ms, tags_codes(records))
-    record = records[0]
-    code = consume_queue.tags_code(message_records.tag_of(record).decode()) if message_records.TAGS in record else 0
-    return One(topic, queue, offset, placed_one(record, topic.encode(), queue, offset, store_ms), store_ms, code)
+    name, count = topic.encode(), len(records)
+    if count > FEW:
+        return Messages(topic, queue, offset, placed(records, name, queue, offset, store_ms), store_ms, tags_codes(records))
+    few, codes = [], []
+    for at in range(count):
+        record = records[at]
+        few.append(placed_one(record, name, queue, offset + at, store_ms))
+        codes.append(consume_queue.tags_code(message_records.tag_of(record).decode()) if message_records.TAGS in record else 0)
+    return Few(topic, queue, offset, few, store_ms, codes)
 
 
-Part = Messages | One | ClearOffsets | DropQueue
+Part = Messages | Few | ClearOffsets | DropQueue
 
 
 class LogBatch(WriteBatch):
@@ -116,33 +121,35 @@ def parts_of(batch: WriteBatch) -> list[Part]:
     return batch.parts
 
 
-def gathered(parts: Sequence[Part]) -> tuple[list[Messages | One], list[Change]]:
-    """Return what a call appends, and what else it changes; single messages of a queue that follow one another become a batch."""
-    if len(parts) == 1 and isinstance(alone := parts[0], (Messages, One)):
+def gathered(parts: Sequence[Part]) -> tuple[list[Messages | Few], list[Change]]:
+    """Return what a call appends, and what else it changes; a few messages of a queue that follow others of it go with them."""
+    if len(parts) == 1 and isinstance(alone := parts[0], (Messages, Few)):
         return [alone], []
     changes: list[Change] = []
-    messages: list[list[Messages | One]] = []
-    latest: dict[tuple[str, int, int], list[Messages | One]] = {}
+    messages: list[Messages | list[Few]] = []
+    latest: dict[tuple[str, int, int], list[Few]] = {}
     for part in parts:
-        if not isinstance(part, (Messages, One)):
+        if isinstance(part, Messages):
+            messages.append(part)
+        elif not isinstance(part, Few):
             changes.append(part)
-            continue
-        run = latest.get(place := (part.topic, part.queue, part.store_ms))
-        # A revive appends its messages one by one.
-        if isinstance(part, One) and part.entry is None and run is not None and run[0].offset + len(run) == part.offset:
-            run.append(part)
         else:
-            messages.append([part])
-            if isinstance(part, One) and part.entry is None:
-                latest[place] = messages[-1]
-    return [_batch_of(run) if len(run) > 1 else run[0] for run in messages], changes
+            run = latest.get(place := (part.topic, part.queue, part.store_ms))
+            # A revive appends its messages one by one.
+            if part.entries is None and run is not None and run[-1].offset + len(run[-1].records) == part.offset:
+                run.append(part)
+            else:
+                messages.append(run := [part])
+                if part.entries is None:
+                    latest[place] = run
+    return [each if isinstance(each, Messages) else each[0] if len(each) == 1 else _joined_run(each) for each in messages], changes
 
 
-def _batch_of(run: Sequence[Messages | One]) -> Messages:
-    ones = [each for each in run if isinstance(each, One)]
-    first = ones[0]
-    codes = np.array([each.code for each in ones], np.int64)
-    return Messages(first.topic, first.queue, first.offset, joined([each.record for each in ones]), first.store_ms, codes)
+def _joined_run(run: Sequence[Few]) -> Messages | Few:
+    first = run[0]
+    records, codes = ([*chain.from_iterable(column)] for column in zip(*((each.records, each.codes) for each in run), strict=True))
+    found = Few(first.topic, first.queue, first.offset, records, first.store_ms, codes)
+    return found if len(records) <= FEW else found.many()
 
 
 def tags_codes(found: Sequence[bytes]) -> Ints | int:
@@ -150,8 +157,6 @@ def tags_codes(found: Sequence[bytes]) -> Ints | int:
     if isinstance(found, message_records.LogRecords):
         if not found.may_have_tags or message_records.TAGS not in _texts_of(found.encoded):
             return 0
-    elif len(found) <= _FEW:
-        return np.array([consume_queue.tags_code(message_records.tag_of(each).decode()) for each in found], np.int64)
     elif not any(message_records.TAGS in each for each in found):
         return 0
     return consume_queue.tags_codes(message_records.tag_column(found))
@@ -193,7 +198,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     log: CommitLog
     queues: ConsumeQueues
-    messages: Sequence[Messages | One]
+    messages: Sequence[Messages | Few]
     changes: Sequence[Change]
     for_brokers: BrokerRecords | None
     journal: int
@@ -203,23 +208,24 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     def commit(self) -> int:
         """Write what caches will hold, then the frame, and let readers see it; returns how many journal records it has.
 
-        A call of one message at most goes without arrays, unless it begins another file.
+        A call of a few messages of one queue, or of none, goes without arrays, unless it begins another file.
 
         Raises:
             OSError: the disk failed or has no room; no reader sees anything of the call.
         """
-        one = self.messages[0] if self.messages else None
-        if len(self.messages) > 1 or isinstance(one, Messages):
+        few = self.messages[0] if self.messages else None
+        if len(self.messages) > 1 or isinstance(few, Messages):
             return self._commit_many()
-        log = self.log
-        records: list[Bytes] = [] if one is None else [one.record]
+        log, text_at = self.log, -1
+        records: list[Bytes] = []
+        if few is not None:
+            records += few.records
+            text_at = record_parts.parts_of(records[-1])[3] if few.text_at < 0 else few.text_at
+        count = len(records)
         if self.for_brokers is not None:
             records += self.for_brokers.records
-        text_at = -1
-        if one is not None:
-            text_at = record_parts.parts_of(one.record)[3] if one.text_at < 0 else one.text_at
         in_journal = 0
-        if self.changes or one is None or len(one.record) - text_at - 2 > frames.MOST_TEXT_BYTES:
+        if self.changes or few is None or len(few.records[-1]) - text_at - 2 > frames.MOST_TEXT_BYTES:
             in_journal = 1
             records.append(journal.record(self.changes, self.journal, self.store_ms))
             text_at = len(records[-1]) - 2
@@ -230,21 +236,24 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         if frame is None:
             return self._commit_many()
         publishers: list[Callable[[], None]] = []
-        if one is not None:
-            size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
-            publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, place, size, one.code))
-            if one.entry is not None:
-                publishers.append(one.entry(place, size))
+        if few is not None:
+            sizes = [*map(len, few.records)]
+            places = [place] if count == 1 else [*accumulate(sizes[:-1], initial=place)]
+            if len(records) == count:
+                sizes[-1] += frames.PROPERTY_BYTES
+            publishers.append(self.queues.reserve_few(few.topic, few.queue, few.offset, places, sizes, few.codes))
+            if few.entries is not None:
+                publishers.append(few.entries(places, sizes))
         log.write_whole(frame)
         for publish in publishers:
             publish()
         if self.for_brokers is not None:
-            self.for_brokers.publish([*accumulate(map(len, records[:-1]), initial=place)][len(self.messages) : -1])
+            self.for_brokers.publish([*accumulate(map(len, records[:-1]), initial=place)][count:-1])
         return in_journal
 
     def _commit_many(self) -> int:
         """As :meth:`commit`, of any call."""
-        messages = [each.many() if isinstance(each, One) else each for each in self.messages]
+        messages = [each.many() if isinstance(each, Few) else each for each in self.messages]
         pieces = [each.records for each in messages]
         ends = np.cumsum([len(piece.starts) for piece in pieces])
         queue_offsets = [each.offsets for each in messages]

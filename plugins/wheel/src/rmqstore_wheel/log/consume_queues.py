@@ -146,9 +146,12 @@ class ConsumeQueues:
         """
         return self.of(topic, queue).reserve(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
 
-    def reserve_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
+    def reserve_few(
+        self, topic: str, queue: int, offset: int, log_offsets: Sequence[int], sizes: Sequence[int], codes: Sequence[int]
+    ) -> Callable[[], None]:  # fmt: skip
+        """As :meth:`reserve`, of a few messages from ``offset`` on."""
         log = self._recent.get((topic, queue)) or self.of(topic, queue)
-        return log.reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
+        return log.reserve_few(offset, b"".join(map(consume_queue.encode_one, log_offsets, sizes, codes)))
 
     def read(self, topic: str, queue: int, offset: int, count: int) -> tuple[int, Rows]:
         """Return up to ``count`` units from ``offset``, or the first one that is kept, on, fewer at the end, and where they begin."""

@@ -37,7 +37,7 @@ from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats import commit_log as log_format, consume_queue, index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
-from rmqstore_wheel.log.call import BrokerRecords, Call, LogBatch, Messages, One, gathered
+from rmqstore_wheel.log.call import BrokerRecords, Call, Few, LogBatch, Messages, gathered
 from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.log.commit_log import FILL_BYTES, CommitLog, Frame
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
@@ -226,7 +226,7 @@ class Ledger(CommittedKV):
     # ------------------------------------------------------------ writes
 
     def write(self, batch: WriteBatch) -> int:
-        messages: Sequence[Messages | One] = ()
+        messages: Sequence[Messages | Few] = ()
         changes: Sequence[Change] = batch.ops
         consumes_at_ms = None
         if isinstance(batch, LogBatch):
@@ -270,7 +270,7 @@ class Ledger(CommittedKV):
 
     def append(
         self,
-        messages: Sequence[Messages | One],
+        messages: Sequence[Messages | Few],
         changes: Sequence[Change] = (),
         noted: Sequence[Change] = (),
         for_brokers: BrokerRecords | None = None,
@@ -324,7 +324,7 @@ class Ledger(CommittedKV):
                 if not self._lend(error, to_upkeep=False):
                     raise self._refusal(error) from error
 
-    def _free_names(self, messages: Sequence[Messages | One]) -> None:
+    def _free_names(self, messages: Sequence[Messages | Few]) -> None:
         if any((each.topic, each.queue) in self.queues.dropped for each in messages):
             # The files of a queue of this name are still there.
             self.make_check_point()

@@ -23,7 +23,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, Rows, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
-from rmqstore_wheel.log.call import LogBatch, One, appended, parts_of
+from rmqstore_wheel.log.call import Few, LogBatch, appended, parts_of
 from rmqstore_wheel.log.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import fault_of, sound_rows
@@ -201,7 +201,7 @@ class WheelQueueLog(QueueLog):
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         part = appended(topic.name, queue, offset, records, now_ms)
         parts_of(write).append(part)
-        return len(part.record) if isinstance(part, One) else len(part.records.data)
+        return sum(map(len, part.records)) if isinstance(part, Few) else len(part.records.data)
 
     def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
         parts_of(write).extend([appended(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs])

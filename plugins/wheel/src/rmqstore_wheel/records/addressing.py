@@ -70,8 +70,6 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
     """
     if isinstance(records, LogRecords):
         held = Encoded(records.encoded.data.copy(), records.encoded.starts, records.encoded.sizes)
-    elif len(records) <= _FEW:
-        return joined([placed_one(record, topic, queue_id, first_queue_offset + at, store_ms) for at, record in enumerate(records)])
     else:
         held = joined(records)
     if len(held.starts):

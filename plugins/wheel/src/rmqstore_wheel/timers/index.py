@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -104,23 +104,31 @@ class TimerIndex:
 
         return publish
 
-    def put_one(self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, offset: int, size: int) -> Callable[[], None]:
-        publish_fact = self.facts.reserve_one(seq - 1, timer_table.encode_one(found.tick, epoch, found.tick - found.due, TIMER))
-        placed = self.wheel.reserve_one(seq, found.tick, write_ms, offset, size, found.hash)
+    def put_few(
+        self, found: Sequence[EncodedTimer], seq: int, epoch: int, write_ms: int, offsets: Sequence[int], sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        """As :meth:`put_many`, of a few by seqs from ``seq`` on."""
+        facts, keyed = [], []
+        for row, each in enumerate(found):
+            facts.append(timer_table.encode_one(each.tick, epoch, each.tick - each.due, TIMER))
+            if each.key_hashes:
+                keyed.append(row)
+        publish_facts = self.facts.reserve_few(seq - 1, b"".join(facts))
+        placed = self.wheel.reserve_few(seq, found, write_ms, offsets, sizes)
 
         def publish() -> None:
-            publish_fact()
+            publish_facts()
             self.write_ms = write_ms
-            self.wheel.publish_one(placed)
-            if placed.rolled or placed.aside:
-                self.rolled.set_many(np.array([seq]))
+            self.wheel.publish_few(placed)
+            if placed.elsewhere:
+                self.rolled.set_many(np.array(placed.elsewhere) + seq)
+                self.aside.update((seq + row, found[row].tick) for row in placed.aside)
                 if self._away is not None:
-                    self._away.add(self.wheel.slot_of(np.array([found.tick])), 1)
-            if placed.aside:
-                self.aside[seq] = found.tick
-            self.pending += 1
-            if found.key_hashes:
-                self.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset), write_ms)
+                    self._away.add(self.wheel.slot_of(np.array([found[row].tick for row in placed.elsewhere])), 1)
+            self.pending += len(found)
+            for row in keyed:
+                hashes = found[row].key_hashes
+                self.keys.add_many(np.array(hashes), np.full(len(hashes), offsets[row]), write_ms)
 
         return publish
 
@@ -137,16 +145,16 @@ class TimerIndex:
 
         return publish
 
-    def put_cancel(self, seq: int, target: int, tick: int, epoch: int, offset: int, size: int) -> Callable[[], None]:
+    def put_cancel(self, seq: int, target: int, tick: int, epoch: int, offsets: Sequence[int], sizes: Sequence[int]) -> Callable[[], None]:
         """As :meth:`put_many`, of a message that is the cancel of one pending timer."""
-        publish_mark = self.facts.reserve_one(seq - 1, timer_table.encode_one(0, epoch, 0, CANCEL))
+        publish_mark = self.facts.reserve_few(seq - 1, timer_table.encode_one(0, epoch, 0, CANCEL))
         is_rolled = self.rolled.get(target)
-        placed = None if is_rolled else self.wheel.reserve_cancel(seq, tick, self.write_ms, offset, size)
+        placed = None if is_rolled else self.wheel.reserve_cancel(seq, tick, self.write_ms, offsets[0], sizes[0])
 
         def publish() -> None:
             publish_mark()
             if placed is not None:
-                self.wheel.publish_one(placed)
+                self.wheel.publish_few(placed)
             self.cancelled.set(target)
             self.pending -= 1
             if is_rolled:

@@ -21,7 +21,7 @@ from rmqstore.columns import constant_of
 from rmqstore.engine.state import messages_in
 from rmqstore.engine.timers.ticks import tick_and_due, ticks_and_dues
 from rmqstore.late import pa, pc
-from rmqstore.message import Message
+from rmqstore.message import Message, PoppedMessage
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages, properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece
 from rmqstore_wheel.formats.commit_log import Form
@@ -36,8 +36,6 @@ from rmqstore_wheel.timers.table import CANCEL, COPY, TIMER
 SEQ: Final = "RMQS_SEQ"
 RECALL_TAG: Final = "_RECALL_TAG_"
 _RECALL_BODY: Final = b"0"
-BY_ROW: Final = 48
-"""So few messages are encoded one by one."""
 
 _FORM: Final = Form(WHEEL_TOPIC.encode())
 _hash_of: Final = functools.lru_cache(4096)(java_hash)
@@ -64,8 +62,6 @@ class EncodedTimers(msgspec.Struct):
 
 def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> EncodedTimers:
     """Return a batch as timers that are put at ``now_ms``."""
-    if not batch.has_columns and len(batch) <= BY_ROW:
-        return _encode_rows([each for each in batch.messages if isinstance(each, Message)], now_ms, precision_ms)
     columns = batch.columns
     delivers = deliver_times(batch)
     ticks, dues = ticks_and_dues(delivers, now_ms, precision_ms)
@@ -142,7 +138,7 @@ class EncodedTimer(msgspec.Struct, frozen=True, gc=False):
     text_at: int
 
 
-def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset: int = 0) -> EncodedTimer:
+def encode_timer(message: Message | PoppedMessage, now_ms: int, precision_ms: int, queue_offset: int = 0) -> EncodedTimer:
     """Return one message as a timer that is put at ``now_ms``."""
     deliver = message.deliver_at_ms
     tick, due = tick_and_due(-1 if deliver is None else deliver, now_ms, precision_ms)
@@ -155,14 +151,6 @@ def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset:
     record = sums.sealed(record, len(record) - len(text))
     keys = [index_file.key_hash(index_file.index_key(message.topic, key)) for key in message.keys] if message.keys else []
     return EncodedTimer(record, tick, due, _hash_of(message.topic), keys, len(record) - len(text) - 2)
-
-
-def _encode_rows(rows: Sequence[Message], now_ms: int, precision_ms: int) -> EncodedTimers:
-    found = [encode_timer(message, now_ms, precision_ms) for message in rows]
-    ticks, dues, hashes = (np.array(column, np.int64) for column in zip(*((each.tick, each.due, each.hash) for each in found), strict=True))
-    key_hashes = np.array([each for timer in found for each in timer.key_hashes], np.int64)
-    key_rows = np.repeat(np.arange(len(found)), [len(each.key_hashes) for each in found])
-    return EncodedTimers(log_columns.joined([each.record for each in found]), ticks, dues, hashes, key_hashes, key_rows)
 
 
 # ---------------------------------------------------------------- cancels

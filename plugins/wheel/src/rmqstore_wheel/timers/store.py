@@ -50,17 +50,17 @@ from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, reached
 from rmqstore.errors import IllegalArgumentError, LostCallsError, StoreFullError
 from rmqstore.late import pa
-from rmqstore.message import Message, check_marks
+from rmqstore.message import check_marks
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log.call import LogBatch, Messages, One
+from rmqstore_wheel.log.call import FEW, Few, LogBatch, Messages
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers.answers import Ending, PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
-from rmqstore_wheel.timers.records import BY_ROW, deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
+from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 from rmqstore_wheel.timers.table import TIMER, Due, joined
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class WheelTimers(TimerSide):
         if marks != ():
             check_marks(marks)
         count = len(batch)
-        if count > BY_ROW:
+        if count > FEW:
             batch.columns  # noqa: B018 - without the lock: it takes long, and the first time it imports pandas, where that is installed
         with self._lock, self._call:
             if marks and (answer := find_mark(self._ledger, TIMER_SIDE, marks)) is not None:
@@ -175,14 +175,18 @@ class WheelTimers(TimerSide):
         put_marks(self._ledger, changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, receipts.first_seq, ()), now_ms)
         return Ticket(self._shared.write(changes).position)
 
-    def _timers_of(self, batch: MessageBatch, count: int, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
-        """Return what a put of ``count`` messages appends, and the ticks of its timers, ms; of one message it goes without arrays."""
+    def _timers_of(self, batch: MessageBatch, count: int, first_seq: int, now_ms: int) -> tuple[Messages | Few, list[int]]:
+        """Return what a put of ``count`` messages appends, and the ticks of its timers, ms; of a few it goes without arrays."""
         index, epoch = self._index, self._shared.epoch
-        alone = batch.messages[0] if count == 1 and not batch.has_columns else None
-        if isinstance(alone, Message):
-            one = encode_timer(alone, now_ms, index.precision_ms, first_seq - 1)
-            put = partial(index.put_one, one, first_seq, epoch, now_ms)
-            return One(WHEEL_TOPIC, 0, first_seq - 1, one.record, now_ms, 0, put, one.text_at), [one.tick]
+        if count <= FEW:
+            few, records, ticks = [], [], []
+            for offset, message in enumerate(batch.messages, first_seq - 1):
+                one = encode_timer(message, now_ms, index.precision_ms, offset)
+                few.append(one)
+                records.append(one.record)
+                ticks.append(one.tick)
+            put = partial(index.put_few, few, first_seq, epoch, now_ms)
+            return Few(WHEEL_TOPIC, 0, first_seq - 1, records, now_ms, [0] * count, put, few[-1].text_at), ticks
         found = encode_timers(batch, now_ms, index.precision_ms)
         puts = partial(index.put_many, found, np.arange(first_seq, first_seq + len(found.ticks)), epoch, now_ms)
         return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, 0, puts), found.ticks.tolist()
@@ -269,7 +273,7 @@ class WheelTimers(TimerSide):
         return rows[is_it], found[is_it]
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        message: Messages | One | None
+        message: Messages | Few | None
         store_ms = max(now_ms, 0)
         if len(places) == 1:
             outcome, ended = self._answers.cancel_one(places[0], self._sealed)
@@ -285,11 +289,11 @@ class WheelTimers(TimerSide):
             self._congestion.note(ticks, -1)
         return outcomes, Ticket(position)
 
-    def _cancel_of(self, tick: int, seq: int, store_ms: int) -> One:
+    def _cancel_of(self, tick: int, seq: int, store_ms: int) -> Few:
         index, free_seq = self._index, self._first_free_seq()
         record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, free_seq - 1)
         put = partial(index.put_cancel, free_seq, seq, tick, self._shared.epoch)
-        return One(WHEEL_TOPIC, 0, free_seq - 1, record, store_ms, 0, put)
+        return Few(WHEEL_TOPIC, 0, free_seq - 1, [record], store_ms, [0], put)
 
     def _cancels_of(self, ending: Ending, store_ms: int) -> Messages:
         """Return what a cancel of pending timers appends, one at least."""

@@ -15,7 +15,7 @@ vouches for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,7 @@ from rmqstore_wheel.files.units import Numbers, RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Flags, Ints, Rows, put_rows
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring
+from rmqstore_wheel.timers.records import EncodedTimer
 from rmqstore_wheel.timers.slot_chains import walk
 
 ROLL_WINDOW_SLOTS: Final = 172_800
@@ -49,6 +50,7 @@ _SPREAD: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 _SPREAD_SHIFT: Final = 33
 _NO_ROWS: Final = np.zeros(0, np.int64)
+_NO_ROW: Final[tuple[int, ...]] = ()
 
 
 class SlotUnits(msgspec.Struct, gc=False):
@@ -80,17 +82,22 @@ class Placement(msgspec.Struct, gc=False):
     units: SlotUnits | None
 
 
-class PlacementOfOne(msgspec.Struct, gc=False):
-    """As :class:`Placement`, of one timer: its unit, the slot that it goes to, and what becomes of it; ``timers`` is 0 for a cancel."""
+class SmallPlacement(msgspec.Struct, gc=False):
+    """As :class:`Placement`, of a few timers.
 
-    rolled: bool
-    aside: bool
-    data: bytes = b""
-    slot: int = 0
-    first: int = 0
-    position: int = 0
-    mark: int = 0
-    timers: int = 1
+    Attributes:
+        elsewhere: rows of those that are not in their own slots.
+        aside: rows of those among them that found no place at all.
+        units: the bytes of their units.
+        slots: for each slot its first unit, the first of these units, the last, how many timers there are more, and marks.
+        first_roll: the first slot into which one rolled.
+    """
+
+    elsewhere: tuple[int, ...]
+    aside: tuple[int, ...]
+    units: bytes
+    slots: dict[int, tuple[int, int, int, int, int]]
+    first_roll: int | None = None
 
 
 class WheelIndex:
@@ -166,14 +173,27 @@ class WheelIndex:
         units = self._write(seqs[rows], slots[rows], marks[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
         return Placement(rolled, np.flatnonzero(aside), units)
 
-    def reserve_cancel(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int) -> PlacementOfOne | None:
+    def reserve_cancel(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int) -> SmallPlacement | None:
         """As :meth:`reserve_cancels`, of one; None when its slot holds no timer."""
-        slot, now = self.slot_of(tick), write_ms // self.ring.precision_ms
+        slot, precision = self.slot_of(tick), self.ring.precision_ms
+        now = write_ms // precision
         held_slot, first, last, timers, _ = self.slots[slot % self._length].item()
         if timers <= 0 or held_slot != slot or abs(slot - now) > self.ring.slots:
             return None
-        position, data = self._write_one(seq, slot, now, last, log_offset, size, 0, timer_log.DEFAULT | timer_log.DELETE)
-        return PlacementOfOne(False, False, data, slot, first, position, timers=0)
+        unit = timer_log.encode_one(
+            timer_log.UNIT_BYTES,
+            last,
+            timer_log.DEFAULT | timer_log.DELETE,
+            now * precision,
+            (slot - now) * precision,
+            log_offset,
+            size,
+            0,
+            seq,
+        )
+        self.units.write_ahead(unit)
+        position = self.units.position(self.units.count)
+        return SmallPlacement(_NO_ROW, _NO_ROW, unit, {slot: (first, position, position, 0, 0)})
 
     def reserve_cancels(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints) -> Placement:
         """Write the cancels of timers that are in their own slots behind them, for a broker; they count for nothing here."""
@@ -185,50 +205,69 @@ class WheelIndex:
         units = self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
         return Placement(np.zeros(len(seqs), np.bool_), _NO_ROWS, units)
 
-    def reserve_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacementOfOne:
-        precision = self.ring.precision_ms
-        now = write_ms // precision
-        slot = -(-tick // precision) - 1
-        ahead = slot - now
-        rolled = ahead >= self.window
-        if rolled:
-            half = self.window // 2
-            slot = now + half + ((seq * _SPREAD & _MASK) >> _SPREAD_SHIFT) % (self.window - half)
-        place = slot % self._length
-        held_slot, first, last, timers, magic = self.slots[place].item()
-        live = timers > 0 and held_slot == slot
-        if ahead < -self.ring.slots or (timers > 0 and (not live or (rolled and magic & ROLLED))):
-            return PlacementOfOne(rolled, True)
-        flags = timer_log.DEFAULT | timer_log.ROLL if rolled else timer_log.DEFAULT
-        previous = last if live else timer_log.NO_POSITION
-        position, data = self._write_one(seq, slot, now, previous, log_offset, size, topic_hash, flags)
-        mark = ROLLS if rolled else FRAYED if tick % precision else 0
-        return PlacementOfOne(rolled, False, data, slot, first if live else position, position, mark)
+    def reserve_few(
+        self, seq: int, timers: Sequence[EncodedTimer], write_ms: int, log_offsets: Sequence[int], sizes: Sequence[int]
+    ) -> SmallPlacement:  # fmt: skip
+        """As :meth:`reserve`, of a few timers by seqs from ``seq`` on."""
+        precision, window, lap = self.ring.precision_ms, self.window, self.ring.slots
+        units, slots, length = self.units, self.slots, self._length
+        now, number = write_ms // precision, units.count
+        placed = SmallPlacement(_NO_ROW, _NO_ROW, b"", {})
+        known, data = placed.slots, []
+        for row, timer in enumerate(timers):
+            tick = timer.tick
+            slot = -(-tick // precision) - 1
+            ahead = slot - now
+            rolled = ahead >= window
+            if rolled:
+                half = window // 2
+                slot = now + half + (((seq + row) * _SPREAD & _MASK) >> _SPREAD_SHIFT) % (window - half)
+            held_slot, first, last, count, magic = slots[slot % length].item()
+            is_live = count > 0 and held_slot == slot
+            is_aside = ahead < -lap or (count > 0 and (not is_live or (rolled and magic & ROLLED)))
+            if rolled or is_aside:
+                placed.elsewhere = (*placed.elsewhere, row)
+            if is_aside:
+                placed.aside = (*placed.aside, row)
+                continue
+            position = number // units.per_file * units.chain.file_bytes + number % units.per_file * timer_log.UNIT_BYTES
+            number += 1
+            flags, mark = (timer_log.DEFAULT | timer_log.ROLL, ROLLS) if rolled else (timer_log.DEFAULT, FRAYED if tick % precision else 0)
+            if slot not in known:
+                previous = last if is_live else timer_log.NO_POSITION
+                known[slot] = (first if is_live else position, position, position, 1, mark)
+            else:
+                first, begin, previous, count, marks = known[slot]
+                known[slot] = (first, begin, position, count + 1, marks | mark)
+            if rolled and (placed.first_roll is None or slot < placed.first_roll):
+                placed.first_roll = slot
+            delay_ms = (slot - now) * precision
+            data.append(
+                timer_log.encode_one(
+                    timer_log.UNIT_BYTES, previous, flags, now * precision, delay_ms, log_offsets[row], sizes[row], timer.hash, seq + row
+                )
+            )
+        if data:
+            placed.units = b"".join(data)
+            units.write_ahead(placed.units)
+        return placed
 
-    def _write_one(
-        self, seq: int, slot: int, now: int, previous: int, log_offset: int, size: int, topic_hash: int, flags: int
-    ) -> tuple[int, bytes]:
-        """Write one unit ahead of the last one; returns its position and the unit."""
-        units, precision = self.units, self.ring.precision_ms
-        position = units.count // units.per_file * units.chain.file_bytes + units.count % units.per_file * timer_log.UNIT_BYTES
-        delayed_ms = (slot - now) * precision
-        data = timer_log.encode_one(timer_log.UNIT_BYTES, previous, flags, now * precision, delayed_ms, log_offset, size, topic_hash, seq)
-        units.write_ahead(data)
-        return position, data
-
-    def publish_one(self, placed: PlacementOfOne) -> None:
-        if placed.aside:
+    def publish_few(self, placed: SmallPlacement) -> None:
+        if not placed.units:
             return
-        slot, place = placed.slot, placed.slot % self._length
-        self.units.advance(placed.data)
-        # It may have been emptied since: then its marks count for nothing, and its chain begins anew.
-        held_slot, _, _, timers, magic = self.slots[place].item()
-        first, count, marks = (placed.first, timers, magic) if held_slot == slot and timers > 0 else (placed.position, 0, 0)
-        self.slots[place] = (slot, first, placed.position, count + placed.timers, marks | placed.mark)
-        self._pages[place // PAGE_SLOTS] = True
-        self._last = max(self._last, slot)
-        if placed.rolled:
-            self.first_roll = slot if self.first_roll is None else min(self.first_roll, slot)
+        self.units.advance(placed.units)
+        for slot, (first, begin, last, count, marks) in placed.slots.items():
+            place = slot % self._length
+            # It may have been emptied since: then its marks count for nothing, and its chain begins anew.
+            held_slot, _, _, before, magic = self.slots[place].item()
+            if held_slot == slot and before > 0:
+                self.slots[place] = (slot, first, last, before + count, magic | marks)
+            else:
+                self.slots[place] = (slot, begin, last, count, marks)
+            self._pages[place // PAGE_SLOTS] = True
+            self._last = max(self._last, slot)
+        if placed.first_roll is not None:
+            self.first_roll = placed.first_roll if self.first_roll is None else min(self.first_roll, placed.first_roll)
 
     def publish(self, placed: Placement) -> None:
         """Count in what was written."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rmqstore.errors import ClockStepError, LostCallsError, RmqstoreError, StoreClosedError, StorePoisonedError
+from rmqstore.errors import IllegalArgumentError, LostCallsError, RmqstoreError, StoreClosedError, StorePoisonedError
 from rmqstore.store.waits import Signal
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Duties:
 class Ticker:
     """Runs a tick whenever something is due, at the latest 0.1 × precision later; wakes at once when the clock is set by hand.
 
-    A failing tick is logged and tried again, whatever error it raised, since a full disk may have room later; only a poisoned or closed
-    store ends the thread, and every call of the store then says why.
+    A failing tick is logged, once for each error, and tried again, whatever it raised, since a full disk may have room later; only a
+    poisoned or closed store ends the thread, and every call of the store then says why.
     """
 
     def __init__(self, duties: Duties, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
@@ -116,12 +116,11 @@ class Ticker:
                 if not self._stopping:
                     _log.error("the ticker of the store ends: %s", error)
                 return
-            except ClockStepError as error:
-                _log.warning("%s", error)
-                self.failure, pause_s = error, _AFTER_ERROR_S
             except RmqstoreError as error:
-                _log.warning("a tick failed and is tried again: %s", error)
-                self.failure, pause_s = error, _AFTER_ERROR_S
+                if str(error) != str(self.failure):
+                    _log.warning("a tick failed and is tried again: %s", error)
+                # A schedule that stands still keeps no timer waiting.
+                self.failure, pause_s = error, self._poll_s if isinstance(error, IllegalArgumentError) else _AFTER_ERROR_S
             except Exception as error:
                 # A fault of an engine or a plug-in; without hand-over and revive a store would stand still, and nothing would tell.
                 _log.exception("a tick failed with an error that nobody expected, and is tried again")

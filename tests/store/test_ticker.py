@@ -14,7 +14,7 @@ import pytest
 
 import rmqstore
 from rmqstore import ClockStepError, ManualClock, Message, RmqstoreError, StoreFullError, StorePoisonedError
-from rmqstore.errors import CorruptStoreError, LostCallsError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError, LostCallsError
 from rmqstore.store.tick import TickReport
 from rmqstore.store.ticker import Duties, Ticker
 from rmqstore.store.waits import Signal
@@ -77,6 +77,36 @@ def test_what_was_sent_gets_to_the_disk_while_every_tick_fails() -> None:
     came = duties.second.wait(30)
     ticker.stop()
     assert came
+
+
+class Pauses(Signal):
+    """Notes the pauses of a ticker instead of waiting, and ends it behind some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticker: Ticker | None = None
+        self.lasted_s: list[float] = []
+
+    def wait_beyond(self, seen: int, timeout_s: float) -> None:
+        self.lasted_s.append(timeout_s)
+        if self.ticker is not None and len(self.lasted_s) >= 5:
+            self.ticker._stopping = True
+
+
+class StandsStill(Failing):
+    def tick(self) -> TickReport:
+        raise IllegalArgumentError("schedule 'nightly' stands still: zone 'Mars' is no time zone that this machine knows")
+
+
+def test_a_schedule_that_stands_still_keeps_no_timer_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    """T2: as long as its zone is missing each tick ends with an error; all else was done, and the next one is not later for it."""
+    wake = Pauses()
+    wake.ticker = Ticker(StandsStill(wake), wake, 1000, None)
+    with caplog.at_level(logging.WARNING, "rmqstore"):
+        wake.ticker._run()
+    assert wake.lasted_s == [0.1] * 5
+    assert "Mars" in str(wake.ticker.failure), "health tells it"
+    assert len(caplog.records) == 1
 
 
 def test_an_exit_without_a_close_ends_the_thread_first(tmp_path: Path) -> None:

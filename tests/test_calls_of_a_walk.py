@@ -33,9 +33,9 @@ class Walk(NamedTuple):
 # What Python 3.11 counted on 2026-11-29, and up to 5 percent. Who makes a call shorter lowers its limit; nobody raises one.
 # The targets, wheel / rocksdb: send 90 / 60, tick 350 / 200, pop 110 / 80, ack 75 / 50.
 LIMITS = {
-    "wheel": Walk(send=75, tick=333, pop=104, ack=65),  # counted: 75, 333, 102, 65
-    "rocksdb": Walk(send=56, tick=207, pop=73, ack=45),  # counted: 54, 206, 72, 45
-    "lmdb": Walk(send=62, tick=227, pop=78, ack=51),  # counted: 59, 225, 77, 51
+    "wheel": Walk(send=74, tick=333, pop=104, ack=65),  # counted: 74, 333, 103, 65
+    "rocksdb": Walk(send=56, tick=207, pop=73, ack=45),  # counted: 55, 206, 72, 45
+    "lmdb": Walk(send=62, tick=227, pop=78, ack=51),  # counted: 60, 225, 77, 51
 }
 
 

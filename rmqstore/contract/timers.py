@@ -209,6 +209,10 @@ class TimerReceipts(msgspec.Struct, frozen=True):
         """Return the handle of row ``row``; made when asked for, since most are never used."""
         return TimerHandle(self.store_tag, self.epoch, self.first_seq + row, int(self.ticks[row]))
 
+    def of_row(self, row: int) -> TimerReceipts:
+        """Return the answer to row ``row`` alone."""
+        return TimerReceipts(self.status, self.store_tag, self.epoch, self.first_seq + row, self.ticks[row : row + 1])
+
 
 class DueBatch(msgspec.Struct, frozen=True):
     """What ``due`` read: messages in (tick, seq) order, and the cursor that covers exactly them and all before them.

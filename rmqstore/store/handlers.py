@@ -46,6 +46,23 @@ def refuse_within(store: Reader) -> None:
                 )
 
 
+def stack_of_caller() -> tuple[int, bool]:
+    """Return how deep the stack of this thread is, and whether it is free of calls around the one that asks.
+
+    A worker's handler is in no call: its worker waits for it, and holds nothing.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    depth, is_own, is_free = 0, True, True
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        is_own = is_own and module.startswith(_OF_A_CALL)
+        if not is_own and module.startswith("rmqstore.") and not module.startswith("rmqstore.services."):
+            is_free = False
+        frame = frame.f_back
+        depth += 1
+    return depth, is_free
+
+
 def is_closed_around(closing: Reader, owned: Reader | None) -> bool:
     """Say whether the thread that closes a store is closing it already, which that close goes on with.
 

@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rmqstore.batch import MessageBatch, topics_in
-from rmqstore.contract import TimerReceipts, WriteStatus
+from rmqstore.contract import PopTxnResult, TimerReceipts, WriteStatus
 from rmqstore.errors import FlowControlError, IllegalArgumentError
-from rmqstore.message import Message
+from rmqstore.message import MAX_TIME_MS, Message
 from rmqstore.store.sending import CallName, Completer
+from rmqstore.store.shared_writes import SharedWrites
 from rmqstore.store.waits import ROOM, Patience, TopicWait
 from rmqstore.when import timedelta_ms
 
@@ -35,6 +36,11 @@ class Placing:
         self._pops = store.engine.pops
         self._held = store._held
         self._waits = store._waits
+        config = store.engine.config
+        # Timers so far ahead may go together: no draw of flow control is about one of them, and none is refused for its time.
+        self._together_ms = 0 if config.congestion_limit else config.max_delay_ms or MAX_TIME_MS
+        self._later = SharedWrites[TimerReceipts](store, self._timers)
+        self._now = SharedWrites[PopTxnResult](store, self._pops)
 
     def put(
         self,
@@ -57,6 +63,14 @@ class Placing:
         group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
         batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
         is_later = latest_ms is not None and latest_ms > now_ms
+        if marks == () and not groups and self._store._sync_calls and isinstance(given, Message):
+            if not is_later:
+                self._now.put(self._pops.append, batch, now_ms)
+                self._waits.arrived(topics_in(batch))
+                return batch, None, False
+            if latest_ms is not None and latest_ms <= now_ms + self._together_ms:
+                receipts, row = self._later.put(self._timers.put, batch, now_ms)
+                return batch, receipts if len(receipts.ticks) == 1 else receipts.of_row(row), False
         is_named = isinstance(marks, CallName)
         if marks and latest_ms is not None and not is_later:
             is_later = True

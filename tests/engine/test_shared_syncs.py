@@ -20,7 +20,10 @@ from tests.pairs import DURABLE_PAIRS
 @pytest.mark.clause("X3")
 @pytest.mark.parametrize("pair", [pair for pair in DURABLE_PAIRS if pair.timers == pair.pops], ids=str)
 def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
-    """X3, §5.1: sixteen threads of single sends need far fewer disk syncs than sends; each is durable when it returns."""
+    """X3, §5.1: sixteen threads of single sends need far fewer disk syncs than sends; each is durable when it returns.
+
+    They carry marks, so each is a call of the engine by itself.
+    """
     with stores_of(pair) as stores:
         store = stores.open()
         store.send(message("first"))
@@ -45,7 +48,7 @@ def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
                     hold.wait(0.001)
                 hold.set()
                 return
-            store.send(message(number))
+            store.send(message(number), marks=[b"%d" % number])
 
         with patch.object(kv, "_sync_to_disk", counted):
             together(work, 17)

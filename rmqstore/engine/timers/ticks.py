@@ -21,7 +21,7 @@ from rmqstore.late import np
 
 MINUTE_MS: Final = 60_000
 
-_FEW: Final = 32
+_FEW: Final = 64
 """So few rows are placed one by one, which takes less than the first array."""
 
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

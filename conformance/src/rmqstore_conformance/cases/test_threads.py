@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from rmqstore import AckOutcome, Message, PoppedMessage, SendReceipt, Store, SystemClock
-from rmqstore.contract import ChangeOutcome, ChangeResult, Lag, Receipt, ReleaseOutcome, Side, Ticket
-from rmqstore.errors import StoreClosedError
+from rmqstore.contract import CancelOutcome, ChangeOutcome, ChangeResult, Lag, Receipt, ReleaseOutcome, Side, Ticket
+from rmqstore.errors import DelayTooLongError, StoreClosedError
 from rmqstore_conformance.cases.scenes import THREADS, together
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.histories import Event, History, event, restless
@@ -22,6 +22,9 @@ from rmqstore_conformance.targets import Target
 
 (T,) = topics(__name__, 1)
 (G,) = groups(__name__, 1)
+
+_FAR_MS = 3_600_000
+_EACH_SENDS = 16
 
 
 @pytest.mark.clause("T2")
@@ -33,6 +36,31 @@ def test_x3_the_background_thread_follows_a_manual_clock(stores: Stores) -> None
     got = store.pop(T, G, wait_ms=60_000)
     assert [label(m) for m in got] == ["m1"]
     assert not isinstance(stores.clock, SystemClock)
+
+
+@pytest.mark.clause("X3")
+def test_x3_sends_of_many_threads_are_answered_one_by_one(stores: Stores) -> None:
+    """X3: whatever goes to the disk together, each send has the handle of its own message, and one that is refused is refused alone."""
+    store = stores.open(max_delay_ms=_FAR_MS)
+    sent: list[tuple[str, SendReceipt]] = []
+
+    def work(number: int) -> None:
+        for step in range(_EACH_SENDS):
+            name = f"{number}-{step}"
+            if step % 4 == 3:
+                with pytest.raises(DelayTooLongError):
+                    store.send(message(name), delay_ms=_FAR_MS + 60_000)
+            else:
+                sent.append((name, store.send(message(name), delay_ms=_FAR_MS - number * 1000)))
+
+    together(work)
+    assert len({receipt.message_id for _, receipt in sent}) == len(sent) == store.pending().total == THREADS * _EACH_SENDS * 3 // 4
+    kept = dict(sent[::2])
+    assert store.cancel([receipt for _, receipt in sent[1::2]]) == [CancelOutcome.CANCELLED] * (len(sent) // 2)
+    stores.clock.advance(_FAR_MS + 60_000)
+    store.tick()
+    got = store.pop(T, G, max_messages=len(sent))
+    assert {label(each): each.message_id for each in got} == {f"m{name}": receipt.message_id for name, receipt in kept.items()}
 
 
 # ---------------------------------------------------------------- beside a close

@@ -216,7 +216,10 @@ class ClockStepError(RmqstoreError, RuntimeError):
 
 
 class StoreUnavailableError(RmqstoreError, ConnectionError):
-    """The process that serves the store cannot be reached, or went away; the message says whether the call may have been done."""
+    """The process that serves the store cannot be reached, or went away, or the thread that stored a send with its own was ended.
+
+    The message says whether the call may have been done.
+    """
 
 
 class AccessDeniedError(RmqstoreError, PermissionError):

@@ -181,6 +181,7 @@ class Store(Reader):
             DelayTooLongError: the deliver time is beyond ``max_delay_ms``.
             FlowControlError: the tick is congested, or sends are paused, and stay so for ``timeout``.
             IllegalArgumentError: a mark is that of a call with more messages, which are timers.
+            StoreUnavailableError: another thread that was to store it was ended in the middle; it may be stored (F4).
         """
         self._check_open()
         if marks != ():

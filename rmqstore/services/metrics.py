@@ -161,16 +161,25 @@ class Observation:
             raise
         finally:
             if not errors_only or outcome != "success":
-                histogram.record((time.perf_counter() - begun_s) * 1000, {**self.labels, **labels, "response_code": outcome})
+                took = histogram, (time.perf_counter() - begun_s) * 1000, {**self.labels, **labels, "response_code": outcome}
+                if getattr(self._inside, "call", False):
+                    self._inside.later.append(took)
+                else:
+                    _record(took)
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
-        """Do not count the calls of this thread: they are part of another one, or of the observation itself."""
-        self._inside.call = True
+        """Do not count the calls of this thread: they are part of another one, or of the observation itself.
+
+        What is measured meanwhile is recorded at the end, since others may wait for this thread within, and a meter takes locks of its own.
+        """
+        self._inside.call, self._inside.later = True, []
         try:
             yield
         finally:
             self._inside.call = False
+            for each in self._inside.later:
+                _record(each)
 
     def _timed(
         self, code: str, method: Callable[..., Any], then: Callable[..., None] | None = None, *, errors_only: bool = False
@@ -311,6 +320,11 @@ class _Instruments:
         ready = "1 when the store takes calls and hands over in time, else 0."
         gauge("rmqstore_ready", "", ready, lambda health, _: [(int(health is not None and health.is_ready), {})])
         gauge("rocketmq_storage_size", "bytes", "Room that the directory takes.", lambda _, size: [] if size is None else [(size, {})])
+
+
+def _record(took: tuple[metrics.Histogram, float, Mapping[str, str]]) -> None:
+    histogram, took_ms, labels = took
+    histogram.record(took_ms, labels)
 
 
 def _store_points(read: Callable[[Health], int], health: Health | None, _: int | None) -> Iterator[tuple[int, Mapping[str, str]]]:

@@ -21,6 +21,8 @@ _OF_STORE: Final = f"{__package__}."
 _OF_A_CALL: Final = (_OF_STORE, "rmqstore.services.metrics")
 """Whose frames a call has before it asks; the metrics wrap calls."""
 
+_OF_A_WORKER: Final = ("rmqstore.services.consuming", "rmqstore.services.worker")
+
 
 def refuse_within(store: Reader) -> None:
     """Refuse a call of a store in the middle of another one of its thread, but for a pop or a send that waits for messages or for room.
@@ -56,7 +58,7 @@ def stack_of_caller() -> tuple[int, bool]:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         is_own = is_own and module.startswith(_OF_A_CALL)
-        if not is_own and module.startswith("rmqstore.") and not module.startswith("rmqstore.services."):
+        if not is_own and module.startswith("rmqstore.") and not module.startswith(_OF_A_WORKER):
             is_free = False
         frame = frame.f_back
         depth += 1

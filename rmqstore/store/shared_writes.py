@@ -21,8 +21,8 @@ Who comes meanwhile joins the next group.
 
 **Why nobody waits for ever.** A send waits for others only in a group, and a thread joins one only when it is in no other call of a store:
 a finalizer, a signal handler or a callback that sends within one holds what its thread holds, an engine's lock perhaps, and goes alone.
-What a group waits for is a send that is past its own wait: it needs the engine and the disk, and no lock of this module. All locks are
-taken by ``with``, so whoever is thrown out lets go of them.
+What a group waits for is a send that is past its own wait: it needs the engine and the disk, and no lock of this module or of a program
+(what a meter records waits for the end of the call). All locks are taken by ``with``, so whoever is thrown out lets go of them.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ class SharedWrites(Generic[_T]):
 
     def _to_join(self, batch: MessageBatch) -> Message | PoppedMessage | None:
         """Return the message as another thread may put it; None when it has to go alone."""
-        is_led = bool(self._joining.sendings)
-        return _plain(batch.messages[0]) if (is_led or get_ident() != self._main) and _may_wait() else None
+        if get_ident() == self._main and all(each.is_gone for each in list(self._joining.sendings)):
+            return None
+        return _plain(batch.messages[0]) if _may_wait() else None
 
     def _put_with_others(self, call: _Put[_T], sending: _Sending, now_ms: int) -> tuple[_T, int] | None:
         """Join a group; returns as :meth:`put`, None where each is to go alone."""
@@ -197,4 +198,4 @@ def _plain(message: Message | PoppedMessage) -> Message | PoppedMessage | None:
     copy = dict(properties)
     if {*map(type, chain(texts, message.keys, copy, copy.values()))} != {str}:
         return None
-    return structs.replace(message, properties=copy) if copy else message
+    return structs.replace(message, properties=copy)  # also of an empty one, which its sender may fill meanwhile

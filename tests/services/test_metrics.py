@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
@@ -19,6 +22,7 @@ from rmqstore.contract import Ticket
 from rmqstore.server.serving import ServerThread
 from rmqstore.services import metrics
 from rmqstore.services.metrics import observe
+from rmqstore.store.shared_writes import SharedWrites
 from tests.server.served import Served
 
 export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="the extra metrics is not installed")
@@ -205,6 +209,27 @@ def test_syncs_and_bytes(tmp_path: Path, told: Told) -> None:
         store.send(Message("t", b"x"))
         assert told.values("rmqstore_sync_latency", "response_code") == {"success": 1}
         assert told.value("rocketmq_storage_size") > 0
+
+
+@pytest.mark.parametrize("histogram", ["sync", "latency"])
+def test_nobody_waits_for_a_thread_in_a_meter(store: Store, told: Told, monkeypatch: pytest.MonkeyPatch, histogram: str) -> None:
+    """A meter takes locks of its own, which a thread that waits for the same disk sync may hold; and a finalizer in it may send."""
+    stacks: list[list[Any]] = []
+    shared = store._placing._later
+
+    class Meter:
+        def record(self, *_: object) -> None:
+            stacks.append([frame.f_code for frame, _ in traceback.walk_stack(None)])
+            if len(stacks) == 1:
+                shared._last = shared._one_before = under_way = threading.Lock()
+                with under_way:
+                    store.send(Message("t", b"x"), delay=MINUTE)
+
+    with observe(store, told.provider) as seen, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(seen._instruments, histogram, Meter())
+        pool.submit(store.send, Message("t", b"x"), delay=MINUTE).result(20)
+    assert len(stacks) == 2
+    assert not any(SharedWrites.put.__code__ in stack for stack in stacks)
 
 
 def test_calls_of_clients_are_counted(store: Store, told: Told, tmp_path: Path) -> None:

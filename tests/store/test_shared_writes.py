@@ -151,9 +151,10 @@ def test_what_is_not_plain_or_is_large_goes_alone(store: Store, change: dict[str
     assert sizes == [1]
 
 
-def test_properties_are_those_of_the_call(store: Store) -> None:
+@pytest.mark.parametrize("properties", [{"a": "1"}, {}], ids=str)
+def test_properties_are_those_of_the_call(store: Store, properties: dict[str, str]) -> None:
     """Whatever their sender does with them while the message waits for its turn."""
-    properties = {"a": "1"}
+    before = properties.get("a")
     sent = structs.replace(message(1), properties=properties)
     with meeting(store, lambda: store.send(sent, delay_ms=LATER_MS)) as futures:
         properties["a"] = "2"
@@ -161,7 +162,7 @@ def test_properties_are_those_of_the_call(store: Store) -> None:
     assert timer is not None
     found = store.engine.timers.get(timer)
     assert found is not None
-    assert found.message.properties["a"] == "1"
+    assert found.message.properties.get("a") == before
 
 
 def test_too_far_ahead_goes_alone(store: Store) -> None:
@@ -215,6 +216,15 @@ def test_the_main_thread_in_a_group(store: Store, is_led: bool) -> None:
         holding.result(20)
         other.exception(20)
     assert put_here == [(2, False) if is_led else (1, True)]
+
+
+def test_the_main_thread_joins_no_group_that_nobody_is_in(store: Store) -> None:
+    with patch.object(shared(store), "_lead", raise_once(KeyboardInterrupt())), meeting(store, lambda: later(store, 0)) as futures:
+        pass
+    assert isinstance(futures[0].exception(), KeyboardInterrupt)
+    with two_under_way(store):
+        assert later(store, 1).handle
+    assert len(shared(store)._joining.sendings) == 1
 
 
 class Held:

@@ -2,8 +2,8 @@
 
 A call costs Python as much for one message as for some, and threads that write one by one take turns in many places, each of which wakes
 up one thread more. While one send syncs, another may write: its sync is the next. Who comes then joins a group. Its first thread waits
-until those two are over, puts all messages of the group in one call and syncs; the others wait for this thread, and find their answers.
-Who comes meanwhile joins the next group.
+until the call before is over, puts all messages of the group in one call and syncs; the others wait for this thread, and find their
+answers. Who comes meanwhile joins the next group.
 
 **Why each is answered as if it had been alone:**
 
@@ -15,9 +15,8 @@ Who comes meanwhile joins the next group.
 3. Only what is plain through and through is given to another thread, and copied before, so no code of one sender runs in the call of
    another. A thread that is deep in its stack takes no others along.
 4. A signal handler raises in the main thread (F4), so that one puts nothing of others: it joins groups, and leaves one that it would have
-   to put. A thread into which another one throws an exception leaves
-   its group: one that was not begun goes on without its message. If it was putting the others' messages, or ran out of memory, nobody
-   knows whether they are stored, and their threads hear that.
+   to put. A thread into which another one throws an exception leaves its group: one that was not begun goes on without its message. If it
+   was putting the others' messages, or ran out of memory there, nobody knows whether they are stored, and their threads hear that.
 
 **Why nobody waits for ever.** A send waits for others only in a group, and a thread joins one only when it is in no other call of a store:
 a finalizer, a signal handler or a callback that sends within one holds what its thread holds, an engine's lock perhaps, and goes alone.

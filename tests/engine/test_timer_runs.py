@@ -15,11 +15,11 @@ from msgspec import structs
 
 from rmqstore import CorruptStoreError, Message, MessageBatch
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
-from rmqstore.engine import session
+from rmqstore.engine import runs, session
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.runs import DamagedRunError, decode_run
 from rmqstore.engine.schema import HOLE, SPACES, TIMERS, TRACES, after_prefix
-from rmqstore.engine.timers import tombstones
+from rmqstore.engine.timers import ticks, tombstones
 from rmqstore_conformance.stores import Pair, message as labelled, stores_of
 from rmqstore_memory.kv import MemoryKV
 
@@ -36,6 +36,28 @@ def test_a_run_of_any_bytes_is_a_run_or_damaged(rest: bytes, count: int, is_summ
         run = decode_run(value)
         assert run.records == [run.record(at) for at in range(len(run.sizes))]
         assert len(run.deltas) == len(run.sizes)
+
+
+NOW_MS = 1_800_000_000_123
+DELIVERS = st.one_of(st.just(-1), st.integers(NOW_MS - 3000, NOW_MS + 3000), st.integers(NOW_MS, NOW_MS + 10 * ticks.MINUTE_MS))
+
+
+@given(
+    rows=st.lists(st.tuples(DELIVERS, st.binary(min_size=1, max_size=40)), min_size=1, max_size=ticks._FEW),
+    run_bytes=st.sampled_from([30, runs.RUN_BYTES]),
+)
+def test_few_rows_get_the_places_that_many_get(rows: list[tuple[int, bytes]], run_bytes: int) -> None:
+    delivers, records = [deliver for deliver, _ in rows], [record for _, record in rows]
+    few, before, runs.RUN_BYTES = ticks._FEW, runs.RUN_BYTES, run_bytes  # type: ignore[misc]
+    try:
+        one_by_one = ticks.place(records, delivers, 7, NOW_MS, 100, 3)
+        ticks._FEW = 0  # type: ignore[misc]
+        by_column = ticks.place(records, delivers, 7, NOW_MS, 100, 3) if len(rows) > 1 else one_by_one
+    finally:
+        ticks._FEW, runs.RUN_BYTES = few, before  # type: ignore[misc]
+    assert one_by_one.ticks == by_column.ticks
+    assert sorted(one_by_one.entries) == sorted(by_column.entries)
+    assert one_by_one.by_minute == by_column.by_minute
 
 
 class TapedKV(MemoryKV):

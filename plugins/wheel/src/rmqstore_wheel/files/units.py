@@ -197,7 +197,7 @@ class UnitLog:
         first = at = self.count if number is None else number
         file, row = divmod(at, self.per_file)
         behind = first + len(data) // size
-        if row + behind - first < self.per_file:
+        if row + behind - first < self.per_file:  # most do not reach the end of a file
             self.chain.write_at(file * self.chain.file_bytes + row * size, data, blank)
             return
         view = memoryview(data).cast("B")
